@@ -1,0 +1,1 @@
+"""What both processes speak. Imports neither the orchestrator nor the worker."""

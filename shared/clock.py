@@ -1,0 +1,32 @@
+"""Time as a port, so that tests move it instead of sleeping."""
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks that are never mixed: the wall for records, the monotonic one for waiting and leases."""
+
+    def now_us(self) -> int:
+        """Return UTC wall time in whole microseconds since the epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds on a clock that never jumps; only differences mean anything."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1_000
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+
+def rfc3339(us: int) -> str:
+    """Return microseconds since the epoch as RFC 3339 text in UTC, as JSON payloads carry it."""
+    return datetime.fromtimestamp(us / 1_000_000, UTC).isoformat().replace("+00:00", "Z")

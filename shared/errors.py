@@ -1,0 +1,142 @@
+"""Every exception that Soong raises on purpose.
+
+::
+
+    SoongError
+    ├── UsageError                  the caller's words are wrong; the message says where and what to do (exit code 2)
+    │   ├── InvalidJsonError
+    │   ├── InvalidPlanError        a plan, with the place of each offence
+    │   ├── InvalidToolError        a tool definition at registration
+    │   ├── InvalidConfigError      a setting or a configuration file
+    │   └── NotFoundError           a session, task, step, run … of that id
+    ├── ConflictError               the rows say otherwise
+    │   ├── LeaseLostError          a stale fence or a worker incarnation declared dead
+    │   ├── NotOwnerError           a stale owner epoch
+    │   ├── AlreadyDecidedError     a second answer to one permission request
+    │   ├── InvalidTransitionError  a status change outside the table
+    │   └── AlreadyConsumedError    a second use of one decision
+    ├── ForgedError                 a signature, digest or proof does not hold: a security event
+    ├── UnavailableError            Redis, the database or the service cannot be reached; may be tried again
+    ├── SchemaVersionError          the database is newer or older than this program
+    └── ToolError                   raised inside a tool; the pipeline turns it into a ToolResult (shared.tools.result)
+
+A tool's failure is a value and never ends a run; cancellation is a signal and is never caught as an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class SoongError(Exception):
+    """Root of the tree. The message is one sentence for a person."""
+
+
+class UsageError(SoongError):
+    """The caller can mend it by saying something else."""
+
+
+class InvalidJsonError(UsageError, ValueError):
+    """Text that is not the strict JSON we read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """One thing wrong with a document: where, what, and what to do about it."""
+
+    place: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}; {self.remedy}"
+
+
+class InvalidPlanError(UsageError):
+    """A plan that cannot become a task. ``offences`` has at least one entry, in document order."""
+
+    def __init__(self, offences: Sequence[Offence]) -> None:
+        self.offences = tuple(offences)
+        super().__init__("\n".join(str(offence) for offence in self.offences))
+
+
+class InvalidToolError(UsageError):
+    """A tool definition refused at registration."""
+
+    def __init__(self, tool: str, problem: str) -> None:
+        self.tool = tool
+        self.problem = problem
+        super().__init__(f"tool {tool!r}: {problem}")
+
+
+class InvalidConfigError(UsageError):
+    """A setting or configuration file that cannot be used."""
+
+
+class NotFoundError(UsageError):
+    """No row of that id."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self.kind = kind
+        self.key = key
+        super().__init__(f"there is no {kind} {key!r}")
+
+
+class ConflictError(SoongError):
+    """The rows do not allow it (any more)."""
+
+
+class LeaseLostError(ConflictError):
+    """The writer no longer holds the lease under which it writes; it stops and drops its result."""
+
+    def __init__(self, run_id: str, fence: int) -> None:
+        self.run_id = run_id
+        self.fence = fence
+        super().__init__(f"run {run_id} is no longer held with fence {fence}")
+
+
+class NotOwnerError(ConflictError):
+    """The orchestrator does not own the session (any more)."""
+
+    def __init__(self, session_id: str, epoch: int) -> None:
+        self.session_id = session_id
+        self.epoch = epoch
+        super().__init__(f"session {session_id} is no longer owned with epoch {epoch}")
+
+
+class AlreadyDecidedError(ConflictError):
+    """The request has been answered, withdrawn or has expired; ``state`` says which."""
+
+    def __init__(self, request_id: str, state: str) -> None:
+        self.request_id = request_id
+        self.state = state
+        super().__init__(f"permission request {request_id} is already {state}")
+
+
+class AlreadyConsumedError(ConflictError):
+    """The decision has been used; a decision runs one call, once."""
+
+    def __init__(self, decision_id: str) -> None:
+        self.decision_id = decision_id
+        super().__init__(f"decision {decision_id} has been used")
+
+
+class InvalidTransitionError(ConflictError):
+    """A status change that the table does not have."""
+
+    def __init__(self, subject: str, status: str, event: str) -> None:
+        self.subject = subject
+        self.status = status
+        self.event = event
+        super().__init__(f"a {subject} that is {status!r} cannot take {event!r}")
+
+
+class ForgedError(SoongError):
+    """A signature, digest or proof does not hold."""
+
+
+class UnavailableError(SoongError):
+    """A part that lives elsewhere cannot be reached now; the same call may succeed later."""
+
+
+class SchemaVersionError(SoongError):
+    """The database's schema is not the one this program was written for."""

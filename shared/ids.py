@@ -1,0 +1,20 @@
+"""Identifiers: UUIDv7 text with a prefix that names the kind (RFC 9562, section 5.7).
+
+Ids sort by the time they were made, so rows that are born together lie together in an index.
+"""
+
+from typing import Literal
+
+import uuid_utils
+
+Kind = Literal["sess", "task", "run", "agent", "call", "req", "ans", "dec", "own", "wrk", "disp", "cmd", "resp", "key"]
+
+
+def new_id(kind: Kind) -> str:
+    """Return a fresh id such as ``run_0193…`` (prefix, underscore, 32 hexadecimal digits)."""
+    return f"{kind}_{uuid_utils.uuid7().hex}"
+
+
+def step_key(task_id: str, step_id: str) -> str:
+    """Return the global key of a step: the user's step id is unique in its task only."""
+    return f"{task_id}/{step_id}"

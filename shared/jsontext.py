@@ -1,0 +1,100 @@
+"""JSON at the borders: strict reading, plain writing, canonical digests.
+
+Strict means what the standard library does not: duplicate keys, NaN and Infinity, integers that a
+JavaScript reader would round, and documents nested or sized to hurt the reader are refused
+(RFC 8259; RFC 7493 I-JSON for the number range).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import rfc8785
+
+from shared.errors import InvalidJsonError
+
+Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+"""A JSON value as plain Python data. Treated as immutable once it has left its maker."""
+
+JsonObject: TypeAlias = Mapping[str, Json]
+
+MAX_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 200
+MAX_SAFE_INTEGER = 2**53
+
+
+def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Json:
+    """Read one JSON document or say exactly why it is not one.
+
+    Raises:
+        InvalidJsonError: not JSON, too large, too deep, a duplicate key, NaN/Infinity, or an integer beyond 2^53.
+    """
+    size = len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else len(text)
+    if size > max_bytes:
+        raise InvalidJsonError(f"the document has {size} bytes; at most {max_bytes} are read")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique, parse_int=_safe_int)
+    except RecursionError as error:
+        raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InvalidJsonError(str(error)) from error
+    if _deeper_than(value, max_depth):
+        raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels")
+    return cast(Json, value)
+
+
+def dump(value: object) -> str:
+    """Write compact JSON for storage and wire; refuses NaN and what JSON cannot say."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def canonical(value: Json) -> bytes:
+    """Return the RFC 8785 form: equal values, equal bytes.
+
+    Raises:
+        InvalidJsonError: the value has no canonical form (NaN, an integer beyond 2^53, a lone surrogate).
+    """
+    try:
+        return rfc8785.dumps(cast(Any, value))
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
+        raise InvalidJsonError(f"the value has no canonical form: {error}") from error
+
+
+def digest(value: Json) -> str:
+    """Return the lower-case hexadecimal SHA-256 of the canonical form."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def _refuse_constant(name: str) -> object:
+    raise InvalidJsonError(f"{name} is not a JSON number")
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise InvalidJsonError(f"the key {key!r} stands twice in one object")
+        result[key] = value
+    return result
+
+
+def _safe_int(text: str) -> int:
+    if len(text) > 17 or abs(int(text)) > MAX_SAFE_INTEGER:
+        raise InvalidJsonError(f"the integer {text[:40]} is beyond 2^53 and would be rounded by other readers")
+    return int(text)
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level: list[object] = [value]
+    for _ in range(limit + 1):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return False
+    return True
+
+
+def _children(item: object) -> Iterable[object]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()

@@ -1,0 +1,163 @@
+"""What a tool is, whatever its source (REG-01, REG-05).
+
+Owns the values that describe a tool and the context its handler is given. Leaves lookup to the registry, the order
+of a call to the pipeline and the OS boundary to :mod:`shared.sandbox`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from shared.identity import RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.tools.result import ToolResult
+
+
+class Permission(StrEnum):
+    """Outside effects and project changes only: writing core state (nodes, tasks, steps) is readonly."""
+
+    READONLY = "readonly"
+    WRITE = "write"
+
+
+class Risk(IntEnum):
+    """How bad a wrong yes would be. Ordered: a classifier or a trait may raise it, nothing lowers it (PER-11)."""
+
+    READ = 0
+    WRITE = 1
+    EXECUTE = 2
+    CRITICAL = 3
+
+
+KNOWN_TAGS = frozenset(
+    {"internal", "readonly", "write", "agent", "mcp", "code", "declarative", "dangerous", "filesystem", "network"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What one call is, as a function of its input. The defaults are the unsafe side: fail closed."""
+
+    is_read_only: bool = False
+    is_concurrency_safe: bool = False
+    is_destructive: bool = False
+    is_open_world: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a call touches.
+
+    ``scope`` is the normalised resource a session grant is remembered by (a resolved directory, a host, an executable
+    with its cwd); empty when the tool has none, and then no session grant is offered (PER-08). ``shown`` is the exact
+    thing, for people: the resolved path, the argv. ``precondition`` describes the target's state when it was shown
+    ("absent", or inode, size and hash) and is checked again before the effect. ``is_inside_roots`` is False for a
+    write outside the session's write roots; ``is_sensitive`` marks sensitive reads (FS-06). ``preview`` is what a
+    person is shown of the effect (a diff, a size).
+    """
+
+    kind: Literal["path", "command", "host", "resource", "none"] = "none"
+    scope: str = ""
+    shown: str = ""
+    host: str = ""
+    is_inside_roots: bool = True
+    is_sensitive: bool = False
+    precondition: str = ""
+    preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """The folders of a run. All absolute and resolved.
+
+    ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
+    with ``workspace/`` and ``deliverables/``. Writes inside ``write_roots`` are inside the roots (FS-07).
+    """
+
+    project: Path
+    cwd: Path
+    run_dir: Path
+    write_roots: tuple[Path, ...] = ()
+    env_allowlist: tuple[str, ...] = ("PATH", "HOME", "TMPDIR", "LANG")
+
+
+class Progress(Protocol):
+    """Where a running tool reports what it does (EXE-09)."""
+
+    async def report(self, message: str, data: JsonObject | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """All that a handler may know of its call. ``effect_id`` is stable over a crash and resume (DAG-09)."""
+
+    identity: RunIdentity
+    workplace: Workplace
+    tool_call_id: str
+    effect_id: str
+    fence: int
+    progress: Progress
+    precondition: str = ""
+    allowed_outside: bool = False
+    """The permission for this very target has been given although it is sensitive or outside the roots."""
+
+
+HandlerOutput: TypeAlias = "ToolResult | Json"
+Handler: TypeAlias = Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One registered tool. Schemas are JSON Schema in the core subset (:mod:`shared.tools.schema`).
+
+    ``traits`` may raise a call above its definition and never lower it. ``target`` computes what a call touches; it
+    may read the file system and must not change it. ``validate_input`` returns a message or None after the schema held.
+    ``check_permissions`` may tighten: "deny" or "ask"; None leaves it to the policy.
+    """
+
+    name: str
+    description: str
+    input_schema: JsonObject
+    handler: Handler
+    permission: Permission = Permission.WRITE
+    tags: frozenset[str] = frozenset()
+    aliases: tuple[str, ...] = ()
+    title: str = ""
+    prompt: str = ""
+    search_hint: str = ""
+    output_schema: JsonObject | None = None
+    max_result_chars: int | None = None
+    timeout: timedelta | None = None
+    interrupt: Literal["cancel", "block"] = "cancel"
+    is_agent_tool: bool = False
+    """create_sub_agent, fork_agent, dispatch_worker: a concurrency class of their own (EXE-03)."""
+    keeps_whole_output: bool = False
+    """code.read_file: paged by itself, never turned into an artifact (RES-03)."""
+    defer: bool = False
+    always_load: bool = False
+    is_enabled: Callable[[], bool] = field(default=lambda: True)
+    traits: Callable[[JsonObject], Traits] | None = None
+    target: Callable[[ToolContext, JsonObject], Target] | None = None
+    validate_input: Callable[[JsonObject], str | None] | None = None
+    check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+    def traits_of(self, call_input: JsonObject) -> Traits:
+        """Return the traits of one call: permission=readonly declares read-only and concurrency-safe."""
+        if self.traits is not None:
+            return self.traits(call_input)
+        is_readonly = self.permission is Permission.READONLY
+        return Traits(
+            is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world="network" in self.tags or "mcp" in self.tags
+        )
+
+
+class ToolAdapter(Protocol):
+    """A source of tools (REG-01): code, MCP, agent, task and declarative tools each come through one."""
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Return the source's tools in a stable order."""
+        ...

@@ -1,0 +1,158 @@
+"""What a tool call ends as: one value for success, failure, denial and abort alike (RES-01, RES-04, RES-05).
+
+Owns the closed set of error types, from which docs/errors.md is made. Leaves wrapping of handlers' plain
+return values to :mod:`shared.tools.pipeline` and storage to the call log.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from shared.errors import SoongError
+from shared.jsontext import Json
+
+
+class ErrorType(StrEnum):
+    """Why a call did not give what was asked. Closed: adding one means docs, a test and a ``retryable`` flag."""
+
+    INVALID_INPUT = "invalid_input"
+    TOOL_NOT_AVAILABLE = "tool_not_available"
+    PERMISSION_DENIED = "permission_denied"
+    PERMISSION_TIMEOUT = "permission_timeout"
+    PERMISSION_NO_CALLBACK = "permission_no_callback"
+    PERMISSION_FAILED = "permission_failed"
+    PERMISSION_WITHDRAWN = "permission_withdrawn"
+    PERMISSION_STALE = "permission_stale"
+    ALREADY_DECIDED = "already_decided"
+    HOOK_DENIED = "hook_denied"
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+    CANCELLED = "cancelled"
+    NOT_RUN = "not_run"
+    STREAM_DISCARDED = "stream_discarded"
+    UNKNOWN_AFTER_CRASH = "unknown_after_crash"
+    EXECUTION_FAILED = "execution_failed"
+    INVALID_OUTPUT = "invalid_output"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    PATH_CONFLICT = "path_conflict"
+    PATH_OUTSIDE_ROOTS = "path_outside_roots"
+    PATH_PROTECTED = "path_protected"
+    FILE_NOT_FOUND = "file_not_found"
+    NOT_REGULAR_FILE = "not_regular_file"
+    BINARY_FILE = "binary_file"
+    TEXT_NOT_FOUND = "text_not_found"
+    AMBIGUOUS_EDIT = "ambiguous_edit"
+    PATCH_APPLY_FAILED = "patch_apply_failed"
+    SANDBOX_DENIED = "sandbox_denied"
+    SHELL_NOT_ALLOWED = "shell_not_allowed"
+    NETWORK_DENIED = "network_denied"
+    SERVER_UNAVAILABLE = "server_unavailable"
+    ELICITATION_DECLINED = "elicitation_declined"
+    STEP_NOT_CLAIMED = "step_not_claimed"
+    STEP_NOT_CLAIMABLE = "step_not_claimable"
+    LEASE_LOST = "lease_lost"
+    WORKER_INCOMPATIBLE = "worker_incompatible"
+
+    @property
+    def is_retryable(self) -> bool:
+        """Say whether the same call may succeed later without anything being changed by the model."""
+        return self in _RETRYABLE
+
+
+_RETRYABLE = frozenset(
+    {
+        ErrorType.PERMISSION_TIMEOUT,
+        ErrorType.PERMISSION_NO_CALLBACK,
+        ErrorType.PERMISSION_FAILED,
+        ErrorType.PERMISSION_STALE,
+        ErrorType.TIMEOUT,
+        ErrorType.NOT_RUN,
+        ErrorType.STREAM_DISCARDED,
+        ErrorType.SERVER_UNAVAILABLE,
+        ErrorType.STEP_NOT_CLAIMABLE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFailure:
+    """The error of a result. ``hint`` tells the model what to do next; ``details`` are facts for programs."""
+
+    type: ErrorType
+    message: str
+    hint: str = ""
+    details: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def retryable(self) -> bool:
+        return self.type.is_retryable
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    text: str
+    kind: Literal["text"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBlock:
+    value: Json
+    kind: Literal["json"] = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """Stored bytes by content: ``digest`` is the SHA-256 in hexadecimal, ``size_bytes`` the full size."""
+
+    digest: str
+    size_bytes: int
+    media_type: str = "application/octet-stream"
+    name: str = ""
+    kind: Literal["artifact_ref"] = "artifact_ref"
+
+
+ContentBlock: TypeAlias = TextBlock | JsonBlock | ArtifactRef
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The one result of one call, paired by ``tool_call_id`` and never by order (RES-02).
+
+    ``content`` is what the model gets; ``summary`` is one line for people; ``data`` is for programs;
+    ``metadata`` holds facts such as truncated, partial, abort_reason, raw provider ids.
+    """
+
+    tool_call_id: str
+    content: tuple[ContentBlock, ...] = ()
+    summary: str = ""
+    data: Json = None
+    artifacts: tuple[ArtifactRef, ...] = ()
+    error: ToolFailure | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def is_error(self) -> bool:
+        return self.error is not None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+class ToolError(SoongError):
+    """Raised by a handler to end its call with a named error; becomes ``ToolResult.error``."""
+
+    def __init__(
+        self,
+        type: ErrorType,
+        message: str,
+        *,
+        hint: str = "",
+        details: Mapping[str, Json] | None = None,
+        data: Json = None,
+    ) -> None:
+        super().__init__(message)
+        self.failure = ToolFailure(type, message, hint, details or {})
+        self.data = data

@@ -1,0 +1,134 @@
+"""One permission question and its answer, as values (PER-03, PER-06).
+
+A **request** is raised by a run and asked of the session's one callback; an **answer** is what a responder said; a
+**decision** is what the session's owner made of it, signed, to be consumed by exactly that call.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from shared.identity import RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.tools.result import ErrorType
+
+
+class Choice(StrEnum):
+    """The three answers, and no others."""
+
+    ALLOW_ONCE = "allow_once"
+    ALLOW_FOR_SESSION = "allow_for_session"
+    DENY = "deny"
+
+
+class RequestState(StrEnum):
+    PENDING = "pending"
+    DECIDED = "decided"
+    WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRequest:
+    """All that a person needs to decide, and all that a decision is bound to.
+
+    ``identity`` is filled from rows by the owner. ``arguments`` is the redacted summary of the input, ``input_digest``
+    the digest of the real one. ``scope`` is what a session grant would cover; empty: none is offered. ``suggested`` is
+    the policy's advice. ``proof`` authenticates the raiser's run to the owner and is shown nowhere.
+    """
+
+    id: str
+    identity: RunIdentity
+    tool_call_id: str
+    tool: str
+    permission: str
+    tags: tuple[str, ...]
+    arguments: JsonObject
+    input_digest: str
+    target_kind: str
+    scope: str
+    shown: str
+    precondition: str
+    cwd: str
+    host: str
+    env: tuple[str, ...]
+    is_dangerous: bool
+    risk: str
+    risk_summary: str
+    preview: str
+    hook_result: str
+    suggested: Choice
+    created_us: int
+    fence: int = 0
+    proof: str = field(default="", repr=False)
+
+    @property
+    def offers_session(self) -> bool:
+        """Say whether allow_for_session may be answered (PER-08)."""
+        return bool(self.scope)
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionDecision:
+    """What a callback returns. It can neither change the arguments nor run the tool."""
+
+    choice: Choice
+    reason: str = ""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+
+PermissionCallback: TypeAlias = Callable[[PermissionRequest], Awaitable[PermissionDecision]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A responder's words as a row: the first for a request wins.
+
+    ``choice`` is None when the responder failed instead of answering; ``reason`` then says how.
+    """
+
+    request_id: str
+    choice: Choice | None
+    principal: str
+    channel: str
+    input_digest: str
+    answered_us: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The signed outcome of a request. ``signature`` is Ed25519 over the canonical JSON of every other field but it.
+
+    ``error`` is set exactly when the verdict is a refusal and tells the ways of not getting a yes apart (PER-14).
+    Not bound to worker or fence: a run resumed elsewhere can use it.
+    """
+
+    id: str
+    request_id: str
+    session_id: str
+    run_id: str
+    tool_call_id: str
+    tool: str
+    input_digest: str
+    scope: str
+    precondition: str
+    choice: Choice
+    author: Literal["rule", "grant", "person", "system"]
+    principal: str
+    reason: str
+    error: ErrorType | None
+    decided_us: int
+    expires_us: int
+    key_id: str
+    signature: str = ""
+
+    def signed_fields(self) -> dict[str, Json]:
+        """Return what the signature covers."""
+        return {
+            name: (None if value is None else value if isinstance(value, int) else str(value))
+            for name in self.__slots__
+            if name != "signature"
+            for value in (getattr(self, name),)
+        }

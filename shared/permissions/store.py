@@ -1,0 +1,67 @@
+"""The port for consent: requests, answers, decisions, keys. Consumption is part of ``RunStore.start_call``."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from shared.runs.events import NewEvent
+from shared.sessions.session import Ownership
+
+
+class ConsentStore(Protocol):
+    async def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
+        """Insert a pending request under its run's fence, with its events; one open request a tool call.
+
+        Raised again for the same run and call (a resumed run), the open or decided one is returned instead.
+
+        Raises: LeaseLostError.
+        """
+        ...
+
+    async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
+        """Return the request with identity read from the run's row, not from what was sent. Raises: NotFoundError."""
+        ...
+
+    async def pending(self, session_id: str) -> Sequence[PermissionRequest]:
+        """Return the session's undecided requests, oldest first, identity from rows."""
+        ...
+
+    async def run_token(self, run_id: str) -> str:
+        """Return the secret that proves requests of that run. Owners only."""
+        ...
+
+    async def answer(self, answer: Answer) -> None:
+        """Insert the first answer of a pending request.
+
+        Raises:
+            AlreadyDecidedError: another answer stands, or the request is decided, withdrawn or expired.
+            NotFoundError: no such request.
+        """
+        ...
+
+    async def answer_of(self, request_id: str) -> Answer | None: ...
+
+    async def decide(
+        self, ownership: Ownership, decision: Decision, *, state: RequestState, events: Sequence[NewEvent], now_us: int
+    ) -> None:
+        """Write the decision, close the request as ``state``, and append events to the run's log, in one transaction.
+
+        Raises: NotOwnerError; AlreadyDecidedError when the request is not pending.
+        """
+        ...
+
+    async def decision_of(self, request_id: str) -> Decision | None: ...
+
+    async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
+        """Close the pending request of a call whose asker has ended; nothing when there is none."""
+        ...
+
+    async def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
+        """Close pending requests whose run has ended or lost its lease for good; return their ids."""
+        ...
+
+    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
+        """Insert a public key (32 bytes, Ed25519). Owners only; workers only read."""
+        ...
+
+    async def public_key(self, key_id: str) -> bytes | None: ...

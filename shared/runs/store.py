@@ -1,0 +1,102 @@
+"""The port for runs, their nodes and events, and the record of their calls.
+
+Appending is fenced and gapless at once: the run row's counters grow in the same transaction as the insert, under the
+fence; no row matched means LeaseLostError and nothing is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import Event, NewEvent, NewNode, Node
+from shared.runs.record import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The numbers of the last event and node after an append."""
+
+    last_seq: int
+    last_node: int
+
+
+class CallStatus(StrEnum):
+    """STARTED without an end after a crash means: reads may be run again, writes are ``unknown_after_crash``."""
+
+    STARTED = "started"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """The ledger entry of a write call (DAG-09) and the stored facts of any call (PER-19).
+
+    ``inputs`` keeps model_input, hook_input, permission_input and call_input apart (EXE-02), already redacted;
+    ``input_digest`` is of the real one. ``decision_id`` is consumed in the same transaction when not empty.
+    """
+
+    run_id: str
+    tool_call_id: str
+    tool: str
+    effect_id: str
+    is_write: bool
+    input_digest: str
+    inputs: JsonObject
+    facts: JsonObject
+    decision_id: str = ""
+    status: CallStatus = CallStatus.STARTED
+    result: Json = None
+
+
+class RunStore(Protocol):
+    async def run(self, run_id: str) -> Run:
+        """Raises: NotFoundError."""
+        ...
+
+    async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+        """Return runs in order of creation."""
+        ...
+
+    async def append(
+        self, run_id: str, fence: int, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = (), now_us: int
+    ) -> Appended:
+        """Append to a running run under its fence, all or nothing.
+
+        Raises:
+            LeaseLostError: the fence is stale or the run is not running.
+        """
+        ...
+
+    async def nodes(self, run_id: str) -> Sequence[Node]: ...
+
+    async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]: ...
+
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        """Write the ledger row, consume the decision and append the events in one transaction.
+
+        Raises:
+            LeaseLostError, AlreadyConsumedError.
+        """
+        ...
+
+    async def end_call(
+        self,
+        run_id: str,
+        fence: int,
+        tool_call_id: str,
+        *,
+        result: Json,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> None:
+        """End the ledger row if there is one, and append the result node and events, in one transaction.
+
+        Raises: LeaseLostError.
+        """
+        ...
+
+    async def calls(self, run_id: str) -> Sequence[CallRow]: ...

@@ -1,0 +1,117 @@
+"""Every setting, and the only place that reads the environment.
+
+A setting is named ``SOONG_<NAME>`` in the environment; secrets may come as ``SOONG_<NAME>_FILE``. Durations are seconds
+at this border. The README lists each one; a test holds the two together.
+"""
+
+import hashlib
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from shared.errors import InvalidConfigError
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Values, checked once at start. Frozen: a process runs under the settings it started with."""
+
+    model_config = SettingsConfigDict(env_prefix="SOONG_", frozen=True, extra="ignore")
+
+    agent_home: Path = Field(default=Path("~/.soong"), description="Folder of runs, artifacts, the embedded database and user tools.")
+    database_url: str = Field(default="", description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home.")
+    redis_url: str = Field(default="", description="Redis URL; empty: an embedded Redis on a unix socket.")
+    signing_key_file: Path | None = Field(default=None, description="Ed25519 private key of the deployment; made (0600) when absent.")
+    model: str = Field(default="script", description="Default model of agent steps, any Pydantic AI name or `script`.")
+    log_level: str = Field(default="warning", description="debug, info, warning or error.")
+
+    beat_s: Seconds = Field(default=5.0, description="Interval of a process's heartbeat.")
+    lease_s: Seconds = Field(default=20.0, description="A process whose beat has not moved for this long is declared gone.")
+    sweep_s: Seconds = Field(default=2.0, description="Interval of the owner's safety sweep.")
+    loop_stall_s: Seconds = Field(default=10.0, description="A worker whose event loop has not ticked for this long stops beating.")
+    max_lost_leases: int = Field(default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned.")
+    drain_s: Seconds = Field(default=30.0, description="Grace of a worker told to stop; then its steps are handed back.")
+
+    workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
+    slots: int = Field(default=16, ge=1, le=1000, description="Child runs that one worker process holds at once.")
+    pools: Annotated[tuple[str, ...], NoDecode] = Field(default=("default",), description="Queues a worker serves, comma separated.")
+    labels: Annotated[tuple[str, ...], NoDecode] = Field(default=(), description="Capabilities a worker announces, comma separated.")
+    functions: Annotated[tuple[str, ...], NoDecode] = Field(default=(), description="Modules imported by workers that register step functions.")
+    flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
+
+    permission_timeout_s: Seconds = Field(default=300.0, description="How long an attached responder may take for one question.")
+    responder_lease_s: Seconds = Field(default=15.0, description="A responder that has not beaten for this long is away.")
+    responder_wait_s: Seconds = Field(default=30.0, description="How long a question waits for a responder to attach or come back.")
+    decision_ttl_s: Seconds = Field(default=86400.0, description="An unused decision expires after this long.")
+
+    tool_timeout_ms: int = Field(default=120_000, ge=1, description="Default time of a tool's handler.")
+    tool_max_timeout_ms: int = Field(default=600_000, ge=1, description="Longest time a tool definition may set.")
+    max_result_chars: int = Field(default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview.")
+    max_turns: int = Field(default=50, ge=1, description="Model turns of a run before it ends as max_turns.")
+
+    @property
+    def home(self) -> Path:
+        """The home, absolute, with ``~`` expanded."""
+        return self.agent_home.expanduser().absolute()
+
+    @property
+    def is_embedded(self) -> bool:
+        """Say whether the database is the home's own SQLite file."""
+        return not self.database_url
+
+    @property
+    def effective_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home / 'soong.db'}"
+
+    @property
+    def runtime_dir(self) -> Path:
+        """The short folder for sockets: unix socket paths end at 108 bytes, so it never lies below a long home."""
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
+        base = os.environ.get("XDG_RUNTIME_DIR", "")
+        if base and len(base) < 60 and os.access(base, os.W_OK):
+            return Path(base) / f"soong-{digest}"
+        return Path(_short_temp_dir()) / f"soong-{os.getuid()}-{digest}"
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read the environment, with ``overrides`` (command line) above it.
+
+    Raises:
+        InvalidConfigError: names every wrong setting, its value and what it may be.
+    """
+    from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
+    lists = {name: _split(os.environ[f"SOONG_{name.upper()}"]) for name in ("pools", "labels", "functions") if f"SOONG_{name.upper()}" in os.environ}
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**{**from_files, **lists, **given})  # type: ignore[arg-type]  # checked by pydantic itself
+    except ValidationError as error:
+        wrong = "; ".join(f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors())
+        raise InvalidConfigError(f"settings: {wrong}") from error
+
+
+def _secret_files() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("database_url", "redis_url"):
+        path = os.environ.get(f"SOONG_{name.upper()}_FILE")
+        if path:
+            try:
+                found[name] = Path(path).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise InvalidConfigError(f"SOONG_{name.upper()}_FILE={path!r} cannot be read: {error.strerror}") from error
+    return found
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@lru_cache(maxsize=1)
+def _short_temp_dir() -> str:
+    candidate = tempfile.gettempdir()
+    return candidate if len(candidate) < 60 else "/tmp"  # noqa: S108  # only its 0700 child is used

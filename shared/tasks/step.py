@@ -1,0 +1,261 @@
+"""Tasks and steps as values: what is written when a DAG is made, what a claim gives, what an end reports.
+
+Owns the shapes that cross the store port. The plan's own language is :mod:`shared.tasks.plan`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from shared.identity import RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import NewEvent, NewNode
+from shared.runs.record import NewRun, Usage
+from shared.runs.status import EndReason
+from shared.tasks.status import StepStatus, TaskStatus
+
+
+class StepKind(StrEnum):
+    """AGENT runs a child agent; PYTHON calls a registered function; MAP grows children and is never claimable."""
+
+    AGENT = "agent"
+    PYTHON = "python"
+    MAP = "map"
+
+
+class FailurePolicy(StrEnum):
+    """What the final failure of a step means for the task (DAG-05)."""
+
+    SKIP_DEPENDENTS = "skip_dependents"
+    FAIL_TASK = "fail_task"
+    KEEP = "keep"
+    """Dependents go on with a null result: for items of a map that tolerates failures."""
+
+
+class Outcome(StrEnum):
+    """How clean a completed step was (DAG-10): PARTIAL lists denials or unknown effects in its result."""
+
+    CLEAN = "clean"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A step as it is inserted. ``open_deps`` is the number of edges into it; 0 makes it ready (or expanding) at once.
+
+    ``spec`` is the step as the plan says it, in JSON (instructions, inputs, call, script, over …); the worker and the
+    expander read it, the store does not. ``needs`` are capabilities that a worker must announce. ``map_key`` and
+    ``item_index`` are set for the children of a map step. ``run`` is the first attempt's run; None for a map step.
+    """
+
+    key: str
+    task_id: str
+    session_id: str
+    step_id: str
+    title: str
+    kind: StepKind
+    spec: JsonObject
+    depends_on: tuple[str, ...] = ()
+    """Keys of the steps this one waits for. For a map's child: none (its map step is already unlocked)."""
+    priority: int = 0
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    definition: str = ""
+    model: str = ""
+    max_attempts: int = 1
+    backoff_s: float = 1.0
+    on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+    map_key: str = ""
+    item_index: int | None = None
+    run: NewRun | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task with all that is written with it, in one transaction. ``root_run`` is the run that dispatches: the parent."""
+
+    id: str
+    session_id: str
+    title: str
+    plan: JsonObject
+    inputs: JsonObject
+    created_us: int
+    root_run: NewRun
+    steps: tuple[NewStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    id: str
+    session_id: str
+    title: str
+    status: TaskStatus
+    plan: JsonObject
+    inputs: JsonObject
+    root_run_id: str
+    created_us: int
+    ended_us: int | None = None
+    reason: str = ""
+    """Why it failed, was cancelled or paused; who, for a person's act."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``."""
+
+    type: str
+    message: str
+    retryable: bool = False
+
+    def as_json(self) -> dict[str, Json]:
+        return {"type": self.type, "message": self.message, "retryable": self.retryable}
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What dependents see of a finished step. For a map step: the list of its children's outputs in item order."""
+
+    step_id: str
+    status: StepStatus
+    output: Json
+    outcome: Outcome = Outcome.CLEAN
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as its row stands."""
+
+    key: str
+    task_id: str
+    session_id: str
+    step_id: str
+    title: str
+    kind: StepKind
+    status: StepStatus
+    spec: JsonObject
+    depends_on: tuple[str, ...]
+    open_deps: int
+    priority: int
+    pool: str
+    needs: tuple[str, ...]
+    definition: str
+    model: str
+    run_id: str
+    attempt: int
+    max_attempts: int
+    backoff_s: float
+    on_failure: FailurePolicy
+    lost_leases: int
+    fence: int
+    worker_id: str
+    map_key: str
+    item_index: int | None
+    outcome: Outcome | None
+    output: Json
+    """Own output; None for a map step (its value is its children's outputs, see ``TaskStore.result``)."""
+    error: StepError | None
+    progress: str
+    started_us: int | None
+    ended_us: int | None
+    not_before_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Exclusive, leased ownership of a step by its run. ``fence`` goes with every later write.
+
+    ``is_resumed`` says that the run has run before (its context is to be read). ``surface`` is the effective tool set
+    stored with the run; ``token`` proves the run to the owner and is shown nowhere.
+    """
+
+    step_key: str
+    fence: int
+    identity: RunIdentity
+    kind: StepKind
+    spec: JsonObject
+    task_inputs: JsonObject
+    dependencies: Mapping[str, StepResult]
+    """By step id."""
+    surface: JsonObject
+    token: str
+    attempt: int
+    project: str
+    cwd: str
+    policy: JsonObject
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """How a claimed step ended, written in one transaction with the unlocking of its dependents."""
+
+    step_key: str
+    run_id: str
+    fence: int
+    status: Literal[StepStatus.COMPLETED, StepStatus.FAILED, StepStatus.CANCELLED]
+    end_reason: EndReason
+    outcome: Outcome = Outcome.CLEAN
+    output: Json = None
+    error: StepError | None = None
+    usage: Usage = field(default_factory=Usage)
+    nodes: tuple[NewNode, ...] = ()
+    events: tuple[NewEvent, ...] = ()
+    """Appended before the store's own run and step events, in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease named by its holder."""
+
+    step_key: str
+    run_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one complete-and-claim did.
+
+    ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions whose
+    owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left`` says
+    that claimable work is left for others.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    stale: frozenset[str] = frozenset()
+    owner_sessions: frozenset[str] = frozenset()
+    ready_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """A held run that must stop: CANCEL ends it, PAUSE hands it back."""
+
+    run_id: str
+    step_key: str
+    fence: int
+    kind: Literal["cancel", "pause"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each."""
+
+    ready: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A limit on live leases (DIS-03). ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``."""
+
+    scope: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """Steps of a task by status, for progress."""
+
+    by_status: Mapping[StepStatus, int]

@@ -1,0 +1,169 @@
+"""The port for tasks and steps: where claims, fences, readiness and caps are decided.
+
+Every adapter passes tests/contract. Each method is one transaction. A worker's methods name their ``worker_id`` and
+carry fences; an owner's methods carry their :class:`Ownership` and raise NotOwnerError when its epoch is stale.
+A worker inserts no step and no run: claiming is an update.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.runs.record import NewRun
+from shared.sessions.session import Ownership
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import (
+    Advance,
+    Backlog,
+    Cap,
+    FailurePolicy,
+    Held,
+    Interrupt,
+    NewStep,
+    NewTask,
+    Step,
+    StepEnd,
+    StepError,
+    StepResult,
+    Task,
+    TaskCounts,
+)
+
+
+class TaskStore(Protocol):
+    # -- making and reading
+    async def create_task(self, task: NewTask) -> None:
+        """Insert a task with its steps, edges and runs; steps without open dependencies become ready or expanding."""
+        ...
+
+    async def task(self, task_id: str) -> Task:
+        """Raises: NotFoundError."""
+        ...
+
+    async def tasks(self, *, session_id: str = "", limit: int = 100) -> Sequence[Task]:
+        """Return tasks, newest first."""
+        ...
+
+    async def steps(self, task_id: str) -> Sequence[Step]:
+        """Return the steps in the order they were inserted."""
+        ...
+
+    async def step(self, step_key: str) -> Step:
+        """Raises: NotFoundError."""
+        ...
+
+    async def result(self, step_key: str) -> StepResult: ...
+
+    async def counts(self, task_id: str) -> TaskCounts: ...
+
+    async def set_caps(self, caps: Sequence[Cap]) -> None:
+        """Set limits by scope; a limit below 1 removes the cap."""
+        ...
+
+    # -- a worker's side
+    async def advance(
+        self,
+        worker_id: str,
+        ends: Sequence[StepEnd],
+        *,
+        claim: int,
+        pools: Sequence[str],
+        capabilities: Sequence[str],
+        live_workers: int,
+        now_us: int,
+    ) -> Advance:
+        """Write the ends, unlock what they were waited for by, and claim at most ``claim`` further steps: one transaction.
+
+        An end counts only while its step is leased with that fence by that worker; otherwise its run id is in ``stale``
+        and nothing of it is written. Dependents' ``open_deps`` fall by the number of ended dependencies, rows locked in
+        key order; what reaches 0 becomes ready (a map: expanding). A map step whose last child ended completes here, with
+        its dependents. A failed end leaves its dependents as they are: the owner settles it.
+
+        Claims: only ready steps of running tasks, of ``pools``, whose ``needs`` are within ``capabilities``; fair between
+        sessions (least recently claimed first), then by priority, then oldest; never beyond a cap, counted in live leases
+        while its row is locked; at most ceil(ready / live_workers) so that one worker does not take all. Claiming sets
+        the fence to one more than ever issued for the step, starts the run and appends step_claimed and run_started (or
+        run_resumed). A worker that is not live (draining, gone) claims nothing.
+        """
+        ...
+
+    async def hand_back(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+        """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids."""
+        ...
+
+    async def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:
+        """Raises: LeaseLostError."""
+        ...
+
+    async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
+        """Return the held runs whose task was cancelled or paused, for a worker that missed the hint."""
+        ...
+
+    # -- the owner's side
+    async def backlog(self, *, limit: int = 1000) -> Backlog: ...
+
+    async def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:
+        """Declare a worker gone if its beat is still ``beat``, and free its leases; None when it has beaten or is gone.
+
+        Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
+        ``poisoned``; those whose cancellation was asked for are cancelled. Returns the sessions concerned.
+        """
+        ...
+
+    async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
+        """Return the owned session's steps in a status, oldest first (expanding: what the expander has to do)."""
+        ...
+
+    async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+        """Insert a map step's children and make it waiting; with none it completes at once (its dependents unlock).
+
+        Guarded by owner epoch and status: False when it was not expanding, so repeating changes nothing.
+        """
+        ...
+
+    async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
+        """Fail an expanding map step (its ``over`` gave no list, too many items); then settle it like any failure."""
+        ...
+
+    async def failures(self, ownership: Ownership) -> Sequence[Step]:
+        """Return the failed steps not settled yet, oldest first."""
+        ...
+
+    async def retry_step(self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int) -> None:
+        """Insert the next attempt's run and put the step back to pending until ``not_before_us``."""
+        ...
+
+    async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
+        """Make retries whose time has come ready; return when the next is due (µs), or None."""
+        ...
+
+    async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
+        """Mark a failure as final and apply its policy: skip dependents (all below), fail the task, or let them go on.
+
+        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn.
+        """
+        ...
+
+    async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
+        """End the task and its root run if every step has ended and every failure is settled; None when it goes on.
+
+        Completed when all steps completed; otherwise failed, with the failed step ids in ``reason``.
+        """
+        ...
+
+    async def open_tasks(self, ownership: Ownership) -> Sequence[Task]:
+        """Return the session's tasks that have not ended."""
+        ...
+
+    async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+        """Stop new claims of the task; return the ids of workers that hold steps of it."""
+        ...
+
+    async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None: ...
+
+    async def cancel_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+        """Cancel what is not leased, ask for the rest; return the ids of workers that hold steps of it."""
+        ...
+
+    async def retry_task(self, ownership: Ownership, task_id: str, runs: Sequence[NewRun], *, now_us: int) -> None:
+        """Put the failed, cancelled and skipped steps of an ended task back to pending, each with its new run."""
+        ...

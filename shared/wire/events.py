@@ -1,0 +1,21 @@
+"""Wake-ups over Redis pub/sub: each says only where to look. A lost one is made good by a slow poll.
+
+Payloads are JSON with ``v``; unknown fields are ignored, so N reads N-1.
+"""
+
+from typing import Final
+
+from shared.wire.jobs import KEY_PREFIX
+
+OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
+"""To every orchestrator: ``{"v":1,"sessions":[…]}``; an empty list means all (a new session, a new worker)."""
+
+
+def worker_channel(worker_id: str) -> str:
+    """Return the channel that tells one worker to look at its interrupts (cancel, pause)."""
+    return f"{KEY_PREFIX}wake:worker:{worker_id}"
+
+
+def session_channel(session_id: str) -> str:
+    """Return the channel that tells a session's clients that something changed (progress, a question, an end)."""
+    return f"{KEY_PREFIX}wake:session:{session_id}"

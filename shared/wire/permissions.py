@@ -1,0 +1,17 @@
+"""Consent over Redis streams: hints beside the rows, in order and kept over a short outage.
+
+``REQUESTS`` carries ``{"v":"1","request":id,"session":id}`` from workers to owners; a worker's decision stream carries
+``{"v":"1","request":id}`` back. Neither carries a decision: that is a signed row. Streams are trimmed to ``MAX_LENGTH``.
+"""
+
+from typing import Final
+
+from shared.wire.jobs import KEY_PREFIX
+
+REQUESTS: Final = f"{KEY_PREFIX}perm:req"
+MAX_LENGTH: Final = 10_000
+
+
+def decisions_of(worker_id: str) -> str:
+    """Return the stream that tells one worker which of its requests have been decided."""
+    return f"{KEY_PREFIX}perm:dec:{worker_id}"

@@ -1,0 +1,55 @@
+"""The port for hints: ring and wait. Adapters: Redis, and an in-memory one for one process.
+
+Nothing waits on a ring alone: whoever waits also looks at the rows when ``timeout_s`` has passed.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Ring(Protocol):
+    """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
+
+    async def wake_owners(self, sessions: Sequence[str] = ()) -> None: ...
+
+    async def wake_worker(self, worker_id: str) -> None: ...
+
+    async def wake_session(self, session_id: str) -> None: ...
+
+    async def permission_raised(self, request_id: str, session_id: str) -> None: ...
+
+    async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
+
+
+class Ear(Protocol):
+    """Receives hints on one subject; create it, then look at the rows, then wait: nothing falls in between."""
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        """Return the ids heard (sessions, requests) since the last call; empty after ``timeout_s`` without a hint."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Switchboard(Protocol):
+    """Makes ears."""
+
+    async def owner_ear(self) -> Ear:
+        """Hear wake-ups for owners: session ids; an empty id means all."""
+        ...
+
+    async def permission_ear(self) -> Ear:
+        """Hear raised requests: request ids, from the stream, none lost while connected or shortly away."""
+        ...
+
+    async def worker_ear(self, worker_id: str) -> Ear:
+        """Hear "look at your interrupts": the worker's id."""
+        ...
+
+    async def decision_ear(self, worker_id: str) -> Ear:
+        """Hear decided requests of one worker: request ids."""
+        ...
+
+    async def session_ear(self, session_id: str) -> Ear:
+        """Hear that a session changed: its id."""
+        ...

@@ -1,0 +1,71 @@
+# Everything a checkout needs, from one locked environment. `make` alone says what there is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.locked
+PROJECT ?=
+MODEL ?=
+
+# A machine may have no home folder, or one that cannot be written: caches then live in the environment itself.
+export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>/dev/null && [ -w "$$HOME/.cache/uv" ] && echo "$$HOME/.cache/uv" || echo "$(CURDIR)/$(VENV)/cache")
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint spec bench lock clean
+.DELETE_ON_ERROR:
+
+help: ## Say what there is
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make demo PROJECT=/any/dir           audits that folder instead of the installed Celery"
+	@echo "  make demo MODEL=anthropic:<name>     lets that model do the work instead of the built-in script"
+
+env: $(STAMP) ## Make .venv from the locked requirements
+
+$(STAMP): requirements/dev.lock requirements/uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Soong needs Python 3.11 or newer; say make PYTHON=/path/to/python3.11")'
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked requirements into $(VENV) …"
+	@if $(BIN)/python -P -m pip install --quiet --require-hashes -r requirements/uv.lock \
+	    && $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.lock; then :; else \
+	  echo "uv cannot be used here; falling back to pip"; \
+	  $(BIN)/python -P -m pip install --quiet --require-hashes -r requirements/dev.lock; fi
+	@$(BIN)/python -P -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Nobody can be asked where there is no terminal: one explicit rule then allows exactly the report's folder.
+demo: env ## Audit a real code base with a DAG of agents
+	@project='$(PROJECT)'; \
+	[ -n "$$project" ] || project=$$($(BIN)/python -P -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("celery").origin))'); \
+	set -- run examples/audit.yaml --project "$$project" --input "report_dir=$(CURDIR)"; \
+	[ -z '$(MODEL)' ] || set -- "$$@" --model '$(MODEL)'; \
+	if ! { [ -t 0 ] && [ -t 1 ]; }; then set -- "$$@" --allow "code.write_file:$(CURDIR)"; fi; \
+	exec $(BIN)/soong "$$@"
+
+test: env ## Run the test suite
+	$(BIN)/python -P -m pytest
+
+lint: env ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+spec: env ## One line a clause of docs/spec.md: proven, failing or missing
+	@$(BIN)/python -P tests/architecture/spec_report.py
+
+bench: env ## Measure Soong beside bare Celery on the same Redis
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+
+lock: env ## Resolve the requirements anew
+	$(LOCK) --upgrade pyproject.toml --extra test --extra lint --extra build -o requirements/dev.lock
+	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock -o requirements/runtime.lock
+	$(LOCK) requirements/uv.in -o requirements/uv.lock
+
+clean: ## Remove the environment and everything that was made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f .coverage .spec-results.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

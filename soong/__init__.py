@@ -1,0 +1,1 @@
+"""The public import: what a program that uses Soong needs, re-exported."""

@@ -53,7 +53,7 @@ lint: env ## ruff, mypy --strict, import contracts
 	$(BIN)/lint-imports
 
 spec: env ## One line a clause of docs/spec.md: proven, failing or missing
-	@$(BIN)/python -P tests/architecture/spec_report.py
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.architecture.spec_report
 
 bench: env ## Measure Soong beside bare Celery on the same Redis
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks

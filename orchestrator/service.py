@@ -1,0 +1,209 @@
+"""The orchestrator: one process that owns sessions and does for them all that workers may not.
+
+It beats, adopts sessions without an owner, and on every hint (or at least at every sweep) looks at the rows: commands,
+maps to expand, failures to settle, tasks to end, questions to answer, slots to fill. It keeps nothing that the rows do
+not say, but for grants (PER-04): a successor begins where it ended.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shared.clock import Clock
+from shared.errors import ConflictError, UnavailableError
+from shared.ids import new_id
+from shared.log import get_logger
+from shared.permissions.request import PermissionCallback
+from shared.sessions.session import Owner, Ownership
+from shared.settings import Settings
+from shared.store import Store
+from shared.wire.ring import Ring, Switchboard
+
+from orchestrator.commands import Commands
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.reaper import Reaper
+from orchestrator.scheduler import Ended, Scheduler
+
+log = get_logger(__name__)
+
+FULL_LOOK_EVERY = 10
+"""Sweeps between two looks at every owned session; in between only those with open tasks or a hint are looked at."""
+
+
+class PermissionDesk(Protocol):
+    """What the service needs of the desk (orchestrator.desk)."""
+
+    async def review(self, session_ids: Sequence[str]) -> None: ...
+
+    def attach(self, session_id: str, callback: PermissionCallback) -> None: ...
+
+    def detach(self, session_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Writes the folders of ended tasks (orchestrator.record)."""
+
+    async def write(self, ended: Ended) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What bootstrap builds and the service drives."""
+
+    store: Store
+    ring: Ring
+    switchboard: Switchboard
+    clock: Clock
+    scheduler: Scheduler
+    commands: Commands
+    dispatcher: Dispatcher
+    desk: PermissionDesk
+    recorder: Recorder
+    closers: Sequence[Callable[[], Awaitable[None]]] = ()
+
+
+@dataclass(slots=True)
+class Orchestrator:
+    """One incarnation of an owner. ``start`` returns when it is ready; ``stop`` releases its sessions."""
+
+    parts: Parts
+    settings: Settings
+    owner_id: str = ""
+    _owned: dict[str, Ownership] = field(default_factory=dict)
+    _active: set[str] = field(default_factory=set)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _reaper: Reaper = field(init=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def start(self) -> None:
+        """Register as an owner, adopt what is free and begin to listen."""
+        await self._register()
+        loops: list[Coroutine[Any, Any, None]] = [self._beat(), self._sweep(), self._hear_owners(), self._hear_questions()]
+        self._tasks = [asyncio.get_running_loop().create_task(loop) for loop in loops]
+
+    async def stop(self) -> None:
+        """Stop looking, release the sessions for a successor, close every part."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.parts.desk.close()
+        try:
+            await self.parts.store.release_owner(self.owner_id)
+        except UnavailableError as error:
+            log.warning("release_unanswered", error=str(error))
+        await asyncio.to_thread(self.parts.dispatcher.close)
+        for close in self.parts.closers:
+            await close()
+        await self.parts.store.close()
+
+    async def worker_died(self, pid: int) -> None:
+        """Free the leases of a worker process on this host that is known to have ended."""
+        concerned = await self._reaper.process_died(socket.gethostname(), pid)
+        await self.look(concerned)
+
+    def attach_callback(self, session_id: str, callback: PermissionCallback) -> None:
+        """Let an SDK callback in this process fill the session's one callback."""
+        self.parts.desk.attach(session_id, callback)
+
+    def detach_callback(self, session_id: str) -> None:
+        self.parts.desk.detach(session_id)
+
+    async def look(self, session_ids: Sequence[str] | frozenset[str] = ()) -> None:
+        """Look at the given sessions (none: all owned) and fill free slots. One look at a time."""
+        async with self._looking:
+            await self._adopt(session_ids)
+            wanted = [self._owned[key] for key in (session_ids or list(self._owned)) if key in self._owned]
+            for ownership in wanted:
+                await self._look_at(ownership)
+            await self.parts.dispatcher.look()
+
+    async def _register(self) -> None:
+        self.owner_id = new_id("own")
+        self._reaper = Reaper(
+            self.parts.store,
+            self.parts.store,
+            self.parts.clock,
+            lease=_seconds(self.settings.lease_s),
+            max_lost_leases=self.settings.max_lost_leases,
+            owner_id=self.owner_id,
+        )
+        owner = Owner(self.owner_id, socket.gethostname(), os.getpid(), self.parts.clock.now_us())
+        await self.parts.store.register_owner(owner)
+
+    async def _adopt(self, session_ids: Sequence[str] | frozenset[str]) -> None:
+        if session_ids and all(key in self._owned for key in session_ids):
+            return
+        for session in await self.parts.store.adopt_sessions(self.owner_id):
+            self._owned[session.id] = session.ownership
+            log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
+
+    async def _look_at(self, ownership: Ownership) -> None:
+        session_id = ownership.session_id
+        try:
+            await self.parts.commands.carry_out(ownership)
+            ended = await self.parts.scheduler.look(ownership)
+            is_active = bool(await self.parts.store.open_tasks(ownership))
+        except ConflictError as error:
+            # Somebody else owns it now, or it was closed: it is no longer ours to look at.
+            log.info("session_left", session=session_id, reason=str(error))
+            self._owned.pop(session_id, None)
+            self._active.discard(session_id)
+            return
+        (self._active.add if is_active else self._active.discard)(session_id)
+        await self.parts.desk.review([session_id])
+        for end in ended:
+            await self.parts.recorder.write(end)
+        if ended:
+            await self.parts.ring.wake_session(session_id)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.beat_s)
+            try:
+                if await self.parts.store.beat_owner(self.owner_id):
+                    continue
+            except UnavailableError as error:
+                log.warning("beat_unanswered", error=str(error))
+                continue
+            # Declared gone: what we owned may be owned by another. Begin anew under another name.
+            log.error("owner_lost", owner=self.owner_id)
+            self._owned.clear()
+            self._active.clear()
+            await self._register()
+
+    async def _sweep(self) -> None:
+        count = 0
+        while True:
+            try:
+                await self.look(await self._reaper.sweep())
+                await self.look([] if count % FULL_LOOK_EVERY == 0 else sorted(self._active))
+            except UnavailableError as error:
+                log.warning("sweep_unanswered", error=str(error))
+            count += 1
+            await asyncio.sleep(self.settings.sweep_s)
+
+    async def _hear_owners(self) -> None:
+        ear = await self.parts.switchboard.owner_ear()
+        while True:
+            heard = await ear.wait(self.settings.sweep_s)
+            if heard:
+                await self._answer([] if "" in heard else sorted(set(heard)))
+
+    async def _hear_questions(self) -> None:
+        ear = await self.parts.switchboard.permission_ear()
+        while True:
+            for request_id in await ear.wait(self.settings.sweep_s):
+                request, _ = await self.parts.store.request(request_id)
+                if request.identity.session_id in self._owned:
+                    await self.parts.desk.review([request.identity.session_id])
+
+    async def _answer(self, session_ids: Sequence[str]) -> None:
+        try:
+            await self.look(session_ids)
+        except UnavailableError as error:
+            log.warning("look_unanswered", error=str(error))

@@ -1,0 +1,83 @@
+"""The Celery side of the worker: one task that lends a pool thread to a slot, and the signals.
+
+Celery keeps what it is best at: the process, the queues, events, Flower, horizontal scale. The task blocks its thread
+while the slot works on the process's loop; hundreds of blocked threads cost a few MiB.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from celery import Celery, signals
+
+from shared.adapters.celery_app import make_celery
+from shared.log import get_logger
+from shared.settings import Settings
+from shared.wire.jobs import DISPATCH_TASK, queue_of
+from worker.process import LoopThread, WorkerProcess
+
+log = get_logger(__name__)
+
+PARENT_FD = "SOONG_PARENT_FD"
+ORPHAN_GRACE_S = 5.0
+
+
+def make_worker_celery(redis_url: str, settings: Settings, hold_slot: Callable[[], int]) -> Celery:
+    """Build the consuming app with its one task."""
+    app = make_celery(redis_url, pools=settings.pools)
+
+    @app.task(name=DISPATCH_TASK)
+    def dispatch(_dispatch_id: str) -> int:
+        return hold_slot()
+
+    return app
+
+
+def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerProcess, thread: LoopThread) -> int:
+    """Consume until told to stop, then drain; return the exit code."""
+    grace = timedelta(seconds=settings.drain_s)
+
+    def begin_drain(**_: object) -> None:
+        thread.call(lambda: process.drain(grace))
+
+    def orphaned() -> None:
+        log.warning("parent_gone")
+        thread.call(lambda: process.drain(timedelta(0)))
+        threading.Timer(ORPHAN_GRACE_S, os._exit, (1,)).start()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signals.worker_shutting_down.connect(begin_drain, weak=False)
+    worker = app.Worker(
+        hostname=node_name,
+        pool="threads",
+        concurrency=settings.slots,
+        queues=[queue_of(pool) for pool in settings.pools],
+        without_gossip=True,
+        without_mingle=True,
+        task_events=False,
+        loglevel=settings.log_level.upper(),
+    )
+    watch_parent(orphaned)
+    try:
+        worker.start()
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    return worker.exitcode or 0
+
+
+def watch_parent(orphaned: Callable[[], None]) -> None:
+    """Call ``orphaned`` when the process that started us ends, told by EOF on an inherited pipe (SOONG_PARENT_FD)."""
+    text = os.environ.pop(PARENT_FD, "")
+    if not text:
+        return
+    descriptor = int(text)
+    os.set_inheritable(descriptor, False)
+
+    def wait() -> None:
+        while os.read(descriptor, 64):
+            pass
+        orphaned()
+
+    threading.Thread(target=wait, name="soong-parent", daemon=True).start()

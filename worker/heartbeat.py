@@ -1,0 +1,100 @@
+"""The heartbeat of a worker process: its own thread, its own connection, its own clock.
+
+It beats only while the event loop has ticked lately, so that a stalled loop loses its leases instead of keeping them.
+When it could not beat for the trust window, or is told that its incarnation is gone, it says so at once: the worker
+stops by its own monotonic clock before anybody else may start its steps (DESIGN: leases).
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from shared.clock import Clock
+from shared.errors import UnavailableError
+from shared.log import get_logger
+from shared.sessions.store import Heart
+
+log = get_logger(__name__)
+
+TRUST = 0.75
+"""Part of the lease time for which an unanswered worker still trusts its leases."""
+
+
+class Heartbeat:
+    """Beats for one incarnation at a time. ``on_lost`` is called from the heartbeat's thread, once an incarnation."""
+
+    def __init__(
+        self,
+        heart: Heart,
+        clock: Clock,
+        *,
+        beat: timedelta,
+        lease: timedelta,
+        loop_stall: timedelta,
+        tick: Callable[[Callable[[], None]], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._heart = heart
+        self._clock = clock
+        self._beat_s = beat.total_seconds()
+        self._trust_s = lease.total_seconds() * TRUST
+        self._stall_s = loop_stall.total_seconds()
+        self._tick = tick
+        self._on_lost = on_lost
+        self._worker_id = ""
+        self._beaten_at = 0.0
+        self._ticked_at = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soong-heartbeat", daemon=True)
+
+    def start(self, worker_id: str) -> None:
+        """Begin to beat for ``worker_id``, just registered."""
+        self.renew(worker_id)
+        self._thread.start()
+
+    def renew(self, worker_id: str) -> None:
+        """Go on for a new incarnation, just registered."""
+        self._beaten_at = self._ticked_at = self._clock.monotonic_s()
+        self._worker_id = worker_id
+
+    def stop(self) -> None:
+        """End the thread; the incarnation stays as it is."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self._heart.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._beat_s):
+            worker_id = self._worker_id
+            if worker_id:
+                self._beat_once(worker_id)
+
+    def _beat_once(self, worker_id: str) -> None:
+        now = self._clock.monotonic_s()
+        self._tick(self._ticked)
+        if now - self._ticked_at > self._stall_s:
+            log.error("loop_stalled", worker=worker_id, stalled_s=round(now - self._ticked_at, 1))
+        elif self._is_alive(worker_id):
+            self._beaten_at = now
+            return
+        if self._clock.monotonic_s() - self._beaten_at > self._trust_s or not self._worker_id:
+            self._lose(worker_id)
+
+    def _is_alive(self, worker_id: str) -> bool:
+        try:
+            if self._heart.beat(worker_id):
+                return True
+        except UnavailableError as error:
+            log.warning("beat_unanswered", worker=worker_id, error=str(error))
+            return False
+        self._worker_id = ""  # declared gone: no beat will ever succeed again
+        return False
+
+    def _lose(self, worker_id: str) -> None:
+        self._worker_id = ""
+        log.error("incarnation_lost", worker=worker_id)
+        self._on_lost(worker_id)
+
+    def _ticked(self) -> None:
+        self._ticked_at = self._clock.monotonic_s()

@@ -1,0 +1,75 @@
+"""An incarnation: one registration of this process as a worker, and what follows when it is lost.
+
+A process whose incarnation was declared gone drops everything it held and registers anew: a comer-back never writes
+under an old name.
+"""
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass, field
+
+from shared.clock import Clock
+from shared.errors import UnavailableError
+from shared.ids import new_id
+from shared.log import get_logger
+from shared.sessions.session import ProcessState, Worker
+from shared.sessions.store import SessionStore
+from shared.wire.jobs import PROTOCOL
+from worker.pump import Supply
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """Who this process is to the owners right now. ``worker_id`` is empty between two incarnations."""
+
+    store: SessionStore
+    clock: Clock
+    node_name: str
+    slots: int
+    pools: tuple[str, ...]
+    labels: tuple[str, ...]
+    worker_id: str = ""
+    live_workers: int = 1
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return (*self.labels, f"host:{socket.gethostname()}", f"protocol:{PROTOCOL}")
+
+    def supply(self) -> Supply:
+        return Supply(self.worker_id, self.pools, self.capabilities, self.live_workers)
+
+    async def register(self) -> str:
+        """Insert a worker row with a new id and take it on."""
+        worker = Worker(
+            id=new_id("wrk"),
+            node_name=self.node_name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self.slots,
+            pools=self.pools,
+            capabilities=self.capabilities,
+            started_us=self.clock.now_us(),
+            protocol=PROTOCOL,
+        )
+        await self.store.register_worker(worker)
+        self.worker_id = worker.id
+        await self.count_workers()
+        return worker.id
+
+    async def count_workers(self) -> None:
+        """Refresh the number of live workers, by which a claim is shared out."""
+        workers = await self.store.workers()
+        self.live_workers = max(1, sum(worker.state is ProcessState.LIVE for worker in workers))
+
+    async def leave(self) -> None:
+        """Say goodbye: what is still held is freed at once instead of after the lease."""
+        worker_id, self.worker_id = self.worker_id, ""
+        if worker_id:
+            try:
+                await self.store.set_worker_state(worker_id, ProcessState.GONE)
+            except UnavailableError as error:
+                log.warning("leave_unanswered", worker=worker_id, error=str(error))

@@ -1,0 +1,187 @@
+"""The worker process: one asyncio loop on its own thread, beside Celery's threads pool.
+
+Order of stopping: no new claims; running steps may end for the grace time while the heart beats on; what is left is
+handed back; the incarnation is closed; the loop ends. A second signal or a kill is the reaper's business.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from shared.clock import Clock
+from shared.errors import UnavailableError
+from shared.log import get_logger
+from shared.settings import Settings
+from shared.store import Store
+from shared.sessions.session import ProcessState
+from shared.wire.ring import Ring, Switchboard
+from worker.heartbeat import Heartbeat
+from worker.incarnation import Incarnation
+from worker.pump import Pump
+from worker.slots import RunWatcher, Slots, StepRunner
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An asyncio loop that lives on a thread of its own from start to stop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="soong-loop", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, function: Callable[[], object]) -> None:
+        self.loop.call_soon_threadsafe(function)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+class WorkerProcess:
+    """Holds what one process has: incarnation, pump, slots, heartbeat, ears."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        ring: Ring,
+        switchboard: Switchboard,
+        clock: Clock,
+        settings: Settings,
+        incarnation: Incarnation,
+        runner: StepRunner,
+        watcher: RunWatcher,
+        thread: LoopThread,
+        closers: tuple[Callable[[], Awaitable[None]], ...] = (),
+    ) -> None:
+        self._store = store
+        self._ring = ring
+        self._switchboard = switchboard
+        self._settings = settings
+        self._incarnation = incarnation
+        self._thread = thread
+        self._closers = closers
+        self._drained: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.pump = Pump(store, ring, clock, incarnation.supply)
+        self.slots = Slots(self.pump, runner, store, clock, watcher)
+        self._heartbeat = Heartbeat(
+            store.heart(),
+            clock,
+            beat=timedelta(seconds=settings.beat_s),
+            lease=timedelta(seconds=settings.lease_s),
+            loop_stall=timedelta(seconds=settings.loop_stall_s),
+            tick=thread.call,
+            on_lost=lambda worker_id: thread.call(lambda: self._lost(worker_id)),
+        )
+
+    async def start(self) -> None:
+        """Register, beat, serve the pump and hear interrupts; then tell the owners that there are slots."""
+        worker_id = await self._incarnation.register()
+        self._heartbeat.start(worker_id)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self.pump.run()), loop.create_task(self._hear_interrupts())]
+        await self._ring.wake_owners()
+
+    async def hold_slot(self) -> int:
+        """Do one dispatch's work: hold a slot until nothing is claimable."""
+        return await self.slots.hold()
+
+    def drain(self, grace: timedelta) -> asyncio.Task[None]:
+        """Begin to stop; the returned task ends when nothing is held. Repeated calls return the same task."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_task(self._drain(grace.total_seconds()))
+        return self._drained
+
+    async def stop(self) -> None:
+        """Close everything; call after :meth:`drain` has ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.slots.busy:
+            await self._incarnation.leave()
+        await asyncio.to_thread(self._heartbeat.stop)
+        await self._ring.wake_owners()
+        for close in self._closers:
+            await close()
+        await self._store.close()
+
+    async def _drain(self, grace_s: float) -> None:
+        self.pump.drain()
+        try:
+            await self._store.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
+        except UnavailableError as error:
+            log.warning("drain_unanswered", error=str(error))
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self.slots.busy and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        self.slots.stop_all("hand_back", "the worker stops")
+        for _ in range(200):
+            if not self.slots.busy:
+                break
+            await asyncio.sleep(0.05)
+        log.info("drained", left=self.slots.busy)
+
+    def _lost(self, worker_id: str) -> None:
+        if self._incarnation.worker_id == worker_id:
+            self._incarnation.worker_id = ""
+            self.slots.stop_all("drop", "the incarnation is gone")
+            self._tasks.append(asyncio.get_running_loop().create_task(self._come_back()))
+
+    async def _come_back(self) -> None:
+        """Register as a new incarnation once everything of the old one has stopped."""
+        while self.slots.busy:
+            await asyncio.sleep(0.05)
+        while self._drained is None:
+            try:
+                self._heartbeat.renew(await self._incarnation.register())
+            except UnavailableError as error:
+                log.warning("register_unanswered", error=str(error))
+                await asyncio.sleep(self._settings.beat_s)
+            else:
+                self._incarnation.changed.set()
+                await self._ring.wake_owners()
+                return
+
+    async def _hear_interrupts(self) -> None:
+        """Look for cancelled and paused runs when told to, and at each beat in case the telling was lost."""
+        while True:
+            worker_id = self._incarnation.worker_id
+            if not worker_id:
+                await asyncio.sleep(0.05)
+                continue
+            self._incarnation.changed.clear()
+            ear = await self._switchboard.worker_ear(worker_id)
+            try:
+                while worker_id == self._incarnation.worker_id:
+                    await self._look(worker_id)
+                    await ear.wait(self._settings.beat_s)
+            finally:
+                await ear.close()
+
+    async def _look(self, worker_id: str) -> None:
+        try:
+            if self.slots.busy:
+                for interrupt in await self._store.interrupts(worker_id):
+                    self.slots.stop_run(
+                        interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "hand_back", interrupt.reason
+                    )
+            await self._incarnation.count_workers()
+        except UnavailableError as error:
+            log.warning("interrupts_unanswered", error=str(error))

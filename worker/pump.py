@@ -1,0 +1,143 @@
+"""The pump: all slots of a process end and claim their steps together, one transaction at a time.
+
+A **slot** asks for its next step and hands in the end of its last one. While one transaction runs, further ends and
+requests gather for the next: the busier the process, the larger its batches, with no timer to tune. A chain therefore
+costs one transaction a hop and no message. Rows decide everything; the pump holds only what it was given.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.clock import Clock
+from shared.errors import UnavailableError
+from shared.log import get_logger
+from shared.tasks.step import Advance, Claim, Held, StepEnd
+from shared.tasks.store import TaskStore
+from shared.wire.ring import Ring
+
+log = get_logger(__name__)
+
+BATCH = 64
+"""Most steps claimed at once: beyond it a transaction's latency grows faster than its throughput."""
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+RING_EVERY_S = 0.01
+
+
+@dataclass(slots=True)
+class _Wish:
+    """One slot's turn: the end of its last step, if any, and the wish for another."""
+
+    end: StepEnd | None
+    wants_step: bool
+    future: asyncio.Future[Claim | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What this worker may claim. ``worker_id`` is empty while it has no incarnation: then it claims and ends nothing."""
+
+    worker_id: str
+    pools: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    live_workers: int = 1
+
+
+@dataclass(slots=True)
+class Pump:
+    """Lives as long as the process; one task runs it."""
+
+    store: TaskStore
+    ring: Ring
+    clock: Clock
+    supply: Callable[[], Supply]
+    is_draining: bool = False
+    _wishes: list[_Wish] = field(default_factory=list)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _ringing: asyncio.Task[None] | None = None
+
+    async def next_step(self, end: StepEnd | None) -> Claim | None:
+        """Hand in ``end`` and return a claimed step, or None when nothing is claimable now."""
+        future: asyncio.Future[Claim | None] = asyncio.get_running_loop().create_future()
+        self._wishes.append(_Wish(end, not self.is_draining, future))
+        self._wanted.set()
+        return await future
+
+    def drain(self) -> None:
+        """Claim nothing from now on; ends are still written."""
+        self.is_draining = True
+        for wish in self._wishes:
+            wish.wants_step = False
+
+    async def run(self) -> None:
+        """Serve wishes until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            wishes, self._wishes = self._wishes, []
+            if wishes:
+                await self._serve(wishes)
+
+    async def _serve(self, wishes: list[_Wish]) -> None:
+        supply = self.supply()
+        if not supply.worker_id:
+            _answer(wishes, ())
+            return
+        try:
+            advance = await self._advance(supply, wishes)
+        except BaseException as error:  # whatever it is belongs to the slots that wait, not to the pump
+            for wish in wishes:
+                if not wish.future.done():
+                    wish.future.set_exception(error) if isinstance(error, Exception) else wish.future.cancel()
+            if not isinstance(error, Exception):
+                raise
+            return
+        unwanted = _answer(wishes, advance.claims)
+        if unwanted:
+            held = [Held(claim.step_key, claim.identity.run_id, claim.fence) for claim in unwanted]
+            await self.store.hand_back(supply.worker_id, held, reason="slot is gone", now_us=self.clock.now_us())
+        await self._tell_owners(advance)
+
+    async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
+        ends = [wish.end for wish in wishes if wish.end is not None]
+        claim = min(sum(wish.wants_step for wish in wishes), BATCH)
+        for attempt in range(1_000_000):
+            try:
+                return await self.store.advance(
+                    supply.worker_id,
+                    ends,
+                    claim=claim,
+                    pools=supply.pools,
+                    capabilities=supply.capabilities,
+                    live_workers=supply.live_workers,
+                    now_us=self.clock.now_us(),
+                )
+            except UnavailableError as error:
+                # An end that was applied although we saw an error comes back as stale: harmless. The heartbeat, not the
+                # pump, decides when to give up.
+                if self.supply().worker_id != supply.worker_id:
+                    return Advance()
+                log.warning("advance_unanswered", error=str(error), attempt=attempt)
+                await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+        return Advance()
+
+    async def _tell_owners(self, advance: Advance) -> None:
+        """Ring owners at once about what only they can do, and soon about work that is merely left for others."""
+        if advance.owner_sessions:
+            await self.ring.wake_owners(sorted(advance.owner_sessions))
+        elif advance.ready_left and (self._ringing is None or self._ringing.done()):
+            self._ringing = asyncio.get_running_loop().create_task(self._ring_soon())
+
+    async def _ring_soon(self) -> None:
+        await asyncio.sleep(RING_EVERY_S)
+        await self.ring.wake_owners()
+
+
+def _answer(wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
+    """Give each waiting slot a claim or None; return the claims whose slots went away meanwhile."""
+    left = list(reversed(claims))
+    for wish in wishes:
+        if not wish.future.done():
+            wish.future.set_result(left.pop() if wish.wants_step and left else None)
+    return left

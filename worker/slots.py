@@ -1,0 +1,128 @@
+"""Slots: each holds one child run at a time, from claim to end.
+
+Owns the table of held runs and the ways they can be stopped: cancelled (the run ends), handed back (pause, drain), or
+dropped (the lease is gone, nothing may be written). Running a step is the runner's business.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, assert_never
+
+from shared.clock import Clock
+from shared.errors import LeaseLostError, UnavailableError
+from shared.log import get_logger
+from shared.runs.status import EndReason
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, Held, StepEnd, StepError
+from shared.tasks.store import TaskStore
+from worker.pump import Pump
+
+log = get_logger(__name__)
+
+Stop = Literal["cancel", "hand_back", "drop"]
+
+
+class StepRunner(Protocol):
+    """Runs one claimed step to its end. Raises LeaseLostError when a write was refused; is cancelled to stop it."""
+
+    async def run(self, claim: Claim) -> StepEnd: ...
+
+
+class RunWatcher(Protocol):
+    """Is told of every run that starts and ends here, for telemetry."""
+
+    def started(self, claim: Claim) -> None: ...
+
+    def ended(self, claim: Claim, end: StepEnd | None) -> None: ...
+
+
+@dataclass(slots=True)
+class _HeldRun:
+    claim: Claim
+    task: asyncio.Task[StepEnd]
+    stop: Stop | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Slots:
+    """All slots of a process. One :meth:`hold` a dispatch job."""
+
+    pump: Pump
+    runner: StepRunner
+    store: TaskStore
+    clock: Clock
+    watcher: RunWatcher
+    _held: dict[str, _HeldRun] = field(default_factory=dict)
+
+    async def hold(self) -> int:
+        """Hold one slot until nothing is claimable; return how many steps it ran."""
+        count = 0
+        claim = await self.pump.next_step(None)
+        while claim is not None:
+            end = await self._run(claim)
+            count += 1
+            claim = await self.pump.next_step(end)
+        return count
+
+    def stop_run(self, run_id: str, stop: Stop, reason: str) -> None:
+        """Stop a held run; nothing when it is not held (any more)."""
+        held = self._held.get(run_id)
+        if held is not None and held.stop is None:
+            held.stop, held.reason = stop, reason
+            held.task.cancel()
+
+    def stop_all(self, stop: Stop, reason: str) -> None:
+        for run_id in list(self._held):
+            self.stop_run(run_id, stop, reason)
+
+    @property
+    def busy(self) -> int:
+        return len(self._held)
+
+    async def _run(self, claim: Claim) -> StepEnd | None:
+        task = asyncio.get_running_loop().create_task(self.runner.run(claim))
+        held = self._held[claim.identity.run_id] = _HeldRun(claim, task)
+        self.watcher.started(claim)
+        end: StepEnd | None = None
+        try:
+            end = await task
+        except LeaseLostError:
+            log.warning("lease_lost", run=claim.identity.run_id, step=claim.step_key, fence=claim.fence)
+        except asyncio.CancelledError:
+            if held.stop is None:
+                raise
+            end = await self._stopped(held)
+        finally:
+            del self._held[claim.identity.run_id]
+            self.watcher.ended(claim, end)
+        return end
+
+    async def _stopped(self, held: _HeldRun) -> StepEnd | None:
+        claim = held.claim
+        match held.stop:
+            case "drop" | None:
+                return None
+            case "cancel":
+                return StepEnd(
+                    claim.step_key,
+                    claim.identity.run_id,
+                    claim.fence,
+                    StepStatus.CANCELLED,
+                    EndReason.CANCELLED,
+                    error=StepError("cancelled", held.reason or "the task was cancelled"),
+                )
+            case "hand_back":
+                await self._hand_back(claim, held.reason)
+                return None
+            case other:
+                assert_never(other)
+
+    async def _hand_back(self, claim: Claim, reason: str) -> None:
+        lease = Held(claim.step_key, claim.identity.run_id, claim.fence)
+        worker_id = self.pump.supply().worker_id
+        try:
+            await self.store.hand_back(worker_id, [lease], reason=reason, now_us=self.clock.now_us())
+        except UnavailableError as error:
+            # The reaper frees it when this worker has stopped beating.
+            log.warning("hand_back_unanswered", run=claim.identity.run_id, error=str(error))

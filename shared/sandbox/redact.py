@@ -1,0 +1,144 @@
+"""Taking secrets out of what is stored or published (EVT-05).
+
+Two nets: the exact values of settings and environment entries that are marked secret (also as they look inside JSON,
+URLs and base64), and the shapes of well-known tokens. Digests are computed over real inputs, before this.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from shared.jsontext import Json
+
+MARK = "[redacted]"
+MIN_SECRET_CHARS = 6
+"""Shorter values are not taken out: they would match everywhere and hide nothing worth hiding."""
+
+_TOKENS: tuple[tuple[str, str], ...] = (
+    # A marker that is cheap to look for, and the whole shape. A text without a marker is never scanned by its pattern.
+    ("-----BEGIN ", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)"),
+    ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
+    ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
+    ("sk-", r"\bsk-[A-Za-z0-9_-]{20,}"),
+    ("gh", r"\bgh[pousr]_[A-Za-z0-9]{36,}"),
+    ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{22,}"),
+    ("glpat-", r"\bglpat-[A-Za-z0-9_-]{20,}"),
+    ("xox", r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
+    ("AIza", r"\bAIza[0-9A-Za-z_-]{35}"),
+    ("hf_", r"\bhf_[A-Za-z0-9]{30,}"),
+    ("npm_", r"\bnpm_[A-Za-z0-9]{36}"),
+    ("pypi-", r"\bpypi-[A-Za-z0-9_-]{50,}"),
+    ("_live_", r"\b[sr]k_live_[A-Za-z0-9]{16,}"),
+    ("eyJ", r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
+    ("earer ", r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*"),
+    ("://", r"(?<=://)[^\s/:@'\"]{0,128}:[^\s/@'\"]{1,256}(?=@)"),
+)
+_COMPILED = tuple((marker, re.compile(pattern)) for marker, pattern in _TOKENS)
+_LONGEST_TOKEN = 4096
+_LONGEST_HELD = 64
+_CONTEXT = 16
+"""Characters before a token that its pattern may look back at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """Replaces secrets by a mark in texts and JSON values. Immutable; built once a process by :func:`redactor`."""
+
+    values: tuple[str, ...] = field(default=(), repr=False)
+
+    def text(self, text: str) -> str:
+        """Return the text without secrets; the same object when it holds none."""
+        for value in self.values:
+            if value in text:
+                text = text.replace(value, MARK)
+        for marker, pattern in _COMPILED:
+            if marker in text:
+                text = pattern.sub(MARK, text)
+        return text
+
+    def value(self, value: Json) -> Json:
+        """Return a JSON value with every string and key redacted; the same object when nothing was."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return self.mapping(value)
+        if isinstance(value, Sequence):
+            items = [self.value(item) for item in value]
+            return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        return value
+
+    def mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Like :meth:`value`, for an object."""
+        pairs = {self.text(key): self.value(item) for key, item in value.items()}
+        is_same = all(pairs.get(key, _MISSING) is item for key, item in value.items())
+        return value if is_same else pairs
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where secrets stand, as (start, end), in no order; they may overlap."""
+        patterns = [pattern for marker, pattern in _COMPILED if marker in text]
+        patterns += [re.compile(re.escape(value)) for value in self.values if value in text]
+        return [match.span() for pattern in patterns for match in pattern.finditer(text)]
+
+    def stream(self) -> "StreamRedactor":
+        """Return a redactor for text that comes in pieces."""
+        return StreamRedactor(self)
+
+
+_MISSING = object()
+
+
+class StreamRedactor:
+    """Redacts a stream whose pieces may cut a secret anywhere.
+
+    Holds back as much of the end as the longest secret could need and never cuts inside a secret. One stream, one
+    instance; :meth:`close` gives the rest.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._hold = max([_LONGEST_TOKEN, *(len(value) for value in redactor.values)])
+        self._pending = ""
+
+    def feed(self, piece: str) -> str:
+        """Take a piece and return what can be shown now; may be empty."""
+        self._pending += piece
+        if len(self._pending) <= 2 * self._hold:
+            return ""
+        cut = self._safe_cut()
+        if cut == 0 and len(self._pending) > _LONGEST_HELD * self._hold:
+            self._pending = ""  # one endless secret: memory stays bounded and nothing of it is shown
+            return MARK
+        shown, self._pending = self._redactor.text(self._pending[:cut]), self._pending[cut:]
+        return shown
+
+    def close(self) -> str:
+        """Return the rest."""
+        rest, self._pending = self._redactor.text(self._pending), ""
+        return rest
+
+    def _safe_cut(self) -> int:
+        """Return where the text can be cut so that no secret, nor what it is recognised by, lies on both sides."""
+        cut = len(self._pending) - self._hold
+        for start, end in sorted(self._redactor.spans(self._pending), reverse=True):
+            if start - _CONTEXT < cut < end + 1:
+                cut = max(0, start - _CONTEXT)
+        return cut
+
+
+def redactor(secrets: Iterable[str] = ()) -> Redactor:
+    """Build a redactor for the values of entries marked secret, each also in its usual encodings."""
+    forms: set[str] = set()
+    for secret in secrets:
+        if len(secret) >= MIN_SECRET_CHARS:
+            forms |= {
+                secret,
+                json.dumps(secret)[1:-1],
+                json.dumps(secret, ensure_ascii=False)[1:-1],
+                quote(secret, safe=""),
+            }
+            forms.add(base64.b64encode(secret.encode()).decode().rstrip("="))
+    # Longest first: a secret that contains another must not be cut open by it.
+    return Redactor(tuple(sorted(forms, key=lambda form: (-len(form), form))))

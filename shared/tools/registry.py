@@ -1,0 +1,191 @@
+"""The registry: every tool of a process, once, under its canonical name (REG-01, REG-02, REG-06, REG-09, REG-10).
+
+Owns what makes a definition acceptable. Leaves which of them a run may use to :mod:`shared.tools.surface`.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from shared.errors import InvalidToolError
+from shared.jsontext import Json, JsonObject, digest
+from shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdapter, ToolContext, ToolDefinition
+from shared.tools.naming import check_alias, check_name
+from shared.tools.pydantic_schema import from_pydantic, model_of
+from shared.tools.schema import check_schema, close
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+MAX_TIMEOUT = timedelta(milliseconds=600_000)
+
+Function: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Function)
+
+
+class ToolRegistry:
+    """Tools by canonical name. Filled at start, read from then on; registering the same name twice is an error."""
+
+    def __init__(self, *, max_timeout: timedelta = MAX_TIMEOUT) -> None:
+        self._max_timeout = max_timeout
+        self._tools: dict[str, ToolDefinition] = {}
+        self._builtin: set[str] = set()
+        self._aliases: dict[str, str] = {}
+
+    def register(self, definition: ToolDefinition, *, is_builtin: bool = False) -> ToolDefinition:
+        """Check a definition and keep it; returns it as kept, with an input schema that refuses unknown fields.
+
+        Raises:
+            InvalidToolError: names what is wrong with it.
+        """
+        self._check(definition)
+        kept = replace(definition, input_schema=close(definition.input_schema))
+        self._tools[kept.name] = kept
+        self._aliases.update(dict.fromkeys(kept.aliases, kept.name))
+        if is_builtin:
+            self._builtin.add(kept.name)
+        return kept
+
+    def register_tool(
+        self,
+        name: str,
+        description: str,
+        input_schema: "JsonObject | type[BaseModel]",
+        handler: Handler,
+        *,
+        permission: Permission = Permission.WRITE,
+        tags: Iterable[str] = (),
+        **more: Any,
+    ) -> ToolDefinition:
+        """Register from parts; ``more`` are further fields of :class:`ToolDefinition`.
+
+        Raises:
+            InvalidToolError: as :meth:`register`.
+        """
+        schema = from_pydantic(input_schema, tool=name) if isinstance(input_schema, type) else input_schema
+        definition = ToolDefinition(name, description, schema, handler, permission, frozenset(tags), **more)
+        return self.register(definition)
+
+    def tool(self, name: str, **more: Any) -> Callable[[F], F]:
+        """Register a function, sync or async, by its annotations; the docstring is the description.
+
+        A first parameter annotated as :class:`ToolContext` gets the context. One remaining parameter that is a Pydantic
+        model takes the whole input; otherwise each parameter is a field. ``more`` are fields of :class:`ToolDefinition`.
+
+        Raises:
+            InvalidToolError: the function cannot be said as a schema.
+        """
+
+        def decorate(function: F) -> F:
+            self.register(definition_of(function, name, **more))
+            return function
+
+        return decorate
+
+    def add(self, adapter: ToolAdapter, *, is_builtin: bool = False) -> None:
+        """Register all tools of a source.
+
+        Raises:
+            InvalidToolError: one of them is refused; those before it are kept.
+        """
+        for definition in adapter.tools():
+            self.register(definition, is_builtin=is_builtin)
+
+    def get(self, name: str) -> ToolDefinition | None:
+        """Return a tool by canonical name or alias."""
+        return self._tools.get(self._aliases.get(name, name))
+
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        """Return all tools in the order models see them: built-ins first, then by name."""
+        return tuple(sorted(self._tools.values(), key=lambda tool: (tool.name not in self._builtin, tool.name)))
+
+    def select(self, names: Sequence[str]) -> tuple[ToolDefinition, ...]:
+        """Return the named tools that there still are, in the given order."""
+        return tuple(self._tools[name] for name in names if name in self._tools)
+
+    def catalogue_digest(self) -> str:
+        """Return a digest over what every tool promises; equal catalogues in two processes have equal digests."""
+        return digest([_promise(tool) for tool in sorted(self._tools.values(), key=lambda tool: tool.name)])
+
+    def _check(self, definition: ToolDefinition) -> None:
+        check_name(definition.name)
+        self._check_free(definition)
+        if not definition.description.strip():
+            raise InvalidToolError(definition.name, "has no description; a model chooses a tool by it")
+        check_schema(definition.input_schema, tool=definition.name)
+        if definition.output_schema is not None:
+            check_schema(definition.output_schema, tool=definition.name, part="output_schema")
+        if definition.timeout is not None and not timedelta(0) < definition.timeout <= self._max_timeout:
+            limit = self._max_timeout // timedelta(milliseconds=1)
+            raise InvalidToolError(definition.name, f"its timeout must be above 0 and at most {limit} ms")
+        if definition.max_result_chars is not None and definition.max_result_chars < 1:
+            raise InvalidToolError(definition.name, "max_result_chars must be at least 1")
+
+    def _check_free(self, definition: ToolDefinition) -> None:
+        for name in (definition.name, *definition.aliases):
+            if name in self._tools or name in self._aliases:
+                owner = self._aliases.get(name, name)
+                raise InvalidToolError(definition.name, f"the name {name!r} is taken by tool {owner!r}; choose another")
+        for alias in definition.aliases:
+            check_alias(definition.name, alias)
+        if len({definition.name, *definition.aliases}) <= len(definition.aliases):
+            raise InvalidToolError(definition.name, "has the same alias twice")
+
+
+def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
+    """Return a tool made of an annotated function (see :meth:`ToolRegistry.tool`)."""
+    hints = inspect.get_annotations(function, eval_str=True)
+    parameters = list(inspect.signature(function).parameters)
+    takes_context = bool(parameters) and hints.get(parameters[0]) is ToolContext
+    fields = parameters[1:] if takes_context else parameters
+    is_whole = len(fields) == 1 and _is_model(hints.get(fields[0]))
+    model = hints[fields[0]] if is_whole else model_of(function, tool=name, skip=int(takes_context))
+
+    async def handler(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        parsed = model.model_validate(dict(call_input))
+        given = {fields[0]: parsed} if is_whole else {field: getattr(parsed, field) for field in fields}
+        before = (context,) if takes_context else ()
+        if inspect.iscoroutinefunction(function):
+            return _plain(await function(*before, **given))
+        return _plain(await asyncio.to_thread(function, *before, **given))
+
+    more.setdefault("description", inspect.getdoc(function) or "")
+    more.setdefault("validate_input", _validator(model))
+    more["tags"] = frozenset(more.get("tags", ()))
+    return ToolDefinition(name=name, input_schema=from_pydantic(model, tool=name), handler=handler, **more)
+
+
+def _validator(model: "type[BaseModel]") -> Callable[[JsonObject], str | None]:
+    from pydantic import ValidationError  # noqa: PLC0415  # heavy, and only decorators need it
+
+    def check(call_input: JsonObject) -> str | None:
+        try:
+            model.model_validate(dict(call_input))
+        except ValidationError as error:
+            return "; ".join(f"$.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:20])
+        return None
+
+    return check
+
+
+def _plain(output: Any) -> HandlerOutput:
+    return output.model_dump(mode="json") if _is_model(type(output)) else output  # type: ignore[no-any-return]
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and hasattr(annotation, "model_validate")
+
+
+def _promise(tool: ToolDefinition) -> dict[str, Json]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.input_schema,
+        "output_schema": tool.output_schema,
+        "permission": tool.permission.value,
+        "tags": sorted(tool.tags),
+        "aliases": sorted(tool.aliases),
+    }

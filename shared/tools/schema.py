@@ -1,0 +1,233 @@
+"""The one schema language inside: JSON Schema 2020-12 in a small subset (SCH-01, SCH-03).
+
+Owns what a schema may say and whether a value holds to it. Getting a Pydantic model into the subset is
+:mod:`shared.tools.pydantic_schema`. Messages name places as ``$.a[0].b`` and never repeat a value: it may be
+a secret.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+from shared.errors import InvalidToolError
+from shared.jsontext import Json, JsonObject
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+MAX_SCHEMA_DEPTH: Final = 32
+MAX_VALUE_DEPTH: Final = 100
+MAX_VIOLATIONS: Final = 20
+
+TYPES: Final = ("object", "string", "number", "integer", "boolean", "array")
+_ANYWHERE: Final = frozenset({"type", "description", "title", "default", "enum"})
+_BY_TYPE: Final[Mapping[str, frozenset[str]]] = {
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
+    "string": frozenset({"minLength", "maxLength"}),
+    "number": frozenset({"minimum", "maximum"}),
+    "integer": frozenset({"minimum", "maximum"}),
+    "boolean": frozenset(),
+}
+_COUNTS: Final = frozenset({"minItems", "maxItems", "minLength", "maxLength"})
+_SUPPORTED: Final = _ANYWHERE.union(*_BY_TYPE.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One rule that does not hold: where, which keyword, and what would hold."""
+
+    path: str
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def check_schema(schema: JsonObject, *, tool: str, part: str = "input_schema") -> None:
+    """Hold a schema to the subset.
+
+    Raises:
+        InvalidToolError: names the place and the keyword; an input schema must describe an object.
+    """
+    offence = next(schema_offences(schema), None)
+    if offence is not None:
+        raise InvalidToolError(tool, f"{part} {offence}")
+    if part == "input_schema" and schema.get("type") != "object":
+        raise InvalidToolError(tool, "input_schema $: its type is not 'object'; a tool takes named arguments")
+
+
+def schema_offences(schema: Json, path: str = "$", depth: int = 0) -> Iterator[Violation]:
+    """Yield what a schema says outside the subset, in document order. No type means any value."""
+    if not isinstance(schema, Mapping):
+        yield Violation(path, "schema", "is not a schema object")
+        return
+    if depth > MAX_SCHEMA_DEPTH:
+        yield Violation(path, "depth", f"is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        return
+    kind = schema.get("type")
+    if "type" in schema and kind not in TYPES:
+        yield Violation(f"{path}.type", "type", f"is {kind!r}; it must be one of {', '.join(TYPES)}")
+        return
+    allowed = _ANYWHERE | (_BY_TYPE[str(kind)] if kind is not None else frozenset())
+    for keyword, value in schema.items():
+        if keyword not in allowed:
+            yield Violation(f"{path}.{keyword}", keyword, _unsupported(keyword, kind))
+        else:
+            yield from _keyword_offences(keyword, value, schema, path, depth)
+
+
+def close(schema: JsonObject) -> dict[str, Json]:
+    """Return an input schema in which every object that lists properties refuses others unless it says otherwise."""
+    closed: dict[str, Json] = dict(schema)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        closed["properties"] = {
+            name: close(part) if isinstance(part, Mapping) else part for name, part in properties.items()
+        }
+    items = schema.get("items")
+    if isinstance(items, Mapping):
+        closed["items"] = close(items)
+    if isinstance(properties, Mapping):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def validate(schema: JsonObject, value: Json) -> list[Violation]:
+    """Return how a value breaks a schema; empty when it holds. At most ``MAX_VIOLATIONS``, in document order.
+
+    The compiled form is kept by the schema's identity: schemas are immutable once registered.
+    """
+    if _is_deeper(value, MAX_VALUE_DEPTH):
+        return [Violation("$", "depth", f"is nested deeper than {MAX_VALUE_DEPTH} levels")]
+    found: list[Violation] = []
+    for error in _compiled(schema).iter_errors(value):
+        found.append(Violation(_place(error), str(error.validator), _say(error)))
+        if len(found) == MAX_VIOLATIONS:
+            break
+    return found
+
+
+_CACHE: OrderedDict[int, tuple[JsonObject, "Draft202012Validator"]] = OrderedDict()
+_CACHE_SIZE: Final = 2048
+
+
+def _compiled(schema: JsonObject) -> "Draft202012Validator":
+    # The entry holds the schema itself, so that its id cannot be given to another object meanwhile.
+    entry = _CACHE.get(id(schema))
+    if entry is not None:
+        return entry[1]
+    from jsonschema import Draft202012Validator  # noqa: PLC0415  # 60 ms that `soong --help` does not pay
+
+    validator = Draft202012Validator(dict(schema))
+    if len(_CACHE) >= _CACHE_SIZE:
+        _CACHE.popitem(last=False)
+    _CACHE[id(schema)] = (schema, validator)
+    return validator
+
+
+def _unsupported(keyword: str, kind: Json) -> str:
+    if keyword in _SUPPORTED:
+        return f"says nothing about {'a value without type' if kind is None else f'type {kind!r}'}; remove it"
+    known = ", ".join(sorted(_SUPPORTED))
+    return f"is not supported; a schema may use {known}"
+
+
+def _keyword_offences(keyword: str, value: Json, schema: JsonObject, path: str, depth: int) -> Iterator[Violation]:
+    place = f"{path}.{keyword}"
+    match keyword:
+        case "properties":
+            yield from _properties_offences(value, place, depth)
+        case "items":
+            yield from schema_offences(value, place, depth + 1)
+        case "required":
+            yield from _required_offences(value, schema, place)
+        case "enum":
+            if not _is_list(value) or not value:
+                yield Violation(place, keyword, "is not a list with at least one value")
+        case "additionalProperties" if not isinstance(value, bool):
+            yield Violation(place, keyword, "is not true or false; a schema here is not supported")
+        case "description" | "title" if not isinstance(value, str):
+            yield Violation(place, keyword, "is not a string")
+        case "minimum" | "maximum" if isinstance(value, bool) or not isinstance(value, int | float):
+            yield Violation(place, keyword, "is not a number")
+        case _ if keyword in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            yield Violation(place, keyword, "is not a whole number from 0 up")
+
+
+def _properties_offences(value: Json, place: str, depth: int) -> Iterator[Violation]:
+    if not isinstance(value, Mapping):
+        yield Violation(place, "properties", "is not an object of schemas")
+        return
+    for name, part in value.items():
+        yield from schema_offences(part, f"{place}.{name}", depth + 1)
+
+
+def _required_offences(value: Json, schema: JsonObject, place: str) -> Iterator[Violation]:
+    properties = schema.get("properties")
+    known = set(properties) if isinstance(properties, Mapping) else set()
+    if not _is_list(value) or not all(isinstance(name, str) for name in value):
+        yield Violation(place, "required", "is not a list of property names")
+        return
+    for name in value:
+        if name not in known:
+            yield Violation(place, "required", f"names {name!r}, which is not among the properties")
+
+
+def _is_list(value: Json) -> TypeGuard[Sequence[Json]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_deeper(value: object, limit: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    level: list[object] = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _place(error: "ValidationError") -> str:
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+
+
+def _say(error: "ValidationError") -> str:
+    rule: Any = error.validator_value
+    instance: Any = error.instance
+    match error.validator:
+        case "type":
+            return f"must be {rule}, is {_type_of(error.instance)}"
+        case "required":
+            missing = [name for name in rule if name not in instance]
+            return f"lacks {', '.join(map(repr, missing))}"
+        case "additionalProperties":
+            known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+            extra = sorted(str(name)[:60] for name in instance if name not in known)
+            taken = ", ".join(map(repr, known)) or "none"
+            return f"has unknown fields {', '.join(map(repr, extra[:5]))}; it takes {taken}"
+        case "enum":
+            return f"must be one of {', '.join(map(repr, rule[:20]))}"
+        case _:
+            return f"breaks {error.validator} {rule!r}"
+
+
+def _type_of(value: object) -> str:
+    names: dict[type, str] = {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        str: "string",
+        dict: "object",
+        list: "array",
+    }
+    return "null" if value is None else names.get(type(value), type(value).__name__)

@@ -1,0 +1,228 @@
+"""The effective tool set of a run: one pure computation, stored with the run and used for everything (ETS).
+
+Rules are asked in a fixed order and the first that has something to say decides, so every tool is in or out for one
+named reason. Hard limits come first: no configuration, definition or request is even looked at before them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias, cast
+
+from shared.errors import UsageError
+from shared.identity import Role
+from shared.jsontext import Json, JsonObject
+from shared.tools.definition import Permission, ToolDefinition
+from shared.tools.naming import name_matches
+
+CHILD_TASK_TOOLS = frozenset(
+    {"agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step"}
+)
+
+DEFAULT_WORKER_TOOLS = (*sorted(CHILD_TASK_TOOLS), "code.read_file", "code.list_dir", "code.search")
+"""The set of ``default_worker_agent`` and nothing else (ETS-04)."""
+
+DELEGATION_TOOLS = frozenset({"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker"})
+
+_CHILD_NEVER = (
+    # Patterns, because what they name may be registered later or by others; nothing lifts them (ETS-06).
+    "agent.plan_*",
+    "agent.task_*",
+    "agent.create_sub_agent",
+    "agent.fork_agent",
+    "agent.dispatch_worker",
+    "agent.list_agent_definitions",
+    "agent.list_workers",
+    "internal.*memor*",
+    "agent.*memor*",
+    "memory.*",
+    "mcp.soong.*",  # our own MCP server as a source would be a way round every line above (PER-13)
+)
+_PLAN_TOOLS = ("agent.plan_*", "agent.task_*")
+
+
+class RunMode(StrEnum):
+    """What a run is for (DIS-06). Plan is read-only plus the role's plan and task tools."""
+
+    DEFAULT = "default"
+    PLAN = "plan"
+    READONLY = "readonly"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRule:
+    """A rule over tools: it covers those whose name matches and that carry all its tags. ``source`` says whose it is."""
+
+    pattern: str = "*"
+    tags: frozenset[str] = frozenset()
+    source: str = "config"
+
+    def covers(self, tool: ToolDefinition) -> bool:
+        """Say whether the rule is about a tool."""
+        return self.tags <= tool.tags and any(name_matches(self.pattern, name) for name in (tool.name, *tool.aliases))
+
+    def __str__(self) -> str:
+        tags = "".join(f" #{tag}" for tag in sorted(self.tags))
+        return f"{self.pattern}{tags} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class SurfaceRequest:
+    """All that the computation depends on besides the tools themselves.
+
+    ``default_tools`` are the names or globs of the agent definition; None takes the role's default. ``allowed_tools`` is
+    what the dispatcher asked for instead; None keeps the default (ETS-03). ``denied`` and ``hidden`` come from policy
+    and configuration. Dangerous tools are outside until ``is_dangerous_enabled`` (CMD-06).
+    """
+
+    role: Role
+    mode: RunMode = RunMode.DEFAULT
+    default_tools: tuple[str, ...] | None = None
+    allowed_tools: tuple[str, ...] | None = None
+    denied: tuple[ToolRule, ...] = ()
+    hidden: tuple[ToolRule, ...] = ()
+    is_dangerous_enabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SurfaceDecision:
+    """Why one tool is in or out."""
+
+    tool: str
+    is_in: bool
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """A run's tools in the order a model sees them, with the decision on every registered tool (ETS-08).
+
+    ``unknown`` holds requested names and globs that no registered tool answers to.
+    """
+
+    decisions: tuple[SurfaceDecision, ...]
+    unknown: tuple[str, ...] = ()
+    tools: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tools", tuple(each.tool for each in self.decisions if each.is_in))
+
+    def explain(self, tool: str) -> SurfaceDecision | None:
+        """Return the decision on a tool; None when it was not registered at the time."""
+        return next((each for each in self.decisions if each.tool == tool), None)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the stored form."""
+        return {
+            "v": 1,
+            "decisions": [[each.tool, each.is_in, each.rule] for each in self.decisions],
+            "unknown": list(self.unknown),
+        }
+
+    @classmethod
+    def from_json(cls, stored: JsonObject) -> "Surface":
+        """Read the stored form.
+
+        Raises:
+            UsageError: it is not one of ours.
+        """
+        try:
+            rows = cast("Sequence[tuple[str, bool, str]]", stored["decisions"])
+            unknown = cast("Sequence[str]", stored.get("unknown", ()))
+            return cls(
+                tuple(SurfaceDecision(str(tool), bool(is_in), str(rule)) for tool, is_in, rule in rows), tuple(unknown)
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"a stored surface cannot be read: {error}") from error
+
+
+def compute_surface(tools: Iterable[ToolDefinition], request: SurfaceRequest) -> Surface:
+    """Decide on every tool, in the given (registry) order. Pure but for ``is_enabled`` of the tools."""
+    known = tuple(tools)
+    return Surface(tuple(_decide(tool, request) for tool in known), _unknown(known, request))
+
+
+_Rule: TypeAlias = Callable[[ToolDefinition, SurfaceRequest], str]
+"""Returns why a tool is out, or nothing when the rule does not speak of it."""
+
+
+def _decide(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
+    for rule in _OUT_RULES:
+        reason = rule(tool, request)
+        if reason:
+            return SurfaceDecision(tool.name, is_in=False, rule=reason)
+    return _wanted(tool, request)
+
+
+def _hard_limit(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    if not request.role.is_child or tool.name in CHILD_TASK_TOOLS:
+        return ""
+    if tool.is_agent_tool:
+        return f"hard limit: a {request.role.value} agent never starts agents"
+    pattern = next((each for each in _CHILD_NEVER if _covers(each, tool)), "")
+    return f"hard limit: a {request.role.value} agent never has {pattern}" if pattern else ""
+
+
+def _disabled(tool: ToolDefinition, _request: SurfaceRequest) -> str:
+    try:
+        return "" if tool.is_enabled() else "tool: is_enabled says no"
+    except Exception as error:  # noqa: BLE001  # foreign code; a tool that cannot say it is enabled is not
+        return f"tool: is_enabled failed with {type(error).__name__}"
+
+
+def _denied(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    rule = next((each for each in request.denied if each.covers(tool)), None)
+    return f"denied by {rule}" if rule else ""
+
+
+def _hidden(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    rule = next((each for each in request.hidden if each.covers(tool)), None)
+    return f"hidden by {rule}" if rule else ""
+
+
+def _mode(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    if request.mode is RunMode.DEFAULT:
+        return ""
+    # A child may write, so starting one would be a way out of the mode.
+    if tool.is_agent_tool or tool.name in DELEGATION_TOOLS:
+        return f"mode {request.mode.value}: starts agents"
+    if request.mode is RunMode.PLAN and any(name_matches(pattern, tool.name) for pattern in _PLAN_TOOLS):
+        return ""
+    is_readonly = tool.permission is Permission.READONLY and "dangerous" not in tool.tags
+    return "" if is_readonly else f"mode {request.mode.value}: not readonly"
+
+
+def _dangerous(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    is_out = "dangerous" in tool.tags and not request.is_dangerous_enabled
+    return "dangerous tools are not enabled by config" if is_out else ""
+
+
+_OUT_RULES: tuple[_Rule, ...] = (_hard_limit, _disabled, _denied, _hidden, _mode, _dangerous)
+
+
+def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
+    if request.allowed_tools is not None:
+        origin, patterns = "allowed_tools", request.allowed_tools
+    elif request.default_tools is not None:
+        origin, patterns = "agent definition", request.default_tools
+    else:
+        origin, patterns = _role_default(request.role)
+    pattern = next((each for each in patterns if _covers(each, tool)), None)
+    if pattern is None:
+        return SurfaceDecision(tool.name, is_in=False, rule=f"not in {origin}")
+    return SurfaceDecision(tool.name, is_in=True, rule=f"{origin}: {pattern}")
+
+
+def _role_default(role: Role) -> tuple[str, tuple[str, ...]]:
+    if role is Role.WORKER:
+        return "default of a worker", DEFAULT_WORKER_TOOLS
+    return f"default of role {role.value}", ("*",)
+
+
+def _covers(pattern: str, tool: ToolDefinition) -> bool:
+    return any(name_matches(pattern, name) for name in (tool.name, *tool.aliases))
+
+
+def _unknown(tools: Sequence[ToolDefinition], request: SurfaceRequest) -> tuple[str, ...]:
+    asked: Mapping[str, None] = dict.fromkeys((*(request.allowed_tools or ()), *(request.default_tools or ())))
+    return tuple(pattern for pattern in asked if not any(_covers(pattern, tool) for tool in tools))

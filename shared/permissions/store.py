@@ -12,7 +12,8 @@ class ConsentStore(Protocol):
     async def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
-        Raised again for the same run and call (a resumed run), the open or decided one is returned instead.
+        Raised again for the same run and call (a resumed run), the open or decided one is returned instead, and no event
+        is written. What is returned has its identity from rows.
 
         Raises: LeaseLostError.
         """
@@ -34,7 +35,7 @@ class ConsentStore(Protocol):
         """Insert the first answer of a pending request.
 
         Raises:
-            AlreadyDecidedError: another answer stands, or the request is decided, withdrawn or expired.
+            AlreadyDecidedError: another answer stands (state "answered"), or the request is decided, withdrawn or expired.
             NotFoundError: no such request.
         """
         ...
@@ -53,15 +54,24 @@ class ConsentStore(Protocol):
     async def decision_of(self, request_id: str) -> Decision | None: ...
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
-        """Close the pending request of a call whose asker has ended; nothing when there is none."""
+        """Close the pending request of a call whose asker has ended, with permission_withdrawn; nothing when there is none.
+
+        Raises: LeaseLostError.
+        """
         ...
 
     async def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
-        """Close pending requests whose run has ended or lost its lease for good; return their ids."""
+        """Close pending requests whose run has ended, with permission_withdrawn in its log; return their ids.
+
+        A run that lost its lease and waits to be resumed keeps its question.
+        """
         ...
 
     async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
-        """Insert a public key (32 bytes, Ed25519). Owners only; workers only read."""
+        """Insert a public key (32 bytes, Ed25519), once. Owners only; workers only read.
+
+        Raises: ConflictError when another key has that id.
+        """
         ...
 
     async def public_key(self, key_id: str) -> bytes | None: ...

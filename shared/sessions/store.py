@@ -23,7 +23,10 @@ class SessionStore(Protocol):
         ...
 
     async def expire_owner(self, owner_id: str, beat: int) -> bool:
-        """Declare an owner gone if its beat is still ``beat``; its sessions become free for adoption. Idempotent."""
+        """Declare an owner gone if its beat is still ``beat``; its sessions become free for adoption.
+
+        False when it has beaten or is gone already.
+        """
         ...
 
     async def release_owner(self, owner_id: str) -> None:
@@ -42,7 +45,10 @@ class SessionStore(Protocol):
     async def sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]: ...
 
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
-        """Take every open session without an owner: set owner_id, epoch + 1. Two adopters never both get one."""
+        """Take every open session without an owner: set owner_id, epoch + 1. Two adopters never both get one.
+
+        An owner that is gone gets none.
+        """
         ...
 
     async def close_session(self, ownership: Ownership) -> None:
@@ -77,7 +83,10 @@ class SessionStore(Protocol):
     async def register_worker(self, worker: Worker) -> None: ...
 
     async def set_worker_state(self, worker_id: str, state: ProcessState) -> None:
-        """Move live -> draining -> gone; never back."""
+        """Move live -> draining -> gone; a move back changes nothing.
+
+        Raises: ConflictError for GONE while it holds leases: nobody would free them; hand them back first.
+        """
         ...
 
     async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:

@@ -1,8 +1,13 @@
 """The port for tasks and steps: where claims, fences, readiness and caps are decided.
 
 Every adapter passes tests/contract. Each method is one transaction. A worker's methods name their ``worker_id`` and
-carry fences; an owner's methods carry their :class:`Ownership` and raise NotOwnerError when its epoch is stale.
+carry fences; an owner's methods carry their :class:`Ownership` and raise NotOwnerError when its epoch is stale or the
+session has no owner any more, and NotFoundError for a task or step of another session.
 A worker inserts no step and no run: claiming is an update.
+
+Every transition is an event in the log of the step's current run; a map step has no run, so its events, like the
+task's own, are in the log of the task's root run. A run that is ended with its step (skipped, cancelled, poisoned) is
+ended in the same transaction.
 """
 
 from collections.abc import Sequence
@@ -32,7 +37,12 @@ from shared.tasks.step import (
 class TaskStore(Protocol):
     # -- making and reading
     async def create_task(self, task: NewTask) -> None:
-        """Insert a task with its steps, edges and runs; steps without open dependencies become ready or expanding."""
+        """Insert a task with its steps, edges and runs; steps without open dependencies become ready or expanding.
+
+        The root run is running from the start (fence 0, its owner appends to it); the steps' runs are queued.
+
+        Raises: NotFoundError when there is no such session.
+        """
         ...
 
     async def task(self, task_id: str) -> Task:
@@ -78,16 +88,22 @@ class TaskStore(Protocol):
         key order; what reaches 0 becomes ready (a map: expanding). A map step whose last child ended completes here, with
         its dependents. A failed end leaves its dependents as they are: the owner settles it.
 
+        The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
+
         Claims: only ready steps of running tasks, of ``pools``, whose ``needs`` are within ``capabilities``; fair between
-        sessions (least recently claimed first), then by priority, then oldest; never beyond a cap, counted in live leases
-        while its row is locked; at most ceil(ready / live_workers) so that one worker does not take all. Claiming sets
-        the fence to one more than ever issued for the step, starts the run and appends step_claimed and run_started (or
-        run_resumed). A worker that is not live (draining, gone) claims nothing.
+        sessions (least recently claimed first, one step each in turn, also within one batch), then by priority (higher
+        first), then oldest; never beyond a cap, counted in live leases while its row is locked; at most
+        ceil(ready / live_workers) so that one worker does not take all. Claiming sets the fence to one more than ever
+        issued for the step, makes it running in one go, starts the run and appends step_claimed and run_started (or
+        run_resumed). A worker that is not live (draining, gone, unknown) claims nothing.
         """
         ...
 
     async def hand_back(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
-        """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids."""
+        """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids.
+
+        A step whose cancellation was asked for is cancelled instead.
+        """
         ...
 
     async def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:
@@ -129,7 +145,12 @@ class TaskStore(Protocol):
         ...
 
     async def retry_step(self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int) -> None:
-        """Insert the next attempt's run and put the step back to pending until ``not_before_us``."""
+        """Insert the next attempt's run and put the step back to pending until ``not_before_us``.
+
+        The step has no error any more and its number of lost leases stays. Only ``promote_due`` makes it ready.
+
+        Raises: InvalidTransitionError when the step is not failed, or its failure is settled.
+        """
         ...
 
     async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
@@ -139,14 +160,19 @@ class TaskStore(Protocol):
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
         """Mark a failure as final and apply its policy: skip dependents (all below), fail the task, or let them go on.
 
-        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn.
+        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children go on.
+        FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then ends the task as failed.
+        Nothing happens when the failure is settled already.
+
+        Raises: InvalidTransitionError when the step is not failed.
         """
         ...
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
         """End the task and its root run if every step has ended and every failure is settled; None when it goes on.
 
-        Completed when all steps completed; otherwise failed, with the failed step ids in ``reason``.
+        Completed when all steps completed; otherwise failed, with the failed step ids in ``reason``. A task that had
+        ended before is left as it is: its status is returned again.
         """
         ...
 
@@ -155,15 +181,32 @@ class TaskStore(Protocol):
         ...
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
-        """Stop new claims of the task; return the ids of workers that hold steps of it."""
+        """Stop new claims of the task; return the ids of workers that hold steps of it.
+
+        Raises: InvalidTransitionError when the task has ended.
+        """
         ...
 
-    async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None: ...
+    async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
+        """Let a paused task go on; a running one just does. Raises: InvalidTransitionError when it has ended."""
+        ...
 
     async def cancel_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
-        """Cancel what is not leased, ask for the rest; return the ids of workers that hold steps of it."""
+        """End the task and its root run as cancelled; return the ids of workers that hold steps of it.
+
+        What is not leased is cancelled at once; the leased steps are asked to stop (``interrupts``) and end as their
+        worker says, or as cancelled when they are handed back or their lease expires. Failures need no settling any more.
+
+        Raises: InvalidTransitionError when the task has ended.
+        """
         ...
 
     async def retry_task(self, ownership: Ownership, task_id: str, runs: Sequence[NewRun], *, now_us: int) -> None:
-        """Put the failed, cancelled and skipped steps of an ended task back to pending, each with its new run."""
+        """Put the failed, cancelled and skipped steps of an ended task back to pending, each with its new run.
+
+        ``runs`` are matched by their step key; a map step needs none: with children it waits for them again, without it
+        is expanded again. A run without a step becomes the task's new root run. Lost leases are forgotten.
+
+        Raises: InvalidTransitionError when the task has not ended (or ConflictError: a step of it is still leased).
+        """
         ...

@@ -1,0 +1,106 @@
+"""The parts of the documentation that are made from code: state pictures, error types, settings.
+
+A part stands in any Markdown file between ``<!-- made from code: NAME -->`` and ``<!-- end: NAME -->``. A test compares
+each with what the code says now; ``PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs`` writes them anew.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic.fields import FieldInfo
+
+from shared.runs.status import RUN_TRANSITIONS, RunStatus
+from shared.settings import Settings
+from shared.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from shared.tools.result import ErrorType
+from tests.spec_plugin import ROOT
+
+Status = TypeVar("Status", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+
+_PART = re.compile(r"(<!-- made from code: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+
+
+def step_states() -> str:
+    return _picture(StepStatus.PENDING, STEP_TRANSITIONS, (status for status in StepStatus if status.is_terminal))
+
+
+def task_states() -> str:
+    return _picture(TaskStatus.RUNNING, TASK_TRANSITIONS, (status for status in TaskStatus if status.is_terminal))
+
+
+def run_states() -> str:
+    return _picture(RunStatus.QUEUED, RUN_TRANSITIONS, (status for status in RunStatus if status.is_terminal))
+
+
+def error_types() -> str:
+    """Return the closed set of error types, with the flag that tells whether the same call may succeed later."""
+    rows = [f"| `{error.value}` | {'yes' if error.is_retryable else 'no'} |" for error in ErrorType]
+    return "\n".join(("| type | the same call may succeed later |", "|---|---|", *rows))
+
+
+def settings() -> str:
+    """Return every setting with its default and meaning."""
+    rows = [
+        f"| `SOONG_{name.upper()}` | {_default(field)} | {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    return "\n".join(("| setting | default | meaning |", "|---|---|---|", *rows))
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "step-states": step_states,
+    "task-states": task_states,
+    "run-states": run_states,
+    "error-types": error_types,
+    "settings": settings,
+}
+
+
+def part_names(text: str) -> list[str]:
+    return [match[2] for match in _PART.finditer(text)]
+
+
+def refreshed(text: str) -> str:
+    """Return ``text`` with each of its parts as the code says it now."""
+    return _PART.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", text)
+
+
+def documents() -> list[Path]:
+    """Return every Markdown file of the project that has a part made from code."""
+    candidates = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(path for path in candidates if part_names(path.read_text(encoding="utf-8")))
+
+
+def _picture(first: Status, transitions: Mapping[tuple[Status, Event], Status], ends: Iterable[Status]) -> str:
+    arrows: dict[tuple[Status, Status], list[str]] = {}
+    for (status, event), target in transitions.items():
+        arrows.setdefault((status, target), []).append(event.value)
+    lines = [f"    {status} --> {target}: {', '.join(events)}" for (status, target), events in arrows.items()]
+    closing = [f"    {status} --> [*]" for status in ends]
+    return "\n".join(("```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *lines, *closing, "```"))
+
+
+def _default(field: FieldInfo) -> str:
+    value: object = field.default
+    if isinstance(value, tuple):
+        value = ",".join(str(part) for part in value)
+    elif isinstance(value, bool):
+        value = str(value).lower()
+    return "" if value in ("", None) else f"`{value}`"
+
+
+def main() -> int:
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(refreshed(text), encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What the style guide fixes in numbers and names."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.spec_plugin import ROOT
+
+_CODE_FOLDERS = ("orchestrator", "worker", "shared", "soong", "tests", "benchmarks", "examples")
+_PRODUCT = ("orchestrator", "worker", "shared", "soong")
+_MAX_FILE_LINES = 600
+_MAX_FUNCTION_LINES = 60
+_VAGUE_CLASS = re.compile(r"(Manager|Helper|Handler|Base|Impl)$")
+_VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "misc.py"})
+
+# Who may touch the process's environment beside settings.py, and why.
+_ENVIRONMENT_READERS = {
+    "shared/settings.py": "the one place for settings",
+    "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
+    "shared/sandbox/process.py": "makes the environment of a child from an allowlist",
+}
+
+# Written in parts, so that this file does not match itself.
+_FORBIDDEN_TEXTS = (
+    re.compile(r"/work/" r"(main|shared)\b"),
+    re.compile(r"files\.python" r"hosted\.org"),
+    re.compile(r"(?im)^(--(extra-)?index-" r"url|--find-" r"links|--trusted-" r"host)\b"),
+    re.compile(r"(?i)co-authored" r"-by"),
+    re.compile(r"(?i)generated (by|with) (an )?" r"(ai|llm|assistant)\b"),
+)
+_TEXT_SUFFIXES = frozenset(
+    {".py", ".md", ".toml", ".lock", ".in", ".yaml", ".yml", ".json", ".sql", ".cfg", ".conf", ".sh", ".mako", ""}
+)
+
+
+def _python_files(folders: tuple[str, ...] = _CODE_FOLDERS) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _place(path: Path, line: int = 0) -> str:
+    return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
+
+
+def test_no_file_is_longer_than_600_lines() -> None:
+    lengths = {_place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _python_files()}
+
+    assert not {place: length for place, length in lengths.items() if length > _MAX_FILE_LINES}
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    long = {
+        _place(path, function.lineno): length
+        for path in _python_files()
+        for function in _functions(path)
+        if (length := (function.end_lineno or 0) - function.lineno + 1) > _MAX_FUNCTION_LINES
+    }
+
+    assert not long
+
+
+def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
+    vague_files = [_place(path) for path in _python_files() if path.name in _VAGUE_FILES]
+    vague_classes = [
+        f"{_place(path, node.lineno)} {node.name}"
+        for path in _python_files(_PRODUCT)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ClassDef) and _VAGUE_CLASS.search(node.name)
+    ]
+
+    assert not vague_files
+    assert not vague_classes
+
+
+def test_every_module_of_the_product_says_what_it_owns() -> None:
+    silent = [
+        _place(path) for path in _python_files(_PRODUCT) if _tree(path).body and ast.get_docstring(_tree(path)) is None
+    ]
+
+    assert not silent
+
+
+def test_the_environment_is_read_in_few_places() -> None:
+    readers = {
+        _place(path)
+        for path in _python_files(_PRODUCT)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        and node.attr in {"environ", "getenv", "environb", "putenv"}
+    }
+
+    assert readers <= _ENVIRONMENT_READERS.keys(), "pass settings in, or give the reason here"
+
+
+def test_no_test_mocks_our_own_code() -> None:
+    mocking = [
+        _place(path, node.lineno)
+        for path in _python_files(("tests",))
+        for node in ast.walk(_tree(path))
+        if (isinstance(node, ast.ImportFrom) and node.module in {"unittest.mock", "mock"})
+        or (isinstance(node, ast.Import) and any(name.name in {"unittest.mock", "mock"} for name in node.names))
+    ]
+
+    assert not mocking
+
+
+@pytest.mark.parametrize("pattern", _FORBIDDEN_TEXTS, ids=lambda pattern: pattern.pattern)
+def test_no_file_names_a_place_outside_the_project(pattern: re.Pattern[str]) -> None:
+    found = [_place(path) for path in _project_texts() if pattern.search(path.read_text(encoding="utf-8"))]
+
+    assert not found
+
+
+@cache
+def _project_texts() -> tuple[Path, ...]:
+    folders = (*_CODE_FOLDERS, "docs", "deploy", "requirements", ".ci")
+    nested = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    return tuple(
+        path
+        for path in (*ROOT.glob("*"), *nested)
+        if path.is_file() and path.suffix in _TEXT_SUFFIXES and "__pycache__" not in path.parts
+    )

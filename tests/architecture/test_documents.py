@@ -1,0 +1,63 @@
+"""Documents that speak of code say what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shared.settings import Settings
+from tests.architecture.code_docs import PARTS, documents, part_names, refreshed
+from tests.spec_plugin import ROOT, clause_ids
+
+_REMEDY = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
+_LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_parts_made_from_code_are_fresh(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+
+    assert text == refreshed(text), f"{path.name} is stale; {_REMEDY}"
+
+
+def test_every_part_stands_in_some_document() -> None:
+    placed = {name for path in documents() for name in part_names(path.read_text(encoding="utf-8"))}
+
+    assert placed == PARTS.keys()
+
+
+def test_every_setting_stands_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    missing = [name for name in Settings.model_fields if f"`SOONG_{name.upper()}`" not in readme]
+
+    assert not missing, f"README.md lacks {missing}; put the part 'settings' into it and {_REMEDY}"
+
+
+def test_clause_ids_are_unique() -> None:
+    ids = clause_ids()
+
+    assert len(ids) == len(set(ids))
+    assert len(ids) > 100
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+    broken = [
+        f"{page.relative_to(ROOT)} -> {target}"
+        for page in pages
+        for target in _LINK.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+
+    assert not broken
+
+
+def test_every_decision_stands_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+
+    missing = [path.name for path in sorted(folder.glob("[0-9]*.md")) if f"({path.name})" not in index]
+
+    assert not missing

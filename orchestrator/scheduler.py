@@ -34,6 +34,14 @@ class Ended:
     status: TaskStatus
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look did and when the session's next retry is due."""
+
+    ended: tuple[Ended, ...]
+    due_us: int | None
+
+
 @dataclass(slots=True)
 class Scheduler:
     """Looks at one owned session at a time."""
@@ -43,21 +51,17 @@ class Scheduler:
     expander: Expander
     clock: Clock
 
-    async def look(self, ownership: Ownership) -> list[Ended]:
-        """Do all that is due in the session; return the tasks that ended."""
-        now_us = self.clock.now_us()
-        await self.tasks.promote_due(ownership, now_us=now_us)
+    async def look(self, ownership: Ownership) -> Look:
+        """Do all that is due in the session."""
+        due = await self.tasks.promote_due(ownership, now_us=self.clock.now_us())
         await self.expander.expand_all(ownership)
         while failed := await self.tasks.failures(ownership):
-            for step in failed:
-                await self._settle(ownership, step)
-        return await self._finish(ownership)
+            retries = [await self._settle(ownership, step) for step in failed]
+            due = min((at for at in (due, *retries) if at is not None), default=None)
+        return Look(tuple(await self._finish(ownership)), due)
 
-    async def next_due_us(self, ownership: Ownership) -> int | None:
-        """Return when the session's next retry is due."""
-        return await self.tasks.promote_due(ownership, now_us=self.clock.now_us())
-
-    async def _settle(self, ownership: Ownership, step: Step) -> None:
+    async def _settle(self, ownership: Ownership, step: Step) -> int | None:
+        """Retry the step (and return when) or make its failure final."""
         now_us = self.clock.now_us()
         if _may_retry(step):
             last = await self.runs.run(step.run_id)
@@ -65,9 +69,10 @@ class Scheduler:
             await self.tasks.retry_step(
                 ownership, step.key, next_attempt(step, last), not_before_us=due_us, now_us=now_us
             )
-            return
+            return due_us
         log.info("step_failed", step=step.key, error=step.error.message if step.error else "", policy=step.on_failure)
         await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
+        return None
 
     async def _finish(self, ownership: Ownership) -> list[Ended]:
         ended = []

@@ -8,7 +8,7 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -113,13 +113,17 @@ class Orchestrator:
     def detach_callback(self, session_id: str) -> None:
         self.parts.desk.detach(session_id)
 
-    async def look(self, session_ids: Sequence[str] | frozenset[str] = ()) -> None:
-        """Look at the given sessions (none: all owned) and fill free slots. One look at a time."""
+    async def look(self, session_ids: Iterable[str] | None = None) -> None:
+        """Look at the given sessions (None: all owned) and fill free slots. One look at a time.
+
+        No sessions means that only slots are to be filled: that costs two reads, a session's look eight.
+        """
         async with self._looking:
-            await self._adopt(session_ids)
-            wanted = [self._owned[key] for key in (session_ids or list(self._owned)) if key in self._owned]
-            for ownership in wanted:
-                await self._look_at(ownership)
+            if session_ids is None or not set(session_ids) <= self._owned.keys():
+                await self._adopt()
+            for session_id in list(self._owned if session_ids is None else session_ids):
+                if session_id in self._owned:
+                    await self._look_at(self._owned[session_id])
             await self.parts.dispatcher.look()
 
     async def _register(self) -> None:
@@ -135,9 +139,7 @@ class Orchestrator:
         owner = Owner(self.owner_id, socket.gethostname(), os.getpid(), self.parts.clock.now_us())
         await self.parts.store.register_owner(owner)
 
-    async def _adopt(self, session_ids: Sequence[str] | frozenset[str]) -> None:
-        if session_ids and all(key in self._owned for key in session_ids):
-            return
+    async def _adopt(self) -> None:
         for session in await self.parts.store.adopt_sessions(self.owner_id):
             self._owned[session.id] = session.ownership
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
@@ -146,7 +148,7 @@ class Orchestrator:
         session_id = ownership.session_id
         try:
             await self.parts.commands.carry_out(ownership)
-            ended = await self.parts.scheduler.look(ownership)
+            look = await self.parts.scheduler.look(ownership)
             is_active = bool(await self.parts.store.open_tasks(ownership))
         except ConflictError as error:
             # Somebody else owns it now, or it was closed: it is no longer ours to look at.
@@ -156,10 +158,20 @@ class Orchestrator:
             return
         (self._active.add if is_active else self._active.discard)(session_id)
         await self.parts.desk.review([session_id])
-        for end in ended:
+        self._look_later(session_id, look.due_us)
+        for end in look.ended:
             await self.parts.recorder.write(end)
-        if ended:
+        if look.ended:
             await self.parts.ring.wake_session(session_id)
+
+    def _look_later(self, session_id: str, due_us: int | None) -> None:
+        """Come back when the session's next retry is due, if that is before the next sweep."""
+        if due_us is None:
+            return
+        delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
+        if delay_s < self.settings.sweep_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(delay_s, lambda: self._tasks.append(loop.create_task(self._answer([session_id]))))
 
     async def _beat(self) -> None:
         while True:
@@ -180,8 +192,8 @@ class Orchestrator:
         count = 0
         while True:
             try:
-                await self.look(await self._reaper.sweep())
-                await self.look([] if count % FULL_LOOK_EVERY == 0 else sorted(self._active))
+                concerned = await self._reaper.sweep()
+                await self.look(None if count % FULL_LOOK_EVERY == 0 else self._active | concerned)
             except UnavailableError as error:
                 log.warning("sweep_unanswered", error=str(error))
             count += 1
@@ -192,7 +204,7 @@ class Orchestrator:
         while True:
             heard = await ear.wait(self.settings.sweep_s)
             if heard:
-                await self._answer([] if "" in heard else sorted(set(heard)))
+                await self._answer(sorted(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
         ear = await self.parts.switchboard.permission_ear()

@@ -8,7 +8,7 @@ from typing import Final
 from shared.wire.jobs import KEY_PREFIX
 
 OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
-"""To every orchestrator: ``{"v":1,"sessions":[…]}``; an empty list means all (a new session, a new worker)."""
+"""To every orchestrator: ``{"v":1,"sessions":[…]}``: look at these; an empty list: there are slots to fill."""
 
 
 def worker_channel(worker_id: str) -> str:

@@ -10,7 +10,9 @@ from typing import Protocol
 class Ring(Protocol):
     """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
 
-    async def wake_owners(self, sessions: Sequence[str] = ()) -> None: ...
+    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+        """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
+        ...
 
     async def wake_worker(self, worker_id: str) -> None: ...
 
@@ -35,7 +37,7 @@ class Switchboard(Protocol):
     """Makes ears."""
 
     async def owner_ear(self) -> Ear:
-        """Hear wake-ups for owners: session ids; an empty id means all."""
+        """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
         ...
 
     async def permission_ear(self) -> Ear:

@@ -1,0 +1,104 @@
+"""Run folders: what a task's runs did, as files for people and other programs (EVT-03).
+
+``runs/<run>/`` in the home gets ``events.jsonl`` (CloudEvents), ``logs/tools.jsonl``, ``logs/errors.jsonl`` and
+``deliverables/``, from rows and artifacts, when the task has ended. The rows stay the truth: a folder can be deleted
+and written again. Runs that called no tool and did not fail get none.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from shared.adapters.artifacts import FolderArtifacts
+from shared.errors import NotFoundError, UnavailableError
+from shared.jsontext import Json, dump
+from shared.log import get_logger
+from shared.runs.events import Event, EventType
+from shared.runs.record import Run
+from shared.runs.status import RunStatus
+from shared.runs.store import RunStore
+
+from orchestrator.scheduler import Ended
+
+log = get_logger(__name__)
+
+TOOL_EVENTS = frozenset(
+    {EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED}
+)
+ERROR_EVENTS = frozenset(
+    {EventType.TOOL_FAILED, EventType.TOOL_DENIED, EventType.RUN_FAILED, EventType.MODEL_FAILED, EventType.PERMISSION_FAILED}
+)
+PAGE = 1000
+
+
+@dataclass(slots=True)
+class RunFolders:
+    """Writes in the background, one task after the other; :meth:`close` waits for what is under way."""
+
+    runs: RunStore
+    artifacts: FolderArtifacts
+    folder: Path
+    _writing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def write(self, ended: Ended) -> None:
+        """Begin to write the folders of the task's runs."""
+        task = asyncio.get_running_loop().create_task(self._write_task(ended.task.id))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._writing, return_exceptions=True)
+
+    async def _write_task(self, task_id: str) -> None:
+        try:
+            for run in await self.runs.runs(task_id=task_id, limit=100_000):
+                if run.usage.tool_calls or run.status is RunStatus.FAILED:
+                    await self._write_run(run)
+        except (OSError, UnavailableError) as error:
+            log.error("run_folder_failed", task=task_id, error=str(error))
+
+    async def _write_run(self, run: Run) -> None:
+        events = await self._events(run.id)
+        folder = self.folder / run.id
+        lines = {
+            "events.jsonl": [event.envelope() for event in events],
+            "logs/tools.jsonl": [_line(event) for event in events if event.type in TOOL_EVENTS],
+            "logs/errors.jsonl": [_line(event) for event in events if event.type in ERROR_EVENTS],
+        }
+        await asyncio.to_thread(_write_lines, folder, lines)
+        for event in events:
+            await self._write_deliverable(folder / "deliverables", event)
+
+    async def _events(self, run_id: str) -> list[Event]:
+        found: list[Event] = []
+        while page := await self.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
+            found.extend(page)
+        return found
+
+    async def _write_deliverable(self, folder: Path, event: Event) -> None:
+        deliverable = event.data.get("deliverable")
+        if not isinstance(deliverable, dict):
+            return
+        name = PurePosixPath(str(deliverable["name"])).name
+        try:
+            data = await self.artifacts.get(str(deliverable["digest"]))
+        except NotFoundError:
+            log.warning("deliverable_missing", run=event.run_id, name=name)
+            return
+        await asyncio.to_thread(_write_bytes, folder / name, data)
+
+
+def _line(event: Event) -> dict[str, Json]:
+    return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
+
+
+def _write_lines(folder: Path, files: dict[str, list[dict[str, Json]]]) -> None:
+    for name, lines in files.items():
+        _write_bytes(folder / name, "".join(f"{dump(line)}\n" for line in lines).encode())
+    for name in ("workspace", "deliverables", "archive"):
+        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_bytes(data)

@@ -1,0 +1,59 @@
+"""Leases end by the reaper's own monotonic clock and by nothing else."""
+
+import pytest
+
+from orchestrator.reaper import BeatWatch
+from shared.testing.clock import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def test_a_counter_seen_for_the_first_time_is_never_overdue(clock: FakeClock) -> None:
+    watch = BeatWatch(clock, lease_s=20)
+
+    assert watch.overdue([("wrk_1", 7)]) == []
+
+
+@pytest.mark.spec("DAG-03")
+def test_a_counter_that_stood_still_for_the_lease_time_is_overdue(clock: FakeClock) -> None:
+    watch = BeatWatch(clock, lease_s=20)
+    watch.overdue([("wrk_1", 7)])
+
+    clock.advance(19.9)
+    early = watch.overdue([("wrk_1", 7)])
+    clock.advance(0.1)
+
+    assert early == []
+    assert watch.overdue([("wrk_1", 7)]) == [("wrk_1", 7)]
+
+
+def test_a_beat_starts_the_lease_anew(clock: FakeClock) -> None:
+    watch = BeatWatch(clock, lease_s=20)
+    watch.overdue([("wrk_1", 7)])
+    clock.advance(15)
+    watch.overdue([("wrk_1", 8)])
+
+    clock.advance(15)
+
+    assert watch.overdue([("wrk_1", 8)]) == []
+
+
+def test_a_jump_of_the_wall_clock_expires_nobody(clock: FakeClock) -> None:
+    watch = BeatWatch(clock, lease_s=20)
+    watch.overdue([("wrk_1", 7)])
+
+    clock.jump_wall(3600)
+
+    assert watch.overdue([("wrk_1", 7)]) == []
+
+
+def test_who_has_left_the_list_is_forgotten(clock: FakeClock) -> None:
+    watch = BeatWatch(clock, lease_s=20)
+    watch.overdue([("wrk_1", 7)])
+    watch.overdue([])
+    clock.advance(60)
+
+    assert watch.overdue([("wrk_1", 7)]) == []

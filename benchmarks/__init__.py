@@ -1,0 +1,1 @@
+"""What a step costs, beside what a bare message costs. ``make bench``; never part of the distribution."""

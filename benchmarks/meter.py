@@ -1,0 +1,45 @@
+"""Measuring from outside: time, CPU of process trees, what Redis counted, what the store counted."""
+
+import os
+from collections.abc import Iterable
+
+import psutil
+import redis
+
+from benchmarks.workbench import Sample, Workbench
+from benchmarks.workload import Workload
+
+
+def measure(workbench: Workbench, workload: Workload, broker: redis.Redis) -> Sample:
+    """Run ``workload`` once between two readings of every counter."""
+    commands, transactions, cpu_s = _commands(broker), workbench.transactions(), _cpu_s(workbench.processes())
+    elapsed_s = workbench.run(workload)
+    cpu_used_s = _cpu_s(workbench.processes()) - cpu_s
+    commands_used = _commands(broker) - commands
+    after = workbench.transactions()
+    committed = None if transactions is None or after is None else after - transactions
+    return Sample(elapsed_s, cpu_used_s, commands_used, committed)
+
+
+def _commands(broker: redis.Redis) -> int:
+    counted: dict[str, dict[str, int]] = broker.info("commandstats")
+    # Only what was sent, not our own reading of the counters.
+    return sum(entry["calls"] for name, entry in counted.items() if name != "cmdstat_info")
+
+
+def _cpu_s(roots: Iterable[int]) -> float:
+    """Return user and system time of the processes, their descendants, and this process, which hands the work over."""
+    found: dict[int, psutil.Process] = {os.getpid(): psutil.Process()}
+    for root in roots:
+        process = psutil.Process(root)
+        for member in (process, *process.children(recursive=True)):
+            found[member.pid] = member
+    return sum(_own_cpu_s(process) for process in found.values())
+
+
+def _own_cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)

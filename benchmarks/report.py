@@ -1,0 +1,82 @@
+"""From samples to figures: medians, ratios, the printed table and ``latest.json``."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.workbench import Sample
+from benchmarks.workload import Shape, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the report. ``ratio`` is ours divided by the peer's; None where the peer has no such figure."""
+
+    workload: str
+    store: str
+    metric: str
+    unit: str
+    ours: float
+    peer: str
+    peer_value: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    name: str
+    unit: str
+    value: Callable[[Sample, int], float | None]
+
+
+_THROUGHPUT = _Metric("throughput", "steps/s", lambda sample, size: size / sample.elapsed_s)
+_HOP = _Metric("hop", "ms", lambda sample, size: sample.elapsed_s * 1000 / size)
+_COSTS = (
+    _Metric("cpu", "ms/step", lambda sample, size: sample.cpu_s * 1000 / size),
+    _Metric("redis_commands", "1/step", lambda sample, size: sample.redis_commands / size),
+    _Metric(
+        "transactions",
+        "1/step",
+        lambda sample, size: None if sample.transactions is None else sample.transactions / size,
+    ),
+)
+
+
+def figures(
+    workload: Workload, store: str, ours: Sequence[Sample], peer: str, theirs: Sequence[Sample]
+) -> list[Figure]:
+    """Return the medians of one workload on one store beside the peer's."""
+    speed = _THROUGHPUT if workload.shape is Shape.FAN else _HOP
+    found = []
+    for metric in (speed, *_COSTS):
+        own, other = _median(metric, ours, workload.size), _median(metric, theirs, workload.size)
+        if own is not None:
+            ratio = own / other if other else None
+            found.append(Figure(workload.name, store, metric.name, metric.unit, own, peer, other, ratio))
+    return found
+
+
+def _median(metric: _Metric, samples: Sequence[Sample], size: int) -> float | None:
+    values = [value for sample in samples if (value := metric.value(sample, size)) is not None]
+    return round(statistics.median(values), 4) if values else None
+
+
+def table(lines: Iterable[Figure]) -> str:
+    """Return the figures as aligned text."""
+    head = ("workload", "store", "metric", "ours", "peer", "ratio")
+    rows = [head, *(_row(figure) for figure in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    theirs = "-" if figure.peer_value is None else f"{figure.peer_value:,.2f}"
+    ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
+    metric = f"{figure.metric} ({figure.unit})"
+    return (figure.workload, figure.store, metric, f"{figure.ours:,.2f}", theirs, ratio)
+
+
+def write(lines: Iterable[Figure], path: Path) -> None:
+    path.write_text(json.dumps([asdict(figure) for figure in lines], indent=1) + "\n", encoding="utf-8")

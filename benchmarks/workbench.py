@@ -1,0 +1,38 @@
+"""The port between measuring and what is measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.workload import Workload
+
+
+class Workbench(Protocol):
+    """Something that runs workloads: the service on a store, or a peer. Its context manager starts and stops it."""
+
+    @property
+    def name(self) -> str:
+        """The store of the service, or the peer with its settings, as the report shows it."""
+        ...
+
+    def run(self, workload: Workload) -> float:
+        """Run the workload to its end and return the seconds from handing it over to knowing that it is done."""
+        ...
+
+    def processes(self) -> Sequence[int]:
+        """Return the ids of the processes whose CPU time counts, without this one, the broker and the database."""
+        ...
+
+    def transactions(self) -> int | None:
+        """Return how many transactions the store has committed so far; None where there is no store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one workload, as measured from outside."""
+
+    elapsed_s: float
+    cpu_s: float
+    redis_commands: int
+    transactions: int | None

@@ -8,6 +8,7 @@
     │   ├── InvalidPlanError        a plan, with the place of each offence
     │   ├── InvalidToolError        a tool definition at registration
     │   ├── InvalidConfigError      a setting or a configuration file
+    │   ├── TemplateError           a reference in a plan that names nothing
     │   └── NotFoundError           a session, task, step, run … of that id
     ├── ConflictError               the rows say otherwise
     │   ├── LeaseLostError          a stale fence or a worker incarnation declared dead
@@ -70,6 +71,15 @@ class InvalidToolError(UsageError):
 
 class InvalidConfigError(UsageError):
     """A setting or configuration file that cannot be used."""
+
+
+class TemplateError(UsageError):
+    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing."""
+
+    def __init__(self, reference: str, problem: str) -> None:
+        self.reference = reference
+        self.problem = problem
+        super().__init__(f"the reference {'${' + reference + '}'!r}: {problem}")
 
 
 class NotFoundError(UsageError):

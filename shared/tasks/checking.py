@@ -1,0 +1,177 @@
+"""What the parts of a plan must say of each other: ids, edges, names, schemas and references (DAG-02).
+
+Every check reports and goes on; none raises. The places are those of the document (:mod:`shared.tasks.document`).
+"""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from shared.errors import TemplateError
+from shared.jsontext import Json
+from shared.tasks.functions import known_functions, suggestion
+from shared.tasks.graph import find_cycle
+from shared.tasks.places import Path
+from shared.tasks.plan import Known, Plan, PlanStep, Report
+from shared.tasks.step import StepKind
+from shared.tasks.template import Reference, references
+from shared.tools.schema import schema_offences
+
+RESERVED = frozenset({"inputs", "steps", "workplace"})
+"""Roots of references; no step and no map item may take them."""
+
+RESULT_FIELDS = frozenset({"output", "status", "outcome"})
+
+
+def check_plan(plan: Plan, known: Known, report: Report) -> None:
+    """Report every offence between the parts of a plan."""
+    ids = _check_ids(plan, report)
+    _check_edges(plan, ids, report)
+    for index, step in enumerate(plan.steps):
+        path: Path = ("steps", index)
+        names = _Names(plan, step, ids)
+        if step.step is not None:
+            _check_map(step, path, names, report)
+            _check_work(step.step, (*path, "step"), names.with_item(step.item_name), known, report)
+        elif step.kind is not StepKind.MAP:
+            _check_work(step, path, names, known, report)
+
+
+def _check_ids(plan: Plan, report: Report) -> frozenset[str]:
+    seen: dict[str, int] = {}
+    for index, step in enumerate(plan.steps):
+        if step.id in RESERVED:
+            report(("steps", index, "id"), f"{step.id!r} is a word of references", "choose another id")
+        elif step.id and step.id in seen:
+            first = f"steps[{seen[step.id]}]"
+            report(("steps", index, "id"), f"the id {step.id!r} is taken by {first}", "give each step its own id")
+        seen.setdefault(step.id, index)
+    return frozenset(seen) - {""}
+
+
+def _check_edges(plan: Plan, ids: frozenset[str], report: Report) -> None:
+    for index, step in enumerate(plan.steps):
+        for number, parent in enumerate(step.depends_on):
+            place: Path = ("steps", index, "depends_on", number)
+            if parent not in ids:
+                report(place, f"there is no step {parent!r}", suggestion(parent, ids - {step.id}))
+            elif parent in step.depends_on[:number]:
+                report(place, f"{parent!r} stands twice", "name each dependency once")
+    cycle = find_cycle({step.id: step.depends_on for step in reversed(plan.steps)})
+    if cycle:
+        # A cycle belongs to all its steps; it is reported where its first one names the next.
+        index = next(number for number, step in enumerate(plan.steps) if step.id == cycle[0])
+        chain = " -> ".join(cycle)
+        report(("steps", index, "depends_on"), f"the steps depend on each other: {chain}", "remove one of these edges")
+
+
+def _check_map(step: PlanStep, path: Path, names: "_Names", report: Report) -> None:
+    if step.item_name in RESERVED or step.item_name in names.results:
+        report((*path, "as"), f"{step.item_name!r} already names something else", "choose another name for the item")
+    if isinstance(step.over, str) or step.over is None:
+        found = list(_safe_references(step.over, (*path, "over"), report))
+        if step.over is not None and not found:
+            report((*path, "over"), f"{step.over!r} is not a list", "write one reference, or a list")
+    elif isinstance(step.over, Mapping | bool | int | float):
+        report((*path, "over"), "it is not a list", "write one reference, or a list")
+    _check_references(step.over, (*path, "over"), names, report)
+    _check_references(step.item_key, (*path, "key"), names.with_item(step.item_name), report)
+
+
+def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, report: Report) -> None:
+    _check_references(dict(step.inputs), (*path, "inputs"), names, report)
+    _check_references(step.instructions, (*path, "instructions"), names, report)
+    _check_references(step.title, (*path, "title"), names, report)
+    if step.output is not None:
+        for offence in schema_offences(step.output):
+            report((*path, "output"), f"the schema {offence}", "keep to the supported keywords")
+        if step.kind is StepKind.AGENT and step.output.get("type") != "object":
+            report((*path, "output"), "an agent's output is not an object", "set `type: object`")
+    if step.kind is StepKind.PYTHON:
+        functions = known.functions if known.functions is not None else frozenset(known_functions())
+        if step.call and step.call not in functions:
+            report((*path, "call"), f"there is no step function {step.call!r}", _function_remedy(step.call, functions))
+        return
+    _check_agent(step, path, known, report)
+
+
+def _check_agent(step: PlanStep, path: Path, known: Known, report: Report) -> None:
+    if not step.instructions.strip() and step.script is None:
+        report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
+    if known.definitions is not None and step.agent not in known.definitions:
+        remedy = suggestion(step.agent, known.definitions)
+        report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
+    for index, pattern in enumerate(step.allowed_tools or ()):
+        if known.tools is not None and not any(fnmatchcase(name, pattern) for name in known.tools):
+            remedy = suggestion(pattern, known.tools)
+            report((*path, "allowed_tools", index), f"there is no tool {pattern!r}", remedy)
+    if step.script is not None and known.check_script is not None:
+        for place, problem, remedy in known.check_script(step.script, frozenset(step.inputs)):
+            report((*path, "script", *place), problem, remedy)
+
+
+def _function_remedy(name: str, functions: frozenset[str]) -> str:
+    return f"{suggestion(name, functions)}; modules that register functions are named by SOONG_FUNCTIONS"
+
+
+class _Names:
+    """What the references of one step may name."""
+
+    def __init__(self, plan: Plan, step: PlanStep, ids: frozenset[str], item: str = "") -> None:
+        self._plan, self._step, self._ids = plan, step, ids
+        self.inputs = frozenset(one.name for one in plan.inputs)
+        self.results = frozenset(step.depends_on)
+        self.item = item
+
+    def with_item(self, item: str) -> "_Names":
+        return _Names(self._plan, self._step, self._ids, item)
+
+    def problem(self, reference: Reference) -> tuple[str, str] | None:
+        """Return problem and remedy of a reference; None when it may stand."""
+        root = reference.root_in(frozenset({"inputs", "steps", *self._ids, *([self.item] if self.item else [])}))
+        if root is None:
+            known = frozenset({"inputs", *self.results, *([self.item] if self.item else [])})
+            return f"{reference.parts[0]!r} is not known here", suggestion(str(reference.parts[0]), known)
+        rest = reference.parts[root.count(".") + 1 :]
+        if root == self.item:
+            return None
+        if root == "inputs":
+            return self._input_problem(rest)
+        if root == "steps":
+            root, rest = str(rest[0]) if rest else "", rest[1:]
+        return self._result_problem(root, rest)
+
+    def _input_problem(self, rest: tuple[str | int, ...]) -> tuple[str, str] | None:
+        if not rest or rest[0] in self.inputs:
+            return None
+        return f"the plan has no input {rest[0]!r}", suggestion(str(rest[0]), self.inputs)
+
+    def _result_problem(self, root: str, rest: tuple[str | int, ...]) -> tuple[str, str] | None:
+        if root not in self.results:
+            if root in self._ids:
+                return f"{root!r} is not a dependency of this step", f"add {root!r} to `depends_on`"
+            return f"there is no step {root!r}", suggestion(root, self.results)
+        if rest and rest[0] not in RESULT_FIELDS:
+            return f"a step's result has no {rest[0]!r}", f"write `{root}.output.{rest[0]}`"
+        return None
+
+
+def _check_references(value: Json, path: Path, names: _Names, report: Report) -> None:
+    for place, reference in _safe_references(value, path, report):
+        problem = names.problem(reference)
+        if problem is not None:
+            report(place, f"the reference '${{{reference.text}}}': {problem[0]}", problem[1])
+
+
+def _safe_references(value: Json, path: Path, report: Report) -> Iterator[tuple[Path, Reference]]:
+    """Yield the references; a malformed one is reported, and ends the string that it stands in."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _safe_references(item, (*path, key), report)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _safe_references(item, (*path, index), report)
+    elif isinstance(value, str):
+        try:
+            yield from list(references(value, path))
+        except TemplateError as error:
+            report(path, f"the reference '${{{error.reference}}}' is malformed", error.problem)

@@ -1,0 +1,197 @@
+"""Reads a YAML or JSON document into JSON values that know the line they stand on.
+
+Owns the border between text and plan: duplicate keys, aliases, tags, depth and size are refused here, each with its
+line. The tree is built from the parser's event stream with a stack of our own, so that a hostile document can neither
+exhaust the C stack nor multiply itself by aliases. Scalars follow YAML 1.2's core schema (``no`` and dates are text).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from shared.errors import InvalidPlanError, Offence
+from shared.jsontext import MAX_SAFE_INTEGER, Json
+from shared.tasks.places import Path, show
+
+MAX_BYTES = 4 * 1024 * 1024
+MAX_DEPTH = 60
+
+_INT = re.compile(r"[-+]?[0-9]{1,17}\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_WORDS: Mapping[str, Json] = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
+
+# libyaml when PyYAML was built with it: a plan of thousands of steps is read ten times faster.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A value with the line of each of its parts. ``source`` is the name shown to people, usually the file's path."""
+
+    source: str
+    value: Json
+    lines: Mapping[Path, int] = field(default_factory=dict)
+
+    def place(self, path: Path) -> str:
+        """Return ``file:line path`` for a part, or for the nearest part around it that has a line."""
+        known = path
+        while known and known not in self.lines:
+            known = known[:-1]
+        line = self.lines.get(known)
+        where = self.source if line is None else f"{self.source}:{line}"
+        return f"{where} {show(path)}" if path else where
+
+
+def read_document(text: str, source: str) -> Document:
+    """Read exactly one YAML (or JSON) document.
+
+    Raises:
+        InvalidPlanError: not YAML, or YAML that says what JSON cannot; the offence carries line and column.
+    """
+    if len(text) > MAX_BYTES:
+        raise _refusal(source, None, f"the document has {len(text)} characters", f"write at most {MAX_BYTES}")
+    try:
+        return _Builder(source).build(yaml.parse(text, Loader=_LOADER))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise _refusal(source, mark, f"invalid YAML: {problem}", "mend the syntax at this place") from error
+    except yaml.YAMLError as error:
+        raise _refusal(
+            source, None, f"invalid YAML: {' '.join(str(error).split())}", "save it as UTF-8 text"
+        ) from error
+
+
+def _position(mark: object) -> tuple[int, int]:
+    """Return line and column from 1. PyYAML's two parsers have mark classes that share no base."""
+    return int(getattr(mark, "line", 0)) + 1, int(getattr(mark, "column", 0)) + 1
+
+
+def _line(event: yaml.Event) -> int:
+    return _position(event.start_mark)[0]
+
+
+def _refusal(source: str, mark: object, problem: str, remedy: str) -> InvalidPlanError:
+    place = source
+    if mark is not None:
+        line, column = _position(mark)
+        place = f"{source}:{line}:{column}"
+    return InvalidPlanError([Offence(place, problem, remedy)])
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not come. ``key`` is the mapping key that waits for its value."""
+
+    value: list[Json] | dict[str, Json]
+    path: Path
+    key: str | None = None
+
+
+class _Builder:
+    """Turns one event stream into a :class:`Document`; used once."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._stack: list[_Open] = []
+        self._lines: dict[Path, int] = {}
+        self._roots: list[Json] = []
+
+    def build(self, events: Iterator[yaml.Event]) -> Document:
+        for event in events:
+            self._take(event)
+        if not self._roots:
+            raise _refusal(
+                self._source, None, "the document is empty", "write a plan: a mapping with `title` and `steps`"
+            )
+        return Document(self._source, self._roots[0], self._lines)
+
+    def _take(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            raise self._error(event, "aliases (`*name`) are not read", "write the value out")
+        if isinstance(event, yaml.DocumentStartEvent) and self._roots:
+            raise self._error(event, "a second document begins", "keep one plan a file")
+        if isinstance(event, yaml.ScalarEvent):
+            self._take_scalar(event)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            self._open(event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            closed = self._stack.pop()
+            self._put(closed.value, None)
+
+    def _take_scalar(self, event: yaml.ScalarEvent) -> None:
+        if event.anchor is not None:
+            raise self._error(event, "anchors (`&name`) are not read", "remove it")
+        top = self._stack[-1] if self._stack else None
+        if top is not None and isinstance(top.value, dict) and top.key is None:
+            if event.value in top.value:
+                raise self._error(event, f"the key {event.value!r} stands twice in one mapping", "keep one of the two")
+            top.key = event.value
+            self._lines[*top.path, event.value] = _line(event)
+            return
+        self._put(self._scalar(event), event)
+
+    def _open(self, event: yaml.CollectionStartEvent) -> None:
+        if event.anchor is not None:
+            raise self._error(event, "anchors (`&name`) are not read", "remove it")
+        if event.tag is not None:
+            raise self._error(event, f"the tag {event.tag!r} is not read", "remove it")
+        if len(self._stack) >= MAX_DEPTH:
+            raise self._error(event, f"nested deeper than {MAX_DEPTH} levels", "flatten it")
+        top = self._stack[-1] if self._stack else None
+        if top is not None and isinstance(top.value, dict) and top.key is None:
+            raise self._error(event, "a mapping key is not text", "write keys as plain words")
+        path = self._next_path()
+        self._lines.setdefault(path, _line(event))
+        self._stack.append(_Open({} if isinstance(event, yaml.MappingStartEvent) else [], path))
+
+    def _put(self, value: Json, event: yaml.ScalarEvent | None) -> None:
+        if not self._stack:
+            self._roots.append(value)
+            return
+        top = self._stack[-1]
+        if event is not None:
+            self._lines.setdefault(self._next_path(), _line(event))
+        if isinstance(top.value, list):
+            top.value.append(value)
+        else:
+            assert top.key is not None
+            top.value[top.key], top.key = value, None
+
+    def _next_path(self) -> Path:
+        if not self._stack:
+            return ()
+        top = self._stack[-1]
+        return (*top.path, len(top.value) if isinstance(top.value, list) else str(top.key))
+
+    def _scalar(self, event: yaml.ScalarEvent) -> Json:
+        if event.tag is not None:
+            raise self._error(event, f"the tag {event.tag!r} is not read", "remove it, and quote what is text")
+        text = event.value
+        if not event.implicit[0]:
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        if _INT.match(text):
+            number = int(text)
+            if abs(number) > MAX_SAFE_INTEGER:
+                raise self._error(event, f"the integer {text} is beyond 2^53", "quote it")
+            return number
+        return float(text) if _FLOAT.match(text) and abs(float(text)) != float("inf") else text
+
+    def _error(self, event: yaml.Event, problem: str, remedy: str) -> InvalidPlanError:
+        return _refusal(self._source, event.start_mark, problem, remedy)

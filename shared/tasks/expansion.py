@@ -1,0 +1,242 @@
+"""Makes rows of plans: a task with its steps and first runs, a map step's children, the next attempt of a step.
+
+Pure but for ids and tokens. Every lineage of a DAG comes from here, in the session's owner or the client that makes
+the task, and never from a worker.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
+
+from shared.errors import InvalidPlanError, Offence, TemplateError
+from shared.identity import Role, RunIdentity
+from shared.ids import new_id, step_key
+from shared.jsontext import Json, JsonObject, dump
+from shared.runs.record import NewRun, Run
+from shared.sessions.session import Session
+from shared.tasks.inputs import bind, scope_of
+from shared.tasks.plan import Plan, PlanStep, spec_of
+from shared.tasks.step import FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
+from shared.tasks.template import as_text, render, render_text
+
+SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
+"""Computes the stored surface of a step's run, under the session's policy (:mod:`shared.tools.surface`)."""
+
+ORCHESTRATOR = "orchestrator"
+MAX_KEY_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """What all runs of one task share."""
+
+    session_id: str
+    task_id: str
+    root_run_id: str
+    root_agent_id: str
+
+    def run(self, step: NewStep, surface: JsonObject) -> NewRun:
+        identity = RunIdentity(
+            session_id=self.session_id,
+            run_id=new_id("run"),
+            agent_id=new_id("agent"),
+            role=Role.WORKER,
+            definition=step.definition,
+            parent_run_id=self.root_run_id,
+            parent_agent_id=self.root_agent_id,
+            task_id=self.task_id,
+            step_key=step.key,
+            step_title=step.title,
+            model=step.model,
+        )
+        return NewRun(identity, surface, _token())
+
+
+def new_task(
+    plan: Plan, inputs: JsonObject, session: Session, *, surface_of: SurfaceOf, default_model: str, now_us: int
+) -> NewTask:
+    """Return a task of the plan with all that is written with it. ``inputs`` are bound (:func:`bind_inputs`).
+
+    Raises:
+        InvalidPlanError: a step would run on the script model and has no script.
+    """
+    _check_models(plan, default_model)
+    task_id = new_id("task")
+    root = RunIdentity(session.id, new_id("run"), new_id("agent"), Role.ORCHESTRATOR, ORCHESTRATOR, task_id=task_id)
+    lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id)
+    scope = scope_of(inputs, {})
+    steps = tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in plan.steps)
+    return NewTask(
+        id=task_id,
+        session_id=session.id,
+        title=plan.title,
+        plan=plan.document,
+        inputs=inputs,
+        created_us=now_us,
+        root_run=NewRun(root, {}, _token()),
+        steps=steps,
+    )
+
+
+def _check_models(plan: Plan, default_model: str) -> None:
+    """A script model without a script can do nothing: say so before anything is written."""
+    offences = []
+    for index, step in enumerate(plan.steps):
+        work = step.step or step
+        model = work.model or default_model
+        if work.kind is StepKind.AGENT and model == "script" and work.script is None:
+            place = f"{plan.source} steps[{index}]{'.step' if step.step else ''}"
+            problem = f"step {step.id!r} has no script and would run on the model 'script'"
+            offences.append(Offence(place, problem, "choose a model (`--model provider:name`) or add a `script:`"))
+    if offences:
+        raise InvalidPlanError(offences)
+
+
+def _new_step(
+    step: PlanStep, lineage: _Lineage, scope: Mapping[str, Json], surface_of: SurfaceOf, default_model: str
+) -> NewStep:
+    spec = spec_of(step)
+    work = step.step or step
+    if step.step is not None:
+        # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
+        spec["child_surface"] = surface_of(step.step)
+    made = NewStep(
+        key=step_key(lineage.task_id, step.id),
+        task_id=lineage.task_id,
+        session_id=lineage.session_id,
+        step_id=step.id,
+        title=_title(step.title, scope),
+        kind=step.kind,
+        spec=spec,
+        depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
+        priority=step.priority,
+        pool=work.pool,
+        needs=work.needs,
+        definition=_definition(work),
+        model=_model(work, default_model),
+        max_attempts=1 + step.retries,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure,
+    )
+    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface_of(step)))
+
+
+def map_items(step: Step, task: Task, dependencies: Mapping[str, StepResult]) -> Sequence[Json]:
+    """Return the items that a map step is over.
+
+    Raises:
+        TemplateError: what it is over names nothing, is no list, or has more items than ``max_items``.
+    """
+    over = step.spec.get("over")
+    items = render(over, scope_of(task.inputs, dependencies))
+    name = over[2:-1] if isinstance(over, str) else "over"
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise TemplateError(name, "the map step is over something that is not a list")
+    limit = int(str(step.spec.get("max_items", 1000)))
+    if len(items) > limit:
+        raise TemplateError(name, f"the map step is over {len(items)} items, and max_items is {limit}")
+    return items
+
+
+def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], root: RunIdentity) -> list[NewStep]:
+    """Return the children of an expanding map step, in item order, each with its first run under the ``root`` run.
+
+    The children's templates are looked up here, where the map step's dependencies are known.
+
+    Raises:
+        TemplateError: as :func:`map_items`, or a child's template names nothing, or two items have the same key.
+    """
+    lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id)
+    child = cast("Mapping[str, Json]", step.spec["step"])
+    item_name = str(step.spec.get("item_name", "item"))
+    seen: dict[str, int] = {}
+    made = []
+    for index, item in enumerate(map_items(step, task, dependencies)):
+        scope = scope_of(task.inputs, dependencies, (item_name, item))
+        key = _key(str(step.spec.get("item_key") or ""), item, index, scope)
+        if seen.setdefault(key, index) != index:
+            raise TemplateError(f"{step.step_id}.key", f"items {seen[key]} and {index} both have the key {key!r}")
+        made.append(_child(step, child, key, index, scope, lineage))
+    return made
+
+
+def _child(
+    step: Step, child: Mapping[str, Json], key: str, index: int, scope: Mapping[str, Json], lineage: _Lineage
+) -> NewStep:
+    step_id = f"{step.step_id}[{key}]"
+    bound = bind(child, scope)
+    spec = {name: value for name, value in child.items() if name not in ("inputs", "instructions", "title")}
+    kind = StepKind(str(child["kind"]))
+    made = NewStep(
+        key=step_key(step.task_id, step_id),
+        task_id=step.task_id,
+        session_id=step.session_id,
+        step_id=step_id,
+        title=_title(str(child.get("title") or f"{step.title}: {key}"), scope),
+        kind=kind,
+        spec={**spec, "id": step_id, "bound": {"instructions": bound.instructions, "inputs": bound.inputs}},
+        priority=int(str(child.get("priority", 0))) or step.priority,
+        pool=step.pool,
+        needs=step.needs,
+        definition=step.definition,
+        model=step.model,
+        max_attempts=1 + int(str(child.get("retries", 0))),
+        backoff_s=float(str(child.get("backoff_s", 1.0))),
+        on_failure=FailurePolicy(str(step.spec.get("on_item_failure", FailurePolicy.SKIP_DEPENDENTS))),
+        map_key=step.key,
+        item_index=index,
+    )
+    return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
+
+
+def next_attempt(step: Step, last: Run) -> NewRun:
+    """Return the run of a step's next attempt: its own agent, the lineage and surface of the last."""
+    identity = RunIdentity(
+        session_id=last.identity.session_id,
+        run_id=new_id("run"),
+        agent_id=new_id("agent"),
+        role=last.identity.role,
+        definition=step.definition,
+        parent_run_id=last.identity.parent_run_id,
+        parent_agent_id=last.identity.parent_agent_id,
+        task_id=step.task_id,
+        step_key=step.key,
+        step_title=step.title,
+        model=step.model,
+    )
+    return NewRun(identity, last.surface, _token(), attempt=step.attempt + 1, retry_of=last.id)
+
+
+def _definition(work: PlanStep) -> str:
+    return work.agent if work.kind is StepKind.AGENT else f"python:{work.call}"
+
+
+def _model(work: PlanStep, default_model: str) -> str:
+    return (work.model or default_model) if work.kind is StepKind.AGENT else ""
+
+
+def _title(title: str, scope: Mapping[str, Json]) -> str:
+    """Return a title with its references looked up; one that cannot be yet stays as it was written."""
+    try:
+        return as_text(render_text(title, scope))[:200]
+    except TemplateError:
+        return title[:200]
+
+
+def _key(template: str, item: Json, index: int, scope: Mapping[str, Json]) -> str:
+    """Return the key of an item: what ``key`` says, else the item when it is a short text or number, else its index."""
+    if template:
+        key = as_text(render_text(template, scope))
+    elif isinstance(item, str | int) and not isinstance(item, bool):
+        key = as_text(item)
+    else:
+        key = str(index)
+    clean = "".join(char if char.isprintable() and char not in "[]" else "_" for char in key).strip()
+    if not clean:
+        raise TemplateError("key", f"item {index} ({dump(item)[:60]}) has an empty key")
+    return clean[:MAX_KEY_CHARS]
+
+
+def _token() -> str:
+    return secrets.token_hex(16)

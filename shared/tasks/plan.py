@@ -1,0 +1,154 @@
+"""The plan: a DAG of steps as a person writes it, in YAML or JSON (DAG-02, DAG-08).
+
+Owns the values. Reading one is :mod:`shared.tasks.reading`, its checks are :mod:`shared.tasks.checking`; making rows of
+it is :mod:`shared.tasks.expansion`. Whatever a plan says is checked before anything is written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from shared.jsontext import Json, JsonObject
+from shared.tasks.places import Path
+from shared.tasks.step import FailurePolicy, StepKind
+
+InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
+
+INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", "array", "object")
+
+DEFAULT_DEFINITION = "default_worker_agent"
+MAX_MAP_ITEMS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """A value that is given when the plan is run. Required when it has no default."""
+
+    name: str
+    type: InputType = "string"
+    description: str = ""
+    is_required: bool = True
+    default: Json = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """A step as planned. Durations in seconds: this is the form that is stored and shown.
+
+    ``instructions``, ``title`` of a map's child and ``inputs`` are templates (:mod:`shared.tasks.template`); ``script``
+    is not: it has templates of its own, over the step's inputs (:mod:`shared.agents.script`). ``allowed_tools`` None
+    takes the definition's. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
+    ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    """
+
+    id: str
+    kind: StepKind = StepKind.AGENT
+    title: str = ""
+    instructions: str = ""
+    depends_on: tuple[str, ...] = ()
+    agent: str = DEFAULT_DEFINITION
+    model: str = ""
+    allowed_tools: tuple[str, ...] | None = None
+    inputs: JsonObject = field(default_factory=dict)
+    output: JsonObject | None = None
+    priority: int = 0
+    retries: int = 0
+    backoff_s: float = 1.0
+    timeout_s: float | None = None
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+    call: str = ""
+    script: Sequence[Json] | None = None
+    over: Json = None
+    item_name: str = "item"
+    item_key: str = ""
+    step: "PlanStep | None" = None
+    max_items: int = 1000
+    on_item_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked plan. ``document`` is what was read, stored with the task."""
+
+    title: str
+    inputs: tuple[PlanInput, ...]
+    steps: tuple[PlanStep, ...]
+    document: JsonObject
+    source: str = "plan"
+
+    def step(self, step_id: str) -> PlanStep:
+        """Return a step by id. Raises: KeyError."""
+        return {step.id: step for step in self.steps}[step_id]
+
+
+ScriptCheck: TypeAlias = Callable[[Json, frozenset[str]], Sequence[tuple[Path, str, str]]]
+"""Looks at a script and the names of the step's inputs; returns (place in it, problem, remedy) for each offence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a plan may name. None leaves that unchecked: only the process that runs the plan knows it.
+
+    ``tools`` are canonical names; ``allowed_tools`` may also be globs over them.
+    """
+
+    tools: frozenset[str] | None = None
+    definitions: frozenset[str] | None = None
+    functions: frozenset[str] | None = None
+    check_script: ScriptCheck | None = None
+
+
+def has_type(value: Json, type_name: InputType) -> bool:
+    """Say whether a value is of an input type; a boolean is no number."""
+    match type_name:
+        case "string":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "array":
+            return isinstance(value, list | tuple)
+        case "object":
+            return isinstance(value, Mapping)
+
+
+Report: TypeAlias = Callable[[Path, str, str], None]
+"""Takes the place, the problem and the remedy of one offence."""
+
+
+def spec_of(step: PlanStep) -> dict[str, Json]:
+    """Return the step in JSON, as :class:`shared.tasks.step.NewStep` keeps it; defaults are left out."""
+    spec: dict[str, Json] = {"v": 1, "id": step.id, "kind": step.kind.value}
+    plain = ("title", "instructions", "call", "item_key", "over", "timeout_s", "script", "output")
+    for name in plain:
+        value = getattr(step, name)
+        if value not in ("", None):
+            spec[name] = value
+    if step.inputs:
+        spec["inputs"] = step.inputs
+    if step.allowed_tools is not None:
+        spec["allowed_tools"] = list(step.allowed_tools)
+    if step.step is not None:
+        spec["item_name"] = step.item_name
+        spec["max_items"] = step.max_items
+        spec["on_item_failure"] = step.on_item_failure.value
+        spec["step"] = {**spec_of(step.step), **_row_fields(step.step)}
+    return spec
+
+
+def _row_fields(step: PlanStep) -> Mapping[str, Json]:
+    """Return what a step of its own keeps in columns, for a map's child that has no row yet."""
+    return {
+        "agent": step.agent,
+        "model": step.model,
+        "priority": step.priority,
+        "retries": step.retries,
+        "backoff_s": step.backoff_s,
+        "pool": step.pool,
+        "needs": list(step.needs),
+    }

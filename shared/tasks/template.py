@@ -1,0 +1,255 @@
+"""References in plans: ``${survey.output.packages}``, looked up and never evaluated.
+
+A string that is exactly one reference keeps the JSON type of what it names; otherwise references are written into the
+text. What comes out is never looked at again, so a value that contains ``${`` stays what it is. ``$${`` writes a
+literal ``${``. A reference may end in pure filters: ``length``, ``json``, ``first``, ``last``, ``join("…")``,
+``default(<json>)``; the last also stands in for a path that is missing.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from shared.errors import TemplateError
+from shared.jsontext import Json, dump
+from shared.tasks.places import Path
+
+Scope: TypeAlias = Mapping[str, Json]
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
+_INDEX = re.compile(r"\[(?:(-?[0-9]{1,9})|\"([^\"]*)\")\]")
+_FILTER = re.compile(r"([a-z]+)\s*(?:\((.*)\))?\s*\Z", re.DOTALL)
+_FILTERS = {"length": False, "json": False, "first": False, "last": False, "join": True, "default": True}
+"""Name of each filter, and whether it takes an argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    name: str
+    argument: Json = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """``parts`` is the path, first part the root; ``text`` what stands between the braces."""
+
+    text: str
+    parts: tuple[str | int, ...]
+    filters: tuple[Filter, ...] = ()
+
+    def root_in(self, names: Mapping[str, object] | frozenset[str]) -> str | None:
+        """Return the longest root among ``names``: a step's id may itself contain dots."""
+        words = [part for part in self.parts if isinstance(part, str)]
+        for count in range(len(words), 0, -1):
+            name = ".".join(words[:count])
+            if self.parts[:count] == tuple(words[:count]) and name in names:
+                return name
+        return None
+
+    def look_up(self, scope: Scope) -> Json:
+        """Return what the reference names. Raises: TemplateError naming the part that is missing."""
+        try:
+            value = self._walk(scope)
+        except TemplateError:
+            if not any(item.name == "default" for item in self.filters):
+                raise
+            value = None
+        for item in self.filters:
+            value = self._apply(item, value)
+        return value
+
+    def _walk(self, scope: Scope) -> Json:
+        root = self.root_in(scope)
+        if root is None:
+            raise TemplateError(self.text, f"{self.parts[0]!r} is not known here (known: {_names(scope)})")
+        value = scope[root]
+        for part in self.parts[root.count(".") + 1 :]:
+            value = self._step_into(value, part)
+        return value
+
+    def _step_into(self, value: Json, part: str | int) -> Json:
+        if isinstance(part, str) and isinstance(value, Mapping):
+            if part in value:
+                return value[part]
+            raise TemplateError(self.text, f"there is no {part!r} (there is: {_names(value)})")
+        if isinstance(part, int) and isinstance(value, Sequence) and not isinstance(value, str):
+            if -len(value) <= part < len(value):
+                return value[part]
+            raise TemplateError(self.text, f"there is no item [{part}] in a list of {len(value)}")
+        raise TemplateError(self.text, f"{part!r} is asked of {_kind(value)}")
+
+    def _apply(self, item: Filter, value: Json) -> Json:
+        match item.name:
+            case "default":
+                return item.argument if value is None else value
+            case "json":
+                return dump(value)
+            case "length" if isinstance(value, str | Sequence | Mapping):
+                return len(value)
+            case "join" if isinstance(value, Sequence) and not isinstance(value, str):
+                return str(item.argument).join(as_text(one) for one in value)
+            case "first" | "last" if isinstance(value, Sequence) and value:
+                return value[0 if item.name == "first" else -1]
+            case _:
+                raise TemplateError(self.text, f"{item.name!r} cannot be taken of {_kind(value)}")
+
+
+@lru_cache(maxsize=4096)
+def parse_template(text: str) -> tuple[str | Reference, ...]:
+    """Cut a string into literal text and references.
+
+    Raises:
+        TemplateError: a reference that is not closed or not of the form described above.
+    """
+    pieces: list[str | Reference] = []
+    position = 0
+    while (start := text.find("${", position)) >= 0:
+        if start > position and text[start - 1] == "$":
+            pieces.append(text[position : start - 1] + "${")
+            position = start + 2
+            continue
+        end = _closing(text, start)
+        if start > position:
+            pieces.append(text[position:start])
+        pieces.append(_parse_reference(text[start + 2 : end]))
+        position = end + 1
+    if position < len(text) or not pieces:
+        pieces.append(text[position:])
+    return tuple(pieces)
+
+
+def render(value: Json, scope: Scope) -> Json:
+    """Return ``value`` with every reference in it looked up, once. Mapping keys are not templates.
+
+    Raises:
+        TemplateError: a reference that is malformed or names nothing.
+    """
+    if isinstance(value, str):
+        return render_text(value, scope)
+    if isinstance(value, Mapping):
+        return {key: render(item, scope) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [render(item, scope) for item in value]
+    return value
+
+
+def render_text(text: str, scope: Scope) -> Json:
+    """Return one string with its references looked up; the JSON value itself when it is exactly one reference."""
+    if "${" not in text:
+        return text
+    pieces = parse_template(text)
+    if len(pieces) == 1 and isinstance(pieces[0], Reference):
+        return pieces[0].look_up(scope)
+    return "".join(piece if isinstance(piece, str) else as_text(piece.look_up(scope)) for piece in pieces)
+
+
+def references(value: Json, path: Path = ()) -> Iterator[tuple[Path, Reference]]:
+    """Yield every reference in a JSON value with the place of its string. Raises: TemplateError for a malformed one."""
+    if isinstance(value, str):
+        if "${" in value:
+            yield from ((path, piece) for piece in parse_template(value) if isinstance(piece, Reference))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from references(item, (*path, key))
+    elif isinstance(value, Sequence):
+        for index, item in enumerate(value):
+            yield from references(item, (*path, index))
+
+
+def as_text(value: Json) -> str:
+    """Return a value as it is written into text: strings bare, null as nothing, the rest as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else dump(value)
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the index of the brace that closes the reference; quoted braces do not count."""
+    is_quoted = False
+    for index in range(start + 2, len(text)):
+        if text[index] == '"' and text[index - 1] != "\\":
+            is_quoted = not is_quoted
+        elif text[index] == "}" and not is_quoted:
+            return index
+    raise TemplateError(
+        text[start + 2 :][:60], "the reference is not closed; add `}` or write `$${` for a literal `${`"
+    )
+
+
+def _parse_reference(text: str) -> Reference:
+    path, *filters = _split_filters(text)
+    return Reference(
+        text.strip(), _parse_path(path.strip(), text), tuple(_parse_filter(item, text) for item in filters)
+    )
+
+
+def _split_filters(text: str) -> list[str]:
+    parts, is_quoted = [""], False
+    for character in text:
+        is_quoted ^= character == '"'
+        if character == "|" and not is_quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _parse_path(path: str, text: str) -> tuple[str | int, ...]:
+    parts: list[str | int] = []
+    position = 0
+    while position < len(path):
+        pattern = _INDEX if parts and path[position] == "[" else _SEGMENT
+        position += 1 if parts and path[position] == "." else 0
+        found = pattern.match(path, position)
+        if found is None:
+            break
+        parts.append(_part(found))
+        position = found.end()
+        if position < len(path) and path[position] not in ".[":
+            break
+    if not parts or position < len(path) or path.endswith("."):
+        raise TemplateError(text.strip(), "it is not a path such as `inputs.name` or `step.output.items[0]`")
+    return tuple(parts)
+
+
+def _part(found: re.Match[str]) -> str | int:
+    if found.re is _SEGMENT:
+        return found.group()
+    return int(found.group(1)) if found.group(1) is not None else found.group(2)
+
+
+def _parse_filter(item: str, text: str) -> Filter:
+    found = _FILTER.match(item.strip())
+    if found is None or found.group(1) not in _FILTERS:
+        raise TemplateError(text.strip(), f"{item.strip()!r} is not a filter (there are: {', '.join(_FILTERS)})")
+    name, argument = found.group(1), found.group(2)
+    if (argument is not None) != _FILTERS[name]:
+        raise TemplateError(text.strip(), f"the filter {name!r} takes {'an' if _FILTERS[name] else 'no'} argument")
+    try:
+        return Filter(name, None if argument is None else json.loads(argument))
+    except ValueError:
+        raise TemplateError(text.strip(), f"the argument of {name!r} is not JSON: {argument}") from None
+
+
+def _names(value: Mapping[str, Json]) -> str:
+    names = sorted(value)
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "nothing"
+
+
+def _kind(value: Json) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a text"
+        case Mapping():
+            return "an object"
+        case _:
+            return "a list"

@@ -1,0 +1,140 @@
+"""Requests, answers, decisions and keys in memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from shared.runs.events import EventType, NewEvent
+from shared.sessions.session import Ownership
+from shared.testing.memory.logs import held_run, note_run, write_events
+from shared.testing.memory.rows import Rows, transaction
+
+_STANDING = (RequestState.PENDING, RequestState.DECIDED)
+
+
+class MemoryConsent:
+    """The consent part of the store."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def raise_request(
+        self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
+    ) -> PermissionRequest:
+        run = held_run(self.rows, request.identity.run_id, request.fence)
+        for standing in self.rows.requests.values():
+            same = standing.identity.run_id == run.id and standing.tool_call_id == request.tool_call_id
+            if same and self.rows.request_states[standing.id] in _STANDING:
+                return standing
+        # Lineage is the row's, whatever the raiser said of itself.
+        known = replace(request, identity=run.identity)
+        self.rows.requests[request.id] = known
+        self.rows.request_states[request.id] = RequestState.PENDING
+        write_events(self.rows, run.id, events, now_us)
+        return known
+
+    @transaction
+    def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
+        return self._request(request_id), self.rows.request_states[request_id]
+
+    @transaction
+    def pending(self, session_id: str) -> Sequence[PermissionRequest]:
+        return self._pending(session_id)
+
+    @transaction
+    def run_token(self, run_id: str) -> str:
+        return self.rows.run(run_id).token
+
+    @transaction
+    def answer(self, answer: Answer) -> None:
+        self._check_pending(answer.request_id)
+        if answer.request_id in self.rows.answers:
+            raise AlreadyDecidedError(answer.request_id, "answered")
+        self.rows.answers[answer.request_id] = answer
+
+    @transaction
+    def answer_of(self, request_id: str) -> Answer | None:
+        return self.rows.answers.get(request_id)
+
+    @transaction
+    def decide(
+        self,
+        ownership: Ownership,
+        decision: Decision,
+        *,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> None:
+        self.rows.owned(ownership)
+        request = self._check_pending(decision.request_id)
+        if request.identity.session_id != ownership.session_id:
+            raise NotFoundError("permission request", request.id)
+        self.rows.decisions[request.id] = decision
+        self.rows.request_states[request.id] = state
+        write_events(self.rows, request.identity.run_id, events, now_us)
+
+    @transaction
+    def decision_of(self, request_id: str) -> Decision | None:
+        return self.rows.decisions.get(request_id)
+
+    @transaction
+    def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
+        run = held_run(self.rows, run_id, fence)
+        for request in self._pending(run.identity.session_id):
+            if request.identity.run_id == run_id and request.tool_call_id == tool_call_id:
+                self._withdraw(request, reason, now_us)
+
+    @transaction
+    def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
+        pending = self._pending(session_id)
+        orphans = [request for request in pending if self.rows.run(request.identity.run_id).status.is_terminal]
+        for request in orphans:
+            self._withdraw(request, "its run has ended", now_us)
+        return [request.id for request in orphans]
+
+    @transaction
+    def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
+        del now_us  # a record for people; nothing here reads it
+        if self.rows.keys.setdefault(key_id, public_key) != public_key:
+            raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
+
+    @transaction
+    def public_key(self, key_id: str) -> bytes | None:
+        return self.rows.keys.get(key_id)
+
+    def _request(self, request_id: str) -> PermissionRequest:
+        try:
+            return self.rows.requests[request_id]
+        except KeyError:
+            raise NotFoundError("permission request", request_id) from None
+
+    def _pending(self, session_id: str) -> list[PermissionRequest]:
+        return [
+            request
+            for request in self.rows.requests.values()
+            if request.identity.session_id == session_id
+            and self.rows.request_states[request.id] is RequestState.PENDING
+        ]
+
+    def _check_pending(self, request_id: str) -> PermissionRequest:
+        request = self._request(request_id)
+        state = self.rows.request_states[request_id]
+        if state is not RequestState.PENDING:
+            raise AlreadyDecidedError(request_id, state)
+        return request
+
+    def _withdraw(self, request: PermissionRequest, reason: str, now_us: int) -> None:
+        self.rows.request_states[request.id] = RequestState.WITHDRAWN
+        note_run(
+            self.rows,
+            request.identity.run_id,
+            EventType.PERMISSION_WITHDRAWN,
+            now_us,
+            request=request.id,
+            tool_call=request.tool_call_id,
+            reason=reason,
+        )

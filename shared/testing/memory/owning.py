@@ -1,0 +1,238 @@
+"""The owner's side of tasks in memory: growing, settling, retrying, pausing, cancelling, finishing."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.runs.events import EventType
+from shared.runs.record import NewRun
+from shared.runs.status import EndReason, RunEvent, RunStatus
+from shared.sessions.session import Ownership
+from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, TaskStatus, advance_step, advance_task
+from shared.tasks.step import FailurePolicy, NewStep, Step, StepError, StepKind, Task
+from shared.testing.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
+from shared.testing.memory.logs import end_run, note_run, note_step
+from shared.testing.memory.making import insert_run, insert_steps, open_step
+from shared.testing.memory.rows import Rows, transaction
+
+_RETRIED = (StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED)
+
+
+class MemoryOwning:
+    """The part of the task store that carries an ownership."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
+        self.rows.owned(ownership)
+        return [
+            step
+            for step in self.rows.steps.values()
+            if step.session_id == ownership.session_id and step.status is status
+        ]
+
+    # -- maps
+    @transaction
+    def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+        step = self.rows.owned_step(ownership, step_key)
+        if step.status is not StepStatus.EXPANDING:
+            return False
+        note_step(self.rows, step, EventType.STEP_EXPANDED, now_us, items=len(children))
+        if not children:
+            complete_map(self.rows, step_key, now_us)
+            return True
+        status = advance_step(step.status, StepEvent.EXPANDED)
+        self.rows.steps[step_key] = replace(step, status=status, open_deps=len(children))
+        insert_steps(self.rows, children, now_us)
+        return True
+
+    @transaction
+    def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
+        if self.rows.owned_step(ownership, step_key).status is StepStatus.EXPANDING:
+            fail_map(self.rows, step_key, error, now_us)
+
+    # -- failures
+    @transaction
+    def failures(self, ownership: Ownership) -> Sequence[Step]:
+        self.rows.owned(ownership)
+        return [step for step in self._unsettled() if step.session_id == ownership.session_id]
+
+    def _unsettled(self) -> list[Step]:
+        return [
+            step
+            for step in self.rows.steps.values()
+            if step.status is StepStatus.FAILED and step.key not in self.rows.settled
+        ]
+
+    @transaction
+    def retry_step(
+        self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
+    ) -> None:
+        step = self.rows.owned_step(ownership, step_key)
+        if step.key in self.rows.settled:
+            raise InvalidTransitionError("step", f"{step.status}, settled", StepEvent.RETRY)
+        insert_run(self.rows, run, RunStatus.QUEUED, now_us)
+        self._start_again(step, run, now_us)
+        self.rows.steps[step_key] = replace(self.rows.step(step_key), not_before_us=not_before_us)
+
+    def _start_again(self, step: Step, run: NewRun | None, now_us: int) -> None:
+        again = replace(
+            step,
+            status=advance_step(step.status, StepEvent.RETRY),
+            run_id=run.identity.run_id if run else step.run_id,
+            attempt=run.attempt if run else step.attempt,
+            worker_id="",
+            outcome=None,
+            output=None,
+            error=None,
+            progress="",
+            started_us=None,
+            ended_us=None,
+        )
+        self.rows.steps[step.key] = again
+        self.rows.settled.discard(step.key)
+        note_step(self.rows, again, EventType.STEP_RETRIED, now_us, attempt=again.attempt)
+
+    @transaction
+    def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
+        self.rows.owned(ownership)
+        later: list[int] = []
+        for step in list(self.rows.steps.values()):
+            if step.session_id != ownership.session_id or step.status is not StepStatus.PENDING:
+                continue
+            if step.not_before_us is None or step.open_deps:
+                continue
+            if step.not_before_us <= now_us:
+                open_step(self.rows, step.key, now_us)
+            else:
+                later.append(step.not_before_us)
+        return min(later, default=None)
+
+    @transaction
+    def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
+        step = self.rows.owned_step(ownership, step_key)
+        if step.status is not StepStatus.FAILED:
+            raise InvalidTransitionError("step", step.status, "settle")
+        if step_key in self.rows.settled:
+            return
+        self.rows.settled.add(step_key)
+        match policy:
+            case FailurePolicy.KEEP:
+                unlock_after(self.rows, step_key, now_us)
+            case FailurePolicy.SKIP_DEPENDENTS:
+                self._give_up_below(step, now_us)
+            case FailurePolicy.FAIL_TASK:
+                cancel_all(self.rows, step.task_id, f"step {step.step_id} failed", now_us)
+            case _:
+                assert_never(policy)
+
+    def _give_up_below(self, step: Step, now_us: int) -> None:
+        skip_below(self.rows, step.key, now_us)
+        if step.map_key and self.rows.step(step.map_key).status is StepStatus.WAITING:
+            error = StepError("failed", f"its item {step.step_id} failed")
+            fail_map(self.rows, step.map_key, error, now_us)
+
+    # -- tasks
+    @transaction
+    def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
+        task = self.rows.owned_task(ownership, task_id)
+        if task.status.is_terminal:
+            return task.status
+        steps = self.rows.steps_of(task_id)
+        unsettled = any(step.task_id == task_id for step in self._unsettled())
+        if unsettled or any(step.status not in STEP_ENDS for step in steps):
+            return None
+        if all(step.status is StepStatus.COMPLETED for step in steps):
+            return self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
+        failed = ", ".join(step.step_id for step in steps if step.status is StepStatus.FAILED)
+        return self._end_task(task, TaskEvent.FAIL, failed, now_us).status
+
+    def _end_task(self, task: Task, event: TaskEvent, reason: str, now_us: int) -> Task:
+        ended = replace(task, status=advance_task(task.status, event), reason=reason, ended_us=now_us)
+        self.rows.tasks[task.id] = ended
+        note, run_event, end_reason = _TASK_ENDS[event]
+        note_run(self.rows, task.root_run_id, note, now_us, task=task.id, reason=reason)
+        end_run(self.rows, task.root_run_id, run_event, end_reason, now_us)
+        return ended
+
+    @transaction
+    def open_tasks(self, ownership: Ownership) -> Sequence[Task]:
+        self.rows.owned(ownership)
+        return [
+            task
+            for task in self.rows.tasks.values()
+            if task.session_id == ownership.session_id and not task.status.is_terminal
+        ]
+
+    @transaction
+    def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+        task = self.rows.owned_task(ownership, task_id)
+        status = advance_task(task.status, TaskEvent.PAUSE)
+        self.rows.tasks[task_id] = replace(task, status=status, reason=reason)
+        if task.status is not status:
+            note_run(self.rows, task.root_run_id, EventType.TASK_PAUSED, now_us, task=task_id, reason=reason)
+        return frozenset(step.worker_id for step in self.rows.steps_of(task_id) if step.status.is_leased)
+
+    @transaction
+    def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
+        task = self.rows.owned_task(ownership, task_id)
+        status = advance_task(task.status, TaskEvent.RESUME)
+        if task.status is not status:
+            self.rows.tasks[task_id] = replace(task, status=status, reason="")
+            note_run(self.rows, task.root_run_id, EventType.TASK_RESUMED, now_us, task=task_id)
+
+    @transaction
+    def cancel_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+        task = self.rows.owned_task(ownership, task_id)
+        workers = cancel_all(self.rows, task_id, reason, now_us)
+        self._end_task(task, TaskEvent.CANCEL, reason, now_us)
+        return workers
+
+    @transaction
+    def retry_task(self, ownership: Ownership, task_id: str, runs: Sequence[NewRun], *, now_us: int) -> None:
+        task = self.rows.owned_task(ownership, task_id)
+        status = advance_task(task.status, TaskEvent.RETRY)
+        steps = self.rows.steps_of(task_id)
+        if any(step.status not in STEP_ENDS for step in steps):
+            raise ConflictError(f"task {task_id} has steps that still run; wait for them or cancel them")
+        by_step = {run.identity.step_key: run for run in runs}
+        root = by_step.pop("", None)
+        root_run_id = root.identity.run_id if root else task.root_run_id
+        for run in runs:
+            insert_run(self.rows, run, RunStatus.RUNNING if run is root else RunStatus.QUEUED, now_us)
+        self.rows.tasks[task_id] = replace(task, status=status, reason="", ended_us=None, root_run_id=root_run_id)
+        note_run(self.rows, root_run_id, EventType.TASK_RESUMED, now_us, task=task_id)
+        again = [step for step in steps if step.status in _RETRIED]
+        for step in again:
+            if step.kind is not StepKind.MAP and step.key not in by_step:
+                raise NotFoundError("new run for step", step.key)
+            self._start_again(replace(step, lost_leases=0), by_step.get(step.key), now_us)
+        for step in again:
+            self._reopen(step.key, now_us)
+
+    def _reopen(self, step_key: str, now_us: int) -> None:
+        """Count again what a retried step waits for, and open it if that is nothing."""
+        step = self.rows.step(step_key)
+        waits_for = [key for key in step.depends_on if self.rows.step(key).status is not StepStatus.COMPLETED]
+        self.rows.steps[step_key] = replace(step, open_deps=len(waits_for), not_before_us=None)
+        if waits_for:
+            return
+        open_step(self.rows, step_key, now_us)
+        children = self.rows.children_of(step_key)
+        if children:
+            open_children = sum(child.status is not StepStatus.COMPLETED for child in children)
+            status = advance_step(StepStatus.EXPANDING, StepEvent.EXPANDED)
+            self.rows.steps[step_key] = replace(self.rows.step(step_key), status=status, open_deps=open_children)
+            if not open_children:
+                complete_map(self.rows, step_key, now_us)
+
+
+_TASK_ENDS = {
+    TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunEvent.COMPLETE, EndReason.COMPLETED),
+    TaskEvent.FAIL: (EventType.TASK_FAILED, RunEvent.FAIL, EndReason.FAILED),
+    TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunEvent.CANCEL, EndReason.CANCELLED),
+}

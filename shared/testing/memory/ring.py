@@ -1,0 +1,104 @@
+"""Hints inside one process: a ring and a switchboard over plain queues."""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+from shared.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
+from shared.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
+from shared.wire.ring import Ear
+
+
+class MemoryEar:
+    """One listener. What is rung between two waits is kept."""
+
+    def __init__(self, board: "MemorySwitchboard", subject: str) -> None:
+        self._board = board
+        self._subject = subject
+        self._heard: dict[str, None] = {}
+        self._rung = asyncio.Event()
+
+    def ring(self, ids: Sequence[str]) -> None:
+        self._heard.update(dict.fromkeys(ids))
+        self._rung.set()
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+        except TimeoutError:
+            return ()
+        heard = tuple(self._heard)
+        self._heard.clear()
+        self._rung.clear()
+        return heard
+
+    async def close(self) -> None:
+        self._board.forget(self._subject, self)
+
+
+class MemorySwitchboard:
+    """Both ports of :mod:`shared.wire.ring` in one loop.
+
+    The two permission subjects are streams in Redis: what is rung while nobody listens waits for the next ear.
+    """
+
+    def __init__(self) -> None:
+        self._ears: defaultdict[str, list[MemoryEar]] = defaultdict(list)
+        self._kept: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MAX_LENGTH))
+
+    # -- ring
+    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+        self._ring(OWNERS_CHANNEL, tuple(sessions) or ("",))
+
+    async def wake_worker(self, worker_id: str) -> None:
+        self._ring(worker_channel(worker_id), (worker_id,))
+
+    async def wake_session(self, session_id: str) -> None:
+        self._ring(session_channel(session_id), (session_id,))
+
+    async def permission_raised(self, request_id: str, session_id: str) -> None:
+        del session_id  # an owner finds it in the request's row
+        self._stream(REQUESTS, request_id)
+
+    async def permission_decided(self, request_id: str, worker_id: str) -> None:
+        self._stream(decisions_of(worker_id), request_id)
+
+    # -- switchboard
+    async def owner_ear(self) -> Ear:
+        return self._listen(OWNERS_CHANNEL)
+
+    async def permission_ear(self) -> Ear:
+        return self._listen(REQUESTS)
+
+    async def worker_ear(self, worker_id: str) -> Ear:
+        return self._listen(worker_channel(worker_id))
+
+    async def decision_ear(self, worker_id: str) -> Ear:
+        return self._listen(decisions_of(worker_id))
+
+    async def session_ear(self, session_id: str) -> Ear:
+        return self._listen(session_channel(session_id))
+
+    def forget(self, subject: str, ear: MemoryEar) -> None:
+        """Stop ringing an ear that was closed; a second time does nothing."""
+        if ear in self._ears[subject]:
+            self._ears[subject].remove(ear)
+
+    def _listen(self, subject: str) -> MemoryEar:
+        ear = MemoryEar(self, subject)
+        self._ears[subject].append(ear)
+        kept = self._kept.pop(subject, None)
+        if kept:
+            ear.ring(tuple(kept))
+        return ear
+
+    def _ring(self, subject: str, ids: Sequence[str]) -> None:
+        for ear in self._ears[subject]:
+            ear.ring(ids)
+
+    def _stream(self, subject: str, id: str) -> None:
+        if self._ears[subject]:
+            self._ring(subject, (id,))
+        else:
+            self._kept[subject].append(id)

@@ -1,0 +1,84 @@
+"""Runs, their logs and their calls in memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shared.errors import AlreadyConsumedError
+from shared.jsontext import Json
+from shared.runs.events import Event, NewEvent, NewNode, Node
+from shared.runs.record import Run
+from shared.runs.store import Appended, CallRow, CallStatus
+from shared.testing.memory.logs import held_run, write_events, write_nodes
+from shared.testing.memory.rows import Rows, transaction
+
+
+class MemoryRuns:
+    """The run part of the store."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def run(self, run_id: str) -> Run:
+        return self.rows.run(run_id)
+
+    @transaction
+    def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+        found = [
+            run
+            for run in self.rows.runs.values()
+            if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
+        ]
+        return found[:limit]
+
+    @transaction
+    def append(
+        self, run_id: str, fence: int, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = (), now_us: int
+    ) -> Appended:
+        held_run(self.rows, run_id, fence)
+        write_nodes(self.rows, run_id, nodes, now_us)
+        write_events(self.rows, run_id, events, now_us)
+        run = self.rows.run(run_id)
+        return Appended(run.last_seq, run.last_node)
+
+    @transaction
+    def nodes(self, run_id: str) -> Sequence[Node]:
+        return self.rows.nodes.get(run_id, ())
+
+    @transaction
+    def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        return self.rows.events.get(run_id, ())[after_seq : after_seq + limit]
+
+    @transaction
+    def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        held_run(self.rows, call.run_id, fence)
+        if call.decision_id:
+            if call.decision_id in self.rows.consumed:
+                raise AlreadyConsumedError(call.decision_id)
+            self.rows.consumed.add(call.decision_id)
+        self.rows.calls[call.run_id, call.tool_call_id] = call
+        write_events(self.rows, call.run_id, events, now_us)
+
+    @transaction
+    def end_call(
+        self,
+        run_id: str,
+        fence: int,
+        tool_call_id: str,
+        *,
+        result: Json,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> None:
+        held_run(self.rows, run_id, fence)
+        call = self.rows.calls.get((run_id, tool_call_id))
+        if call is not None:
+            self.rows.calls[run_id, tool_call_id] = replace(call, status=CallStatus.ENDED, result=result)
+        write_nodes(self.rows, run_id, nodes, now_us)
+        write_events(self.rows, run_id, events, now_us)
+
+    @transaction
+    def calls(self, run_id: str) -> Sequence[CallRow]:
+        return [call for (owner, _), call in self.rows.calls.items() if owner == run_id]

@@ -103,6 +103,8 @@ class ToolContext:
     precondition: str = ""
     allowed_outside: bool = False
     """The permission for this very target has been given although it is sensitive or outside the roots."""
+    target: Target = field(default_factory=Target)
+    """What was computed, shown and permitted; the effect is on ``target.shown`` and on nothing else."""
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"
@@ -151,7 +153,9 @@ class ToolDefinition:
             return self.traits(call_input)
         is_readonly = self.permission is Permission.READONLY
         return Traits(
-            is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world="network" in self.tags or "mcp" in self.tags
+            is_read_only=is_readonly,
+            is_concurrency_safe=is_readonly,
+            is_open_world="network" in self.tags or "mcp" in self.tags,
         )
 
 

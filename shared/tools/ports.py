@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
-from shared.tools.result import ErrorType, ToolResult
+from shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class StartedCall:
     call_input: JsonObject
     effect_id: str
     is_write: bool
+    shown_input: JsonObject = field(default_factory=dict)
+    """``call_input`` without secrets: the only form that events and listings may show (EVT-05)."""
 
 
 class CallLog(Protocol):
@@ -104,4 +106,12 @@ class CallLog(Protocol):
 
     async def note(self, type: str, data: JsonObject) -> None:
         """Append one event of the run (progress, hook outcome, state of a call)."""
+        ...
+
+
+class ArtifactStore(Protocol):
+    """Where output goes that is too large for a result (RES-03, EVT-04). Content-addressed: equal bytes, one object."""
+
+    async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
+        """Store bytes, already redacted, and return the reference; storing them again changes nothing."""
         ...

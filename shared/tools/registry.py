@@ -72,8 +72,9 @@ class ToolRegistry:
     def tool(self, name: str, **more: Any) -> Callable[[F], F]:
         """Register a function, sync or async, by its annotations; the docstring is the description.
 
-        A first parameter annotated as :class:`ToolContext` gets the context. One remaining parameter that is a Pydantic
-        model takes the whole input; otherwise each parameter is a field. ``more`` are fields of :class:`ToolDefinition`.
+        A first parameter annotated as :class:`ToolContext` gets the context. One remaining parameter that is a
+        Pydantic model takes the whole input; otherwise each parameter is a field. ``more`` are fields of
+        :class:`ToolDefinition`.
 
         Raises:
             InvalidToolError: the function cannot be said as a schema.

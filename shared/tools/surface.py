@@ -51,7 +51,7 @@ class RunMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """A rule over tools: it covers those whose name matches and that carry all its tags. ``source`` says whose it is."""
+    """A rule over tools. Covers those whose name matches and that carry all its tags; ``source`` says whose it is."""
 
     pattern: str = "*"
     tags: frozenset[str] = frozenset()
@@ -70,9 +70,9 @@ class ToolRule:
 class SurfaceRequest:
     """All that the computation depends on besides the tools themselves.
 
-    ``default_tools`` are the names or globs of the agent definition; None takes the role's default. ``allowed_tools`` is
-    what the dispatcher asked for instead; None keeps the default (ETS-03). ``denied`` and ``hidden`` come from policy
-    and configuration. Dangerous tools are outside until ``is_dangerous_enabled`` (CMD-06).
+    ``default_tools`` are the names or globs of the agent definition; None takes the role's default. ``allowed_tools``
+    is what the dispatcher asked for instead; None keeps the default (ETS-03). ``denied`` and ``hidden`` come from
+    policy and configuration. Dangerous tools are outside until ``is_dangerous_enabled`` (CMD-06).
     """
 
     role: Role

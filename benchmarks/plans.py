@@ -1,0 +1,36 @@
+"""The plans of the workloads, as a user would write them."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from benchmarks.workload import Shape, Work, Workload
+from shared.jsontext import Json
+
+
+def plan_of(workload: Workload) -> dict[str, Json]:
+    """Return the plan document; the fan has its root and its join beside the ``size`` steps that are counted."""
+    match workload.shape:
+        case Shape.FAN:
+            fan = [f"leaf{number:04}" for number in range(workload.size)]
+            steps = [
+                _step(workload.work, "root", []),
+                *(_step(workload.work, leaf, ["root"]) for leaf in fan),
+                _step(workload.work, "join", fan),
+            ]
+        case Shape.CHAIN:
+            chain = [f"hop{number:04}" for number in range(workload.size)]
+            steps = [_step(workload.work, hop, chain[max(0, at - 1) : at]) for at, hop in enumerate(chain)]
+        case other:
+            assert_never(other)
+    return {"title": f"benchmark {workload.name}", "steps": list(steps)}
+
+
+def _step(work: Work, step_id: str, depends_on: Sequence[str]) -> dict[str, Json]:
+    step: dict[str, Json] = {"id": step_id, "depends_on": list(depends_on), "inputs": {"value": 1}}
+    match work:
+        case Work.PYTHON:
+            return {**step, "kind": "python", "call": "builtin.echo"}
+        case Work.SCRIPT:
+            return {**step, "kind": "agent", "instructions": "Return the value.", "script": [{"finish": {"value": 1}}]}
+        case other:
+            assert_never(other)

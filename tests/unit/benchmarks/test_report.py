@@ -1,0 +1,65 @@
+"""From samples to figures."""
+
+import json
+from pathlib import Path
+
+from benchmarks.plans import plan_of
+from benchmarks.report import figures, table, write
+from benchmarks.workbench import Sample
+from benchmarks.workload import Shape, Work, Workload
+
+FAN = Workload(Shape.FAN, Work.PYTHON, 500)
+CHAIN = Workload(Shape.CHAIN, Work.SCRIPT, 100)
+
+
+def make_sample(elapsed_s: float, transactions: int | None = None) -> Sample:
+    return Sample(elapsed_s=elapsed_s, cpu_s=1.0, redis_commands=1000, transactions=transactions)
+
+
+def test_a_fan_is_reported_as_the_median_throughput() -> None:
+    ours = [make_sample(0.5, 10), make_sample(1.0, 10), make_sample(9.0, 10)]
+
+    throughput = figures(FAN, "sqlite", ours, "celery", [make_sample(0.25)])[0]
+
+    assert (throughput.metric, throughput.unit) == ("throughput", "steps/s")
+    assert (throughput.ours, throughput.peer_value, throughput.ratio) == (500.0, 2000.0, 0.25)
+
+
+def test_a_chain_is_reported_as_milliseconds_a_hop() -> None:
+    hop = figures(CHAIN, "sqlite", [make_sample(0.3, 1)], "celery", [make_sample(0.15)])[0]
+
+    assert (hop.metric, hop.ours, hop.ratio) == ("hop", 3.0, 2.0)
+
+
+def test_a_figure_the_peer_does_not_have_gets_no_ratio() -> None:
+    lines = figures(FAN, "sqlite", [make_sample(1.0, 1000)], "celery", [make_sample(1.0)])
+
+    transactions = next(line for line in lines if line.metric == "transactions")
+    assert (transactions.ours, transactions.peer_value, transactions.ratio) == (2.0, None, None)
+
+
+def test_the_written_list_has_the_agreed_fields(tmp_path: Path) -> None:
+    lines = figures(FAN, "sqlite", [make_sample(1.0, 1)], "celery", [make_sample(1.0)])
+
+    write(lines, tmp_path / "latest.json")
+
+    written = json.loads((tmp_path / "latest.json").read_text())
+    fields = {"workload", "store", "metric", "unit", "ours", "peer", "peer_value", "ratio"}
+    assert all(line.keys() == fields for line in written)
+    assert len(table(lines).splitlines()) == len(lines) + 1
+
+
+def test_a_fan_has_one_root_and_one_join_beside_its_leaves() -> None:
+    steps = plan_of(FAN)["steps"]
+
+    assert isinstance(steps, list)
+    assert len(steps) == FAN.size + 2
+
+
+def test_each_hop_of_a_chain_depends_on_the_one_before() -> None:
+    steps = plan_of(CHAIN)["steps"]
+
+    assert isinstance(steps, list)
+    depends_on = [step["depends_on"] for step in steps if isinstance(step, dict)]
+    assert depends_on[:3] == [[], ["hop0000"], ["hop0001"]]
+    assert len(steps) == CHAIN.size

@@ -1,0 +1,293 @@
+"""The desk: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
+
+Of each session it looks at the pending rows: is the request proven by its run, does the policy deny it by now, does a
+grant cover it, has somebody answered, has its time run out. What it shows to people is one question at a time of those
+that one session grant would answer. It keeps grants and deadlines in memory; everything else is in rows, so a successor
+asks the same questions under the same ids and reads the answers that stand.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from shared.clock import Clock
+from shared.errors import AlreadyDecidedError, InvalidConfigError, NotOwnerError, SoongError
+from shared.log import get_logger
+from shared.permissions.grants import Grant, GrantBook
+from shared.permissions.policy import Policy
+from shared.permissions.request import Choice, PermissionCallback, PermissionRequest
+from shared.permissions.signing import Signer, check_proof
+from shared.sessions.session import AnswerMode, Session
+from shared.settings import Settings
+from shared.store import Store
+from shared.wire.ring import Ring
+
+from orchestrator import rulings
+from orchestrator.presence import Presence
+from orchestrator.responders import DirectResponder, Lane, lane_of
+from orchestrator.rulings import Ruling
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question on the desk. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
+
+    is_proven: bool = False
+    asked_s: float | None = None
+    attended_s: float | None = None
+    asking: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """What every session's desk works with."""
+
+    store: Store
+    ring: Ring
+    signer: Signer
+    clock: Clock
+    settings: Settings
+    owner_id: Callable[[], str]
+    home: str
+
+
+@dataclass(slots=True)
+class _SessionDesk:
+    """The questions of one session under one ownership. Its task lives while there are any."""
+
+    tools: _Tools
+    session_id: str
+    callback: PermissionCallback | None = None
+    epoch: int | None = None
+    presence: Presence = field(init=False)
+    grants: GrantBook = field(default_factory=GrantBook)
+    open: dict[str, _Open] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    is_attended: bool = False
+    away_since_s: float = 0.0
+    orphans_looked_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
+
+    def poke(self) -> None:
+        """Look soon; begin to, if nobody does."""
+        self.poked.set()
+        if self.task is None or self.task.done():
+            self.away_since_s = self.tools.clock.monotonic_s()
+            self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        tasks = [task for task in (self.task, *(entry.asking for entry in self.open.values())) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.open.clear()
+
+    def set_callback(self, callback: PermissionCallback | None) -> None:
+        """Change who answers in this process; what the former was being asked is asked anew."""
+        self.callback = callback
+        for entry in self.open.values():
+            if entry.asking is not None:
+                entry.asking.cancel()
+                entry.asking = None
+
+    async def _run(self) -> None:
+        while True:
+            self.poked.clear()
+            try:
+                await self._look()
+            except NotOwnerError as error:
+                log.info("desk_left", session=self.session_id, reason=str(error))
+                self._leave()
+                return
+            except SoongError as error:  # the database is away: the questions wait where they are
+                log.warning("desk_look_failed", session=self.session_id, error=str(error))
+            else:
+                if not self.open and not self.poked.is_set():
+                    return
+            try:
+                await asyncio.wait_for(self.poked.wait(), LOOK_EVERY_S)
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        """Settle what can be settled now, and see that the first of each lane is being asked."""
+        session = await self._owned_session()
+        await self._withdraw_orphans()
+        pending = await self.tools.store.pending(self.session_id)
+        for request_id in self.open.keys() - {request.id for request in pending}:
+            self._forget(request_id)
+        lanes: dict[Lane, list[PermissionRequest]] = {}
+        for request in pending:
+            self.open.setdefault(request.id, _Open())
+            lanes.setdefault(lane_of(request), []).append(request)
+        if pending and session.answer_mode is AnswerMode.ATTACHED:
+            await self._observe()
+        for lane in lanes.values():
+            await self._serve(session, lane)
+
+    async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
+        for request in lane:
+            ruling = await self._ruling(session, request)
+            if ruling is not None:
+                await self._close(session, request, ruling)
+            elif session.answer_mode is not AnswerMode.INBOX:
+                return  # it has to be answered before the next of its lane is shown
+
+    async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
+        entry = self.open[request.id]
+        if not entry.is_proven:
+            if not check_proof(await self.tools.store.run_token(request.identity.run_id), request):
+                log.error("forged_request", request=request.id, run=request.identity.run_id)
+                return rulings.forged()
+            entry.is_proven = True
+        try:
+            policy = Policy.from_json(session.policy)
+        except InvalidConfigError as error:
+            return rulings.failed(f"the session's policy cannot be read: {error}")
+        may_grant = rulings.offers_session(policy, request, self.tools.home)
+        grant = self.grants.find(request.tool, request.scope) if may_grant else None
+        by_policy = rulings.by_policy(session, policy, request)
+        if by_policy is not None:
+            return by_policy
+        if grant is not None:
+            return rulings.by_grant(grant)
+        answer = await self.tools.store.answer_of(request.id)
+        if answer is not None:
+            return rulings.by_answer(session, request, answer, may_grant=may_grant)
+        return self._ask(session, request, entry)
+
+    def _ask(self, session: Session, request: PermissionRequest, entry: _Open) -> Ruling | None:
+        """See that somebody is being asked; rule when the time for that has run out."""
+        if self.callback is not None and entry.asking is None:
+            responder = DirectResponder(self.tools.store, self.callback, session.principal, self.tools.clock)
+            entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
+            entry.asking.add_done_callback(lambda _task: self.poked.set())
+        if session.answer_mode is AnswerMode.INBOX:
+            return None
+        now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
+        entry.asked_s = now_s if entry.asked_s is None else entry.asked_s
+        if self.is_attended:
+            entry.attended_s = now_s if entry.attended_s is None else entry.attended_s
+            is_late = now_s - entry.attended_s >= settings.permission_timeout_s
+            return rulings.timed_out(settings.permission_timeout_s) if is_late else None
+        is_alone = now_s - max(entry.asked_s, self.away_since_s) >= settings.responder_wait_s
+        return rulings.no_callback(settings.responder_wait_s) if is_alone else None
+
+    async def _close(self, session: Session, request: PermissionRequest, ruling: Ruling) -> None:
+        """Write the signed decision, remember a grant, tell the worker and the clients."""
+        store, now_us = self.tools.store, self.tools.clock.now_us()
+        ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
+        decision = self.tools.signer.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
+        try:
+            await store.decide(
+                session.ownership, decision, state=ruling.state, events=ruling.events(decision), now_us=now_us
+            )
+        except AlreadyDecidedError as error:
+            log.info("decided_meanwhile", request=request.id, state=error.state)
+        else:
+            if ruling.choice is Choice.ALLOW_FOR_SESSION:
+                self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
+        self._forget(request.id)
+        run = await store.run(request.identity.run_id)
+        if run.worker_id:
+            await self.tools.ring.permission_decided(request.id, run.worker_id)
+        await self.tools.ring.wake_session(self.session_id)
+
+    async def _owned_session(self) -> Session:
+        """Return the session, or raise when it is another's: grants belong to one ownership and die with it."""
+        session = await self.tools.store.session(self.session_id)
+        self.epoch = session.owner_epoch if self.epoch is None else self.epoch
+        if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
+            raise NotOwnerError(self.session_id, self.epoch)
+        return session
+
+    async def _observe(self) -> None:
+        now_s = self.tools.clock.monotonic_s()
+        is_there, away = self.presence.observe(await self.tools.store.responders(self.session_id), now_s)
+        is_attended = is_there or self.callback is not None
+        if self.is_attended and not is_attended:
+            self.away_since_s = now_s
+        self.is_attended = is_attended
+        for responder_id in away:
+            await self.tools.store.detach_responder(responder_id)
+
+    async def _withdraw_orphans(self) -> None:
+        now_s = self.tools.clock.monotonic_s()
+        if self.orphans_looked_s is not None and now_s - self.orphans_looked_s < self.tools.settings.sweep_s:
+            return
+        self.orphans_looked_s = now_s
+        if await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us()):
+            await self.tools.ring.wake_session(self.session_id)
+
+    def _forget(self, request_id: str) -> None:
+        entry = self.open.pop(request_id, None)
+        if entry is not None and entry.asking is not None:
+            entry.asking.cancel()
+
+    def _leave(self) -> None:
+        for request_id in list(self.open):
+            self._forget(request_id)
+        self.grants, self.epoch = GrantBook(), None
+
+
+class Desk:
+    """The desk of one owner. ``review`` may be called as often as one likes; nothing in it waits for people."""
+
+    def __init__(
+        self,
+        store: Store,
+        ring: Ring,
+        signer: Signer,
+        clock: Clock,
+        settings: Settings,
+        direct: Mapping[str, PermissionCallback] | None = None,
+        *,
+        owner_id: Callable[[], str],
+        home: str = "",
+    ) -> None:
+        self._tools = _Tools(store, ring, signer, clock, settings, owner_id, home or str(Path.home()))
+        self._sessions: dict[str, _SessionDesk] = {}
+        self._is_key_published = False
+        for session_id, callback in (direct or {}).items():
+            self._of(session_id).callback = callback
+
+    async def review(self, session_ids: Sequence[str]) -> None:
+        """Look at the pending questions of these sessions, in tasks of the desk's own."""
+        if not self._is_key_published:
+            signer = self._tools.signer
+            await self._tools.store.publish_key(signer.key_id, signer.public_key, now_us=self._tools.clock.now_us())
+            self._is_key_published = True
+        for session_id in session_ids:
+            self._of(session_id).poke()
+
+    def attach(self, session_id: str, callback: PermissionCallback) -> None:
+        """Let a callback in this process fill the session's one callback."""
+        self._of(session_id).set_callback(callback)
+        self._of(session_id).poked.set()
+
+    def detach(self, session_id: str) -> None:
+        """Take the callback away; what it was being asked waits for another responder."""
+        self._of(session_id).set_callback(None)
+        self._of(session_id).poked.set()
+
+    def grants(self, session_id: str) -> Sequence[Grant]:
+        """Return what has been allowed for the session, for showing."""
+        return tuple(self._of(session_id).grants)
+
+    async def close(self) -> None:
+        """End every task; questions stay pending for a successor."""
+        desks, self._sessions = list(self._sessions.values()), {}
+        for desk in desks:
+            await desk.close()
+
+    def _of(self, session_id: str) -> _SessionDesk:
+        return self._sessions.setdefault(session_id, _SessionDesk(self._tools, session_id))

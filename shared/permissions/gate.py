@@ -1,0 +1,187 @@
+"""The two ends of a question as pure functions: the request made of a call, and the check of the decision on it.
+
+The waiting between them lives with whoever runs the call (``worker.gate``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shared.errors import ForgedError
+from shared.ids import new_id
+from shared.jsontext import Json
+from shared.permissions.policy import Effect, Facts, Mode, Policy, PolicyVerdict
+from shared.permissions.request import Choice, Decision, PermissionRequest
+from shared.permissions.scope import offered_scope
+from shared.permissions.signing import prove
+from shared.sandbox.redact import Redactor
+from shared.tools.definition import Risk, Target
+from shared.tools.ports import GateCall, Verdict
+from shared.tools.result import ErrorType
+
+MAX_SHOWN_CHARS = 4_000
+"""Longer texts of an argument summary, target or place are cut, with a mark that says how much is missing."""
+MAX_PREVIEW_CHARS = 32_000
+MAX_ITEMS = 100
+MAX_DEPTH = 8
+
+
+def request_of(
+    call: GateCall, policy: Policy, verdict: PolicyVerdict, *, token: str, redactor: Redactor, home: str, now_us: int
+) -> PermissionRequest:
+    """Make the question of a call that the policy wants asked, redacted for people, bound to the real input."""
+    facts = Facts.of(call)
+    target = call.target
+    summary = _summary(redactor.mapping(call.permission_input), MAX_DEPTH)
+    request = PermissionRequest(
+        id=new_id("req"),
+        identity=call.identity,
+        tool_call_id=call.tool_call_id,
+        tool=call.definition.name,
+        permission=str(call.permission),
+        tags=tuple(sorted(facts.tags)),
+        arguments=summary if isinstance(summary, Mapping) else {},
+        input_digest=call.input_digest,
+        target_kind=target.kind,
+        scope=scope_of(call, policy, home),
+        shown=_shown(redactor.text(target.shown)),
+        precondition=target.precondition,
+        cwd=_shown(call.cwd),
+        host=target.host,
+        env=(),
+        is_dangerous=facts.is_dangerous,
+        risk=call.risk.name.lower(),
+        risk_summary=verdict.reason,
+        preview=_shown(redactor.text(target.preview), MAX_PREVIEW_CHARS),
+        hook_result=call.hook_result,
+        suggested=Choice.DENY if facts.is_dangerous or call.risk is Risk.CRITICAL else Choice.ALLOW_ONCE,
+        created_us=now_us,
+        fence=call.fence,
+    )
+    return replace(request, proof=prove(token, request))
+
+
+def scope_of(call: GateCall, policy: Policy, home: str) -> str:
+    """Return what a session grant for this call would cover; empty where none may be given (PER-08, PER-20)."""
+    if policy.mode is Mode.STRICT or call.risk is Risk.CRITICAL:
+        return ""
+    return offered_scope(call.target, home)
+
+
+def facts_of(request: PermissionRequest) -> Facts:
+    """Return what a policy may know of a request; for the owner, who looks at its deny rules again."""
+    kind = request.target_kind
+    target = Target(
+        kind=kind if kind in {"path", "command", "host", "resource"} else "none",  # type: ignore[arg-type]  # just checked
+        scope=request.scope,
+        shown=request.shown,
+        host=request.host,
+    )
+    return Facts(
+        tool=request.tool,
+        tags=frozenset(request.tags),
+        is_read=False,
+        is_dangerous=request.is_dangerous,
+        is_open_world="network" in request.tags,
+        risk=Risk[request.risk.upper()] if request.risk.upper() in Risk.__members__ else Risk.CRITICAL,
+        target=target,
+        hook_asks=True,
+    )
+
+
+def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int) -> Verdict:
+    """Turn a decision whose signature holds into the verdict on the call that ``request`` was made of.
+
+    ``request`` is the question as this call would ask it now, under the id of the question that was decided, so that a
+    decision for another input, scope or state of the target does not fit.
+
+    Raises:
+        ForgedError: it was signed for something else.
+    """
+    bound = {
+        "request_id": request.id,
+        "session_id": request.identity.session_id,
+        "run_id": request.identity.run_id,
+        "tool_call_id": request.tool_call_id,
+        "tool": request.tool,
+        "input_digest": request.input_digest,
+    }
+    wrong = [name for name, value in bound.items() if getattr(decision, name) != value]
+    if wrong:
+        raise ForgedError(f"decision {decision.id!r} was made for another {', '.join(wrong)}")
+    if decision.error is not None or decision.choice is Choice.DENY:
+        return _refusal(decision)
+    if decision.expires_us <= now_us:
+        return stale("the permission given has expired unused; call again to ask anew", decision)
+    if decision.precondition != request.precondition:
+        return Verdict(
+            is_allowed=False,
+            author="system",
+            reason="the target has changed since it was shown; look at it and call again",
+            decision_id=decision.id,
+            error=ErrorType.PATH_CONFLICT,
+        )
+    if decision.scope != request.scope:
+        return stale("the permission was given for another scope; call again to ask anew", decision)
+    rule = f"grant {decision.tool}:{decision.scope}" if decision.author == "grant" else ""
+    return Verdict(is_allowed=True, author=decision.author, rule=rule, reason=decision.reason, decision_id=decision.id)
+
+
+def verdict_of_policy(verdict: PolicyVerdict) -> Verdict:
+    """Return the gate's verdict when the policy alone allows or denies."""
+    is_allowed = verdict.effect is Effect.ALLOW
+    return Verdict(
+        is_allowed=is_allowed,
+        author="rule",
+        rule=f"{verdict.rule} ({verdict.source})",
+        reason=verdict.reason,
+        error=None if is_allowed else ErrorType.PERMISSION_DENIED,
+    )
+
+
+def stale(reason: str, decision: Decision | None = None) -> Verdict:
+    """Return the verdict on a decision that does not (any longer) fit its call."""
+    return Verdict(
+        is_allowed=False,
+        author="system",
+        reason=reason,
+        decision_id=decision.id if decision is not None else "",
+        error=ErrorType.PERMISSION_STALE,
+    )
+
+
+def withdrawn(reason: str) -> Verdict:
+    """Return the verdict when the question was closed without a decision."""
+    return Verdict(is_allowed=False, author="system", reason=reason, error=ErrorType.PERMISSION_WITHDRAWN)
+
+
+def _refusal(decision: Decision) -> Verdict:
+    return Verdict(
+        is_allowed=False,
+        author=decision.author,
+        reason=decision.reason,
+        decision_id=decision.id,
+        error=decision.error or ErrorType.PERMISSION_DENIED,
+    )
+
+
+def _summary(value: Json, depth: int) -> Json:
+    """Return a value small enough to be read, every cut marked."""
+    if isinstance(value, str):
+        return _shown(value)
+    if isinstance(value, Mapping):
+        if depth == 0:
+            return f"… ({len(value)} entries)"
+        kept = {_shown(key): _summary(item, depth - 1) for key, item in list(value.items())[:MAX_ITEMS]}
+        return kept if len(value) <= MAX_ITEMS else {**kept, "…": f"{len(value) - MAX_ITEMS} more entries"}
+    if isinstance(value, list | tuple):
+        if depth == 0:
+            return f"… ({len(value)} items)"
+        items = [_summary(item, depth - 1) for item in value[:MAX_ITEMS]]
+        return items if len(value) <= MAX_ITEMS else [*items, f"… ({len(value) - MAX_ITEMS} more items)"]
+    return value
+
+
+def _shown(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
+    """Return text that every store takes (no lone surrogate, no NUL), cut to a length a person can read."""
+    clean = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{SYMBOL FOR NULL}")
+    return clean if len(clean) <= limit else f"{clean[:limit]}… ({len(clean) - limit} more characters)"

@@ -1,0 +1,41 @@
+"""The session's grants: what was allowed for the session, in the owner's memory and nowhere else (PER-04, PER-07)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An allow_for_session decision: this tool, on exactly this scope. ``decision_id`` names where it comes from."""
+
+    tool: str
+    scope: str
+    principal: str
+    decision_id: str
+
+
+@dataclass(slots=True)
+class GrantBook:
+    """The grants of one session under one ownership. Dies with its owner: a successor asks anew."""
+
+    _grants: dict[tuple[str, str], Grant] = field(default_factory=dict)
+
+    def add(self, grant: Grant) -> None:
+        """Remember a grant; the first for a tool and scope stands.
+
+        Raises:
+            ValueError: a grant without a tool or scope would cover everything.
+        """
+        if not grant.tool or not grant.scope:
+            raise ValueError(f"a grant needs a tool and a scope, not {grant!r}")
+        self._grants.setdefault((grant.tool, grant.scope), grant)
+
+    def find(self, tool: str, scope: str) -> Grant | None:
+        """Return the grant for exactly this tool and scope."""
+        return self._grants.get((tool, scope))
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(self._grants.values())
+
+    def __len__(self) -> int:
+        return len(self._grants)

@@ -1,0 +1,99 @@
+"""What a permission reaches: rules name a scope, calls have a target (PER-04, PER-08).
+
+Owns containment and the question when a session grant may be offered. Everything is compared as it is written in
+resolved form; no file system is touched here: tools resolve their targets, :mod:`shared.permissions.policy`
+resolves the rules of a command line.
+"""
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from shared.tools.definition import Target
+
+
+class ScopeKind(StrEnum):
+    """How a scope contains: a path by its components, a host by its labels, anything else by equality."""
+
+    PATH = "path"
+    HOST = "host"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a rule is limited to. Paths are absolute and resolved; ``*.example.org`` is any host below example.org."""
+
+    kind: ScopeKind
+    value: str
+
+    def covers(self, target: Target) -> bool:
+        """Say whether all that the target touches lies in this scope."""
+        if self.kind is ScopeKind.PATH:
+            return target.kind == "path" and any(is_within(path, self.value) for path in _paths_of(target))
+        if self.kind is ScopeKind.HOST:
+            return _is_host_within(target.host, self.value)
+        return target.kind != "path" and self.value in {target.scope, target.shown} - {""}
+
+    def names(self, target: Target) -> bool:
+        """Say whether this scope is the very target, not something around it."""
+        if self.kind is ScopeKind.PATH:
+            return target.kind == "path" and self.value in _paths_of(target)[-1:]
+        return self.covers(target)
+
+    def __str__(self) -> str:
+        return self.value if self.kind is ScopeKind.PATH else f"{self.kind}:{self.value}"
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Say whether ``path`` is ``folder`` or below it, by components: ``/a/bc`` is not within ``/a/b``.
+
+    Both must be absolute and in normal form; a path with ``..`` in it is within nothing.
+    """
+    if not (is_normal(path) and is_normal(folder)):
+        return False
+    return PurePosixPath(path).is_relative_to(PurePosixPath(folder))
+
+
+def is_normal(path: str) -> bool:
+    """Say whether a path is absolute and has no ``.``, ``..``, doubled or trailing slash in it."""
+    # normpath keeps exactly two leading slashes (POSIX leaves their meaning open).
+    return path.startswith("/") and not path.startswith("//") and os.path.normpath(path) == path
+
+
+def offered_scope(target: Target, home: str) -> str:
+    """Return what a session grant would cover, or nothing when none may be offered (PER-08).
+
+    Never for a target without a scope, for ``/``, for ``home`` or a folder that contains it, nor for a pattern.
+    """
+    scope = target.scope.strip()
+    if not scope or "*" in scope or not _is_text(scope):
+        return ""
+    if target.kind == "path":
+        return "" if not is_normal(scope) or is_too_wide(scope, home) else scope
+    return scope
+
+
+def is_too_wide(folder: str, home: str) -> bool:
+    """Say whether a folder is the whole file system, a home, or contains one."""
+    return folder == "/" or (is_normal(home) and is_within(home, folder))
+
+
+def _paths_of(target: Target) -> list[str]:
+    """Return the target's folder and, where it is told exactly, the thing itself; the most exact last."""
+    return [path for path in (target.scope, target.shown) if is_normal(path)]
+
+
+def _is_text(name: str) -> bool:
+    """Say whether a name is Unicode without NUL: what cannot be written down cannot be remembered."""
+    return "\0" not in name and not any("\ud800" <= char <= "\udfff" for char in name)
+
+
+def _is_host_within(host: str, wanted: str) -> bool:
+    host, wanted = host.rstrip(".").casefold(), wanted.rstrip(".").casefold()
+    if not host or not wanted:
+        return False
+    if wanted.startswith("*."):
+        return host.endswith(wanted[1:]) and host != wanted[2:]
+    return host == wanted

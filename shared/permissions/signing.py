@@ -1,0 +1,149 @@
+"""Proof of who asked and who decided (PER-12).
+
+Owns the deployment's Ed25519 key, the signature over a decision's canonical form (RFC 8032, RFC 8785), and the HMAC by
+which a run proves its request with its token (RFC 2104). Public keys are published in a table that workers only read.
+"""
+
+import hashlib
+import hmac
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from shared.errors import ForgedError, InvalidConfigError, InvalidJsonError
+from shared.jsontext import Json, canonical
+from shared.permissions.request import Decision, PermissionRequest
+
+MAX_KEY_FILE_BYTES = 64 * 1024
+
+
+class Signer:
+    """Holds the private key of the deployment. Lives in an owner and nowhere else."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public_key = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.key_id = f"key_{hashlib.sha256(self.public_key).hexdigest()[:32]}"
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a signer with a fresh key that is kept nowhere."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the key file; make it, readable by us alone, when there is none. Of two makers at once one wins.
+
+        Raises:
+            InvalidConfigError: not an Ed25519 key, not readable, or open to others.
+        """
+        if not path.exists():
+            _make_key_file(path)
+        return cls(_read_key_file(path))
+
+    def sign(self, decision: Decision) -> Decision:
+        """Return the decision with our key id and signature."""
+        named = replace(decision, key_id=self.key_id, signature="")
+        return replace(named, signature=self._key.sign(canonical(named.signed_fields())).hex())
+
+
+def verify(decision: Decision, public_key: bytes) -> None:
+    """Check a decision's signature.
+
+    Raises:
+        ForgedError: it was not made by that key over exactly these fields.
+    """
+    try:
+        signature = bytes.fromhex(decision.signature)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, canonical(decision.signed_fields()))
+    except (InvalidSignature, InvalidJsonError, ValueError) as error:
+        raise ForgedError(
+            f"the signature of decision {decision.id!r} by key {decision.key_id!r} does not hold"
+        ) from error
+
+
+def prove(token: str, request: PermissionRequest) -> str:
+    """Return the proof that the holder of a run's token raised exactly this request."""
+    return hmac.new(token.encode(), canonical(proven_fields(request)), hashlib.sha256).hexdigest()
+
+
+def check_proof(token: str, request: PermissionRequest) -> bool:
+    """Say whether ``request.proof`` was made with that token. A run without a token proves nothing."""
+    try:
+        return bool(token) and hmac.compare_digest(prove(token, request), request.proof)
+    except (InvalidJsonError, TypeError):  # no canonical form, or a proof that is not ASCII: nobody of ours made it
+        return False
+
+
+def proven_fields(request: PermissionRequest) -> Mapping[str, Json]:
+    """Return all that is shown or decided on, but for the lineage: that the owner reads from rows."""
+    own = {
+        name: _plain(getattr(request, name))
+        for name in request.__slots__
+        if name not in {"identity", "proof", "created_us", "fence"}
+    }
+    return {**own, "session_id": request.identity.session_id, "run_id": request.identity.run_id}
+
+
+def _plain(value: object) -> Json:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)
+
+
+def _make_key_file(path: Path) -> None:
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Written whole beside it and linked into place: nobody reads half a key, a second maker never replaces it.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".key-") as draft:
+            os.fchmod(draft.fileno(), 0o600)
+            draft.write(pem)
+            draft.flush()
+            os.fsync(draft.fileno())
+            os.link(draft.name, path)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise InvalidConfigError(
+            f"the signing key {str(path)!r} cannot be made: {error.strerror}; point SOONG_SIGNING_KEY_FILE elsewhere"
+        ) from error
+
+
+def _read_key_file(path: Path) -> Ed25519PrivateKey:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            pem = file.read(MAX_KEY_FILE_BYTES)
+    except OSError as error:
+        raise InvalidConfigError(f"the signing key {str(path)!r} cannot be read: {error.strerror}") from error
+    # Group-readable is how container platforms mount secrets; anything more lets others sign.
+    if stat.S_IMODE(mode) & (stat.S_IRWXO | stat.S_IWGRP):
+        raise InvalidConfigError(
+            f"the signing key {str(path)!r} is open to others (mode {stat.S_IMODE(mode):o}); chmod 600 it"
+        )
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidConfigError(f"the signing key {str(path)!r} is not an unencrypted PEM key: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidConfigError(f"the signing key {str(path)!r} is not an Ed25519 key")
+    return key

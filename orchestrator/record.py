@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from orchestrator.scheduler import Ended
 from shared.adapters.artifacts import FolderArtifacts
 from shared.errors import NotFoundError, UnavailableError
 from shared.jsontext import Json, dump
@@ -18,15 +19,19 @@ from shared.runs.record import Run
 from shared.runs.status import RunStatus
 from shared.runs.store import RunStore
 
-from orchestrator.scheduler import Ended
-
 log = get_logger(__name__)
 
 TOOL_EVENTS = frozenset(
     {EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED}
 )
 ERROR_EVENTS = frozenset(
-    {EventType.TOOL_FAILED, EventType.TOOL_DENIED, EventType.RUN_FAILED, EventType.MODEL_FAILED, EventType.PERMISSION_FAILED}
+    {
+        EventType.TOOL_FAILED,
+        EventType.TOOL_DENIED,
+        EventType.RUN_FAILED,
+        EventType.MODEL_FAILED,
+        EventType.PERMISSION_FAILED,
+    }
 )
 PAGE = 1000
 
@@ -54,8 +59,8 @@ class RunFolders:
             for run in await self.runs.runs(task_id=task_id, limit=100_000):
                 if run.usage.tool_calls or run.status is RunStatus.FAILED:
                     await self._write_run(run)
-        except (OSError, UnavailableError) as error:
-            log.error("run_folder_failed", task=task_id, error=str(error))
+        except (OSError, UnavailableError):
+            log.exception("run_folder_failed", task=task_id)
 
     async def _write_run(self, run: Run) -> None:
         events = await self._events(run.id)

@@ -7,6 +7,7 @@ epoch, so a scheduler that dies in the middle is continued by the next one.
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.expander import Expander
 from shared.clock import Clock
 from shared.log import get_logger
 from shared.runs.store import RunStore
@@ -15,8 +16,6 @@ from shared.tasks.expansion import next_attempt
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Step, Task
 from shared.tasks.store import TaskStore
-
-from orchestrator.expander import Expander
 
 log = get_logger(__name__)
 

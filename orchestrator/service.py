@@ -10,8 +10,13 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
+from orchestrator.commands import Commands
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.reaper import Reaper
+from orchestrator.scheduler import Ended, Scheduler
 from shared.clock import Clock
 from shared.errors import ConflictError, UnavailableError
 from shared.ids import new_id
@@ -21,11 +26,6 @@ from shared.sessions.session import Owner, Ownership
 from shared.settings import Settings
 from shared.store import Store
 from shared.wire.ring import Ring, Switchboard
-
-from orchestrator.commands import Commands
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.reaper import Reaper
-from orchestrator.scheduler import Ended, Scheduler
 
 log = get_logger(__name__)
 
@@ -76,15 +76,21 @@ class Orchestrator:
     owner_id: str = ""
     _owned: dict[str, Ownership] = field(default_factory=dict)
     _active: set[str] = field(default_factory=set)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _reaper: Reaper = field(init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def start(self) -> None:
         """Register as an owner, adopt what is free and begin to listen."""
         await self._register()
-        loops: list[Coroutine[Any, Any, None]] = [self._beat(), self._sweep(), self._hear_owners(), self._hear_questions()]
-        self._tasks = [asyncio.get_running_loop().create_task(loop) for loop in loops]
+        loops: list[Coroutine[Any, Any, None]] = [
+            self._beat(),
+            self._sweep(),
+            self._hear_owners(),
+            self._hear_questions(),
+        ]
+        for loop in loops:
+            self._begin(loop)
 
     async def stop(self) -> None:
         """Stop looking, release the sessions for a successor, close every part."""
@@ -132,7 +138,7 @@ class Orchestrator:
             self.parts.store,
             self.parts.store,
             self.parts.clock,
-            lease=_seconds(self.settings.lease_s),
+            lease=timedelta(seconds=self.settings.lease_s),
             max_lost_leases=self.settings.max_lost_leases,
             owner_id=self.owner_id,
         )
@@ -170,8 +176,12 @@ class Orchestrator:
             return
         delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
         if delay_s < self.settings.sweep_s:
-            loop = asyncio.get_running_loop()
-            loop.call_later(delay_s, lambda: self._tasks.append(loop.create_task(self._answer([session_id]))))
+            asyncio.get_running_loop().call_later(delay_s, lambda: self._begin(self._safely(self.look([session_id]))))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _beat(self) -> None:
         while True:
@@ -191,31 +201,37 @@ class Orchestrator:
     async def _sweep(self) -> None:
         count = 0
         while True:
-            try:
-                concerned = await self._reaper.sweep()
-                await self.look(None if count % FULL_LOOK_EVERY == 0 else self._active | concerned)
-            except UnavailableError as error:
-                log.warning("sweep_unanswered", error=str(error))
+            await self._safely(self._sweep_once(is_full=count % FULL_LOOK_EVERY == 0))
             count += 1
             await asyncio.sleep(self.settings.sweep_s)
+
+    async def _sweep_once(self, *, is_full: bool) -> None:
+        concerned = await self._reaper.sweep()
+        await self.look(None if is_full else self._active | concerned)
 
     async def _hear_owners(self) -> None:
         ear = await self.parts.switchboard.owner_ear()
         while True:
             heard = await ear.wait(self.settings.sweep_s)
             if heard:
-                await self._answer(sorted(set(heard) - {""}))
+                await self._safely(self.look(sorted(set(heard) - {""})))
 
     async def _hear_questions(self) -> None:
         ear = await self.parts.switchboard.permission_ear()
         while True:
             for request_id in await ear.wait(self.settings.sweep_s):
-                request, _ = await self.parts.store.request(request_id)
-                if request.identity.session_id in self._owned:
-                    await self.parts.desk.review([request.identity.session_id])
+                await self._safely(self._review(request_id))
 
-    async def _answer(self, session_ids: Sequence[str]) -> None:
+    async def _review(self, request_id: str) -> None:
+        request, _ = await self.parts.store.request(request_id)
+        if request.identity.session_id in self._owned:
+            await self.parts.desk.review([request.identity.session_id])
+
+    async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""
         try:
-            await self.look(session_ids)
+            await work
         except UnavailableError as error:
             log.warning("look_unanswered", error=str(error))
+        except Exception:  # a fault in one session's look must not end the loops that all sessions live by
+            log.exception("look_failed")

@@ -66,11 +66,13 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._beat_s):
-            worker_id = self._worker_id
-            if worker_id:
-                self._beat_once(worker_id)
+            self.beat_once()
 
-    def _beat_once(self, worker_id: str) -> None:
+    def beat_once(self) -> None:
+        """Do what one interval calls for: beat, bear an unanswered one, or give the incarnation up."""
+        worker_id = self._worker_id
+        if not worker_id:
+            return
         now = self._clock.monotonic_s()
         self._tick(self._ticked)
         if now - self._ticked_at > self._stall_s:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from shared.clock import Clock
 from shared.errors import UnavailableError
 from shared.log import get_logger
+from shared.sessions.session import ProcessState
 from shared.settings import Settings
 from shared.store import Store
-from shared.sessions.session import ProcessState
 from shared.wire.ring import Ring, Switchboard
 from worker.heartbeat import Heartbeat
 from worker.incarnation import Incarnation
@@ -26,6 +26,9 @@ from worker.slots import RunWatcher, Slots, StepRunner
 log = get_logger(__name__)
 
 T = TypeVar("T")
+
+HAND_BACK_S = 10.0
+"""How long handing back may take after the grace; what is not handed back then, the reaper frees."""
 
 
 class LoopThread:
@@ -128,14 +131,9 @@ class WorkerProcess:
             await self._store.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
         except UnavailableError as error:
             log.warning("drain_unanswered", error=str(error))
-        deadline = asyncio.get_running_loop().time() + grace_s
-        while self.slots.busy and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.05)
-        self.slots.stop_all("hand_back", "the worker stops")
-        for _ in range(200):
-            if not self.slots.busy:
-                break
-            await asyncio.sleep(0.05)
+        if not await self.slots.until_idle(grace_s):
+            self.slots.stop_all("hand_back", "the worker stops")
+            await self.slots.until_idle(HAND_BACK_S)
         log.info("drained", left=self.slots.busy)
 
     def _lost(self, worker_id: str) -> None:
@@ -146,8 +144,7 @@ class WorkerProcess:
 
     async def _come_back(self) -> None:
         """Register as a new incarnation once everything of the old one has stopped."""
-        while self.slots.busy:
-            await asyncio.sleep(0.05)
+        await self.slots.until_idle()
         while self._drained is None:
             try:
                 self._heartbeat.renew(await self._incarnation.register())

@@ -36,7 +36,7 @@ class _Wish:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What this worker may claim. ``worker_id`` is empty while it has no incarnation: then it claims and ends nothing."""
+    """What this worker may claim; with no ``worker_id`` (between two incarnations) it claims and ends nothing."""
 
     worker_id: str
     pools: tuple[str, ...]

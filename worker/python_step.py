@@ -30,7 +30,7 @@ class PythonSteps:
             return failed(claim, "invalid_input", str(error))
         except (InvalidJsonError, TypeError, ValueError) as error:
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}")
-        except Exception as error:  # a user's function: whatever it raises is the step's failure, never the worker's
+        except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
         return StepEnd(
             claim.step_key,
@@ -50,7 +50,9 @@ class PythonSteps:
         return await result if isinstance(result, Awaitable) else result
 
 
-def failed(claim: Claim, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED) -> StepEnd:
+def failed(
+    claim: Claim, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED
+) -> StepEnd:
     """Return the end of a step that did not do what it should."""
     return StepEnd(
         claim.step_key,

@@ -54,6 +54,7 @@ class Slots:
     clock: Clock
     watcher: RunWatcher
     _held: dict[str, _HeldRun] = field(default_factory=dict)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hold(self) -> int:
         """Hold one slot until nothing is claimable; return how many steps it ran."""
@@ -80,6 +81,18 @@ class Slots:
     def busy(self) -> int:
         return len(self._held)
 
+    async def until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no run is held; False when ``timeout_s`` passed first."""
+        if not self._held:
+            return True
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def _run(self, claim: Claim) -> StepEnd | None:
         task = asyncio.get_running_loop().create_task(self.runner.run(claim))
         held = self._held[claim.identity.run_id] = _HeldRun(claim, task)
@@ -95,6 +108,8 @@ class Slots:
             end = await self._stopped(held)
         finally:
             del self._held[claim.identity.run_id]
+            if not self._held:
+                self._idle.set()
             self.watcher.ended(claim, end)
         return end
 

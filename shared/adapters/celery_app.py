@@ -7,7 +7,7 @@ for hour-long work (docs/decisions), and the broker keeps what it does well.
 from urllib.parse import urlsplit
 
 from celery import Celery
-from kombu import Queue
+from kombu.entity import Queue
 
 from shared.wire.jobs import KEY_PREFIX, queue_of
 
@@ -27,7 +27,7 @@ def make_celery(redis_url: str, *, pools: tuple[str, ...] = (), connections: int
         event_serializer="json",
         task_ignore_result=True,
         task_acks_late=False,
-        task_queues=[Queue(queue_of(pool)) for pool in pools] or None,
+        task_queues=[Queue(queue_of(pool)) for pool in pools] or None,  # type: ignore[no-untyped-call]
         worker_disable_prefetch=True,
         worker_prefetch_multiplier=1,
         worker_enable_remote_control=False,

@@ -1,5 +1,7 @@
 """Leases end by the reaper's own monotonic clock and by nothing else."""
 
+from datetime import timedelta
+
 import pytest
 
 from orchestrator.reaper import BeatWatch
@@ -22,9 +24,9 @@ def test_a_counter_that_stood_still_for_the_lease_time_is_overdue(clock: FakeClo
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])
 
-    clock.advance(19.9)
+    clock.advance(timedelta(seconds=19.9))
     early = watch.overdue([("wrk_1", 7)])
-    clock.advance(0.1)
+    clock.advance(timedelta(seconds=0.1))
 
     assert early == []
     assert watch.overdue([("wrk_1", 7)]) == [("wrk_1", 7)]
@@ -33,10 +35,10 @@ def test_a_counter_that_stood_still_for_the_lease_time_is_overdue(clock: FakeClo
 def test_a_beat_starts_the_lease_anew(clock: FakeClock) -> None:
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])
-    clock.advance(15)
+    clock.advance(timedelta(seconds=15))
     watch.overdue([("wrk_1", 8)])
 
-    clock.advance(15)
+    clock.advance(timedelta(seconds=15))
 
     assert watch.overdue([("wrk_1", 8)]) == []
 
@@ -45,7 +47,7 @@ def test_a_jump_of_the_wall_clock_expires_nobody(clock: FakeClock) -> None:
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])
 
-    clock.jump_wall(3600)
+    clock.jump_wall(timedelta(hours=1))
 
     assert watch.overdue([("wrk_1", 7)]) == []
 
@@ -54,6 +56,6 @@ def test_who_has_left_the_list_is_forgotten(clock: FakeClock) -> None:
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])
     watch.overdue([])
-    clock.advance(60)
+    clock.advance(timedelta(seconds=60))
 
     assert watch.overdue([("wrk_1", 7)]) == []

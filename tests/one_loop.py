@@ -1,0 +1,191 @@
+"""A whole deployment in one asyncio loop: an orchestrator and workers over any store, with a broker that is a call.
+
+Everything is the product's own but Celery, Redis and the processes, whose ports have their in-memory adapters here.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Self
+
+from orchestrator.commands import Commands
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.expander import Expander
+from orchestrator.scheduler import Ended, Scheduler
+from orchestrator.service import Orchestrator, Parts
+from shared.clock import SystemClock
+from shared.jsontext import Json, JsonObject
+from shared.permissions.request import PermissionCallback
+from shared.sessions.session import Session
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.expansion import new_task
+from shared.tasks.functions import known_functions
+from shared.tasks.inputs import BoundStep
+from shared.tasks.plan import Known
+from shared.tasks.reading import plan_from_json
+from shared.tasks.step import Claim, StepEnd, Task
+from shared.testing.builders import make_session
+from shared.testing.memory.ring import MemorySwitchboard
+from worker.flower import NoFlower
+from worker.incarnation import Incarnation
+from worker.pump import Pump
+from worker.python_step import PythonSteps
+from worker.run import Runner
+from worker.slots import Slots
+
+FAST = Settings(beat_s=0.2, lease_s=1, sweep_s=0.1)
+
+
+class NoAgents:
+    """Runs no agents: these tests are about steps."""
+
+    async def run(self, claim: Claim, bound: BoundStep) -> StepEnd:
+        raise AssertionError(f"no agent was expected, and {claim.step_key} is one")
+
+
+class NoQuestions:
+    """A desk nobody comes to."""
+
+    async def review(self, session_ids: Sequence[str]) -> None: ...
+
+    def attach(self, session_id: str, callback: PermissionCallback) -> None: ...
+
+    def detach(self, session_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class NoFolders:
+    ended: list[Ended] = field(default_factory=list)
+
+    async def write(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+
+@dataclass
+class CallBroker:
+    """A queue that is a call; ``lose`` drops as many messages, ``double`` delivers each twice."""
+
+    loop: asyncio.AbstractEventLoop
+    workers: list["LoopWorker"] = field(default_factory=list)
+    sent: int = 0
+    lose: int = 0
+    double: bool = False
+
+    def queued(self, pool: str) -> int:
+        return 0
+
+    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
+        for _ in dispatch_ids:
+            self.sent += 1
+            if self.lose > 0:
+                self.lose -= 1
+                continue
+            for _ in range(2 if self.double else 1):
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        free = [worker for worker in self.workers if worker.free > 0]
+        if free:
+            max(free, key=lambda worker: worker.free).begin()
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class LoopWorker:
+    """A worker without its process: pump and slots."""
+
+    store: Store
+    board: MemorySwitchboard
+    slots_count: int
+    held: set[asyncio.Task[int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        clock = SystemClock()
+        self.incarnation = Incarnation(self.store, clock, "w@localhost", self.slots_count, ("default",), ())
+        self.pump = Pump(self.store, self.board, clock, self.incarnation.supply)
+        runner = Runner(PythonSteps(ThreadPoolExecutor(max_workers=4)), NoAgents())
+        self.slots = Slots(self.pump, runner, self.store, clock, NoFlower())
+
+    @property
+    def free(self) -> int:
+        return self.slots_count - len(self.held)
+
+    async def start(self) -> None:
+        await self.incarnation.register()
+        self.pumping = asyncio.get_running_loop().create_task(self.pump.run())
+
+    def begin(self) -> None:
+        task = asyncio.get_running_loop().create_task(self.slots.hold())
+        self.held.add(task)
+        task.add_done_callback(self.held.discard)
+
+    async def stop(self) -> None:
+        self.pumping.cancel()
+        for task in self.held:
+            task.cancel()
+        await asyncio.gather(self.pumping, *self.held, return_exceptions=True)
+
+
+class OneLoop:
+    """``async with OneLoop(store) as service: task = await service.run({...plan...})``."""
+
+    def __init__(self, store: Store, *, workers: int = 2, slots: int = 8, settings: Settings = FAST) -> None:
+        self.store = store
+        self.board = MemorySwitchboard()
+        self.settings = settings
+        self.workers = [LoopWorker(store, self.board, slots) for _ in range(workers)]
+        self.folders = NoFolders()
+
+    async def __aenter__(self) -> Self:
+        clock = SystemClock()
+        self.broker = CallBroker(asyncio.get_running_loop(), self.workers)
+        for worker in self.workers:
+            await worker.start()
+        parts = Parts(
+            store=self.store,
+            ring=self.board,
+            switchboard=self.board,
+            clock=clock,
+            scheduler=Scheduler(self.store, self.store, Expander(self.store, self.store, clock), clock),
+            commands=Commands(self.store, self.store, self.store, self.board, clock),
+            dispatcher=Dispatcher(self.store, self.store, self.broker),
+            desk=NoQuestions(),
+            recorder=self.folders,
+        )
+        self.orchestrator = Orchestrator(parts, self.settings)
+        await self.orchestrator.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self.workers:
+            await worker.stop()
+        await self.orchestrator.stop()
+
+    async def submit(self, document: JsonObject, inputs: JsonObject | None = None) -> tuple[Session, Task]:
+        """Write a session and a task of the plan, and ring."""
+        plan = plan_from_json(document, "test", Known(functions=frozenset(known_functions())))
+        session = make_session()
+        task = new_task(plan, inputs or {}, session, surface_of=lambda step: {}, default_model="", now_us=1)
+        await self.store.open_session(session)
+        await self.store.create_task(task)
+        await self.board.wake_owners([session.id])
+        return session, await self.store.task(task.id)
+
+    async def finished(self, task_id: str, *, within_s: float = 20) -> Task:
+        """Return the task once it has ended."""
+        async with asyncio.timeout(within_s):
+            while not (task := await self.store.task(task_id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
+                await asyncio.sleep(0.005)
+        return task
+
+    async def run(self, document: JsonObject, inputs: JsonObject | None = None) -> Task:
+        _, task = await self.submit(document, inputs)
+        return await self.finished(task.id)
+
+    async def outputs(self, task_id: str) -> dict[str, Json]:
+        return {step.step_id: (await self.store.result(step.key)).output for step in await self.store.steps(task_id)}

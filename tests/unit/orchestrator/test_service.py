@@ -1,0 +1,163 @@
+"""What an orchestrator and its workers make of plans, in one loop."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.jsontext import Json, JsonObject
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.testing.memory.store import MemoryStore
+from tests.one_loop import OneLoop
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OneLoop]:
+    async with OneLoop(MemoryStore()) as running:
+        yield running
+
+
+def echo(step_id: str, inputs: JsonObject, *depends_on: str, **more: Json) -> dict[str, Json]:
+    return {
+        "id": step_id,
+        "kind": "python",
+        "call": "builtin.echo",
+        "inputs": inputs,
+        "depends_on": list(depends_on),
+        **more,
+    }
+
+
+def plan(*steps: JsonObject) -> JsonObject:
+    return {"title": "test", "steps": list(steps)}
+
+
+@pytest.mark.spec("DAG-02", "CARD-5")
+async def test_results_of_dependencies_reach_the_dependents(service: OneLoop) -> None:
+    task = await service.run(plan(echo("a", {"x": 1}), echo("b", {"y": "${a.output.x}"}, "a")))
+
+    assert task.status is TaskStatus.COMPLETED
+    assert await service.outputs(task.id) == {"a": {"x": 1}, "b": {"y": 1}}
+
+
+async def test_a_wide_fan_out_and_its_join_run_once_each(service: OneLoop) -> None:
+    wide = [echo(f"s{index}", {"i": index}, "root") for index in range(100)]
+    join = echo("join", {"last": "${s99.output.i}"}, *(f"s{index}" for index in range(100)))
+
+    task = await service.run(plan(echo("root", {}), *wide, join))
+
+    steps = await service.store.steps(task.id)
+    assert task.status is TaskStatus.COMPLETED
+    assert {step.fence for step in steps} == {1}
+    assert {step.status for step in steps} == {StepStatus.COMPLETED}
+
+
+async def test_a_map_step_grows_by_its_items_and_hands_on_their_outputs_in_order(service: OneLoop) -> None:
+    over: dict[str, Json] = {
+        "id": "each",
+        "kind": "map",
+        "over": "${list.output.names}",
+        "as": "name",
+        "depends_on": ["list"],
+        "step": {"kind": "python", "call": "builtin.echo", "inputs": {"hello": "${name}"}},
+    }
+
+    task = await service.run(
+        plan(echo("list", {"names": ["c", "a", "b"]}), over, echo("end", {"all": "${each.output}"}, "each"))
+    )
+
+    outputs = await service.outputs(task.id)
+    assert outputs["each"] == [{"hello": "c"}, {"hello": "a"}, {"hello": "b"}]
+    assert outputs["end"] == {"all": outputs["each"]}
+    assert outputs["each[a]"] == {"hello": "a"}
+
+
+async def test_a_map_over_nothing_completes_with_an_empty_list(service: OneLoop) -> None:
+    over: dict[str, Json] = {"id": "each", "kind": "map", "over": "${list.output.names}", "depends_on": ["list"]}
+    child: dict[str, Json] = {"kind": "python", "call": "builtin.echo"}
+
+    task = await service.run(
+        plan(echo("list", {"names": []}), {**over, "step": child}, echo("end", {"all": "${each.output}"}, "each"))
+    )
+
+    assert (await service.outputs(task.id))["end"] == {"all": []}
+
+
+async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop) -> None:
+    over: dict[str, Json] = {"id": "each", "kind": "map", "over": "${list.output.names}", "depends_on": ["list"]}
+
+    task = await service.run(
+        plan(echo("list", {"names": 7}), {**over, "step": {"kind": "python", "call": "builtin.echo"}})
+    )
+
+    failed = next(step for step in await service.store.steps(task.id) if step.step_id == "each")
+    assert task.status is TaskStatus.FAILED
+    assert failed.error is not None
+    assert "not a list" in failed.error.message
+
+
+@pytest.mark.spec("DAG-05")
+async def test_a_failed_step_is_tried_again_with_a_new_run(service: OneLoop) -> None:
+    flaky: dict[str, Json] = {"id": "f", "kind": "python", "call": "builtin.fail", "inputs": {"times": 2}, "retries": 2}
+
+    task = await service.run(plan({**flaky, "backoff_s": 0.01}))
+
+    runs = await service.store.runs(task_id=task.id)
+    attempts = [run for run in runs if run.identity.step_key]
+    assert task.status is TaskStatus.COMPLETED
+    assert [run.attempt for run in attempts] == [1, 2, 3]
+    assert [run.retry_of for run in attempts] == ["", attempts[0].id, attempts[1].id]
+
+
+@pytest.mark.spec("DAG-05")
+async def test_a_final_failure_skips_what_depends_on_it_and_nothing_else(service: OneLoop) -> None:
+    task = await service.run(
+        plan(
+            {"id": "bad", "kind": "python", "call": "builtin.fail"},
+            echo("after", {}, "bad"),
+            echo("later", {}, "after"),
+            echo("other", {}),
+        )
+    )
+
+    statuses = {step.step_id: step.status for step in await service.store.steps(task.id)}
+    assert task.status is TaskStatus.FAILED
+    assert "bad" in task.reason
+    assert statuses == {
+        "bad": StepStatus.FAILED,
+        "after": StepStatus.SKIPPED,
+        "later": StepStatus.SKIPPED,
+        "other": StepStatus.COMPLETED,
+    }
+
+
+@pytest.mark.spec("DAG-07")
+async def test_lost_messages_are_sent_again(service: OneLoop) -> None:
+    service.broker.lose = 3
+
+    task = await service.run(plan(*(echo(f"s{index}", {}) for index in range(5))))
+
+    assert task.status is TaskStatus.COMPLETED
+
+
+async def test_doubled_messages_run_nothing_twice(service: OneLoop) -> None:
+    service.broker.double = True
+
+    task = await service.run(plan(*(echo(f"s{index}", {}) for index in range(20))))
+
+    assert {step.fence for step in await service.store.steps(task.id)} == {1}
+
+
+async def test_a_step_over_its_time_limit_fails_as_such(service: OneLoop) -> None:
+    slow: dict[str, Json] = {
+        "id": "slow",
+        "kind": "python",
+        "call": "builtin.sleep",
+        "inputs": {"seconds": 30},
+        "timeout_s": 0.05,
+    }
+
+    task = await service.run(plan(slow))
+
+    step = (await service.store.steps(task.id))[0]
+    assert step.error is not None
+    assert step.error.type == "time_limit"

@@ -1,0 +1,127 @@
+"""The record of a run's calls, over the run store (EXE-06).
+
+A write call is recorded before its handler starts, with its ledger row and the consumption of its decision, in one
+transaction. A read can be run again, so its start is kept back and written with its end: one transaction a call.
+"""
+
+from dataclasses import dataclass, field
+
+from shared.clock import Clock
+from shared.errors import NotFoundError
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
+from shared.runs.store import CallRow, RunStore
+from shared.tools import stored
+from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
+from shared.tools.result import ErrorType, ToolResult
+from worker.deliverables import keep_deliverable
+
+DENIALS = frozenset(
+    {
+        ErrorType.PERMISSION_DENIED,
+        ErrorType.PERMISSION_TIMEOUT,
+        ErrorType.PERMISSION_NO_CALLBACK,
+        ErrorType.PERMISSION_FAILED,
+        ErrorType.PERMISSION_WITHDRAWN,
+        ErrorType.PERMISSION_STALE,
+        ErrorType.HOOK_DENIED,
+        ErrorType.TOOL_NOT_AVAILABLE,
+        ErrorType.PATH_PROTECTED,
+    }
+)
+
+
+@dataclass(slots=True)
+class RunCallLog:
+    """The call log of one claimed run. ``calls`` counts the calls that ended."""
+
+    runs: RunStore
+    artifacts: ArtifactStore
+    clock: Clock
+    run_id: str
+    fence: int
+    calls: int = 0
+    _kept: list[NewEvent] = field(default_factory=list)
+
+    async def started(self, started: StartedCall) -> None:
+        event = self._event(
+            EventType.TOOL_STARTED,
+            {
+                "tool_call_id": started.call.id,
+                "tool": started.call.tool,
+                "input": dict(started.shown_input),
+                "effect_id": started.effect_id,
+                "author": started.verdict.author,
+                "rule": started.verdict.rule,
+                "decision_id": started.verdict.decision_id,
+            },
+        )
+        self._kept.append(event)
+        if started.is_write or started.verdict.decision_id:
+            row = self._row(started)
+            await self.runs.start_call(row, self.fence, events=self.take(), now_us=self.clock.now_us())
+
+    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+        self.calls += 1
+        data: dict[str, Json] = {
+            "tool_call_id": call.id,
+            "tool": call.tool,
+            "duration_ms": duration_ms,
+            "summary": result.summary[:300],
+        }
+        if result.error is not None:
+            data |= {"error": str(result.error.type), "message": result.error.message[:1000]}
+        try:
+            deliverable = await keep_deliverable(result, self.artifacts)
+        except (OSError, NotFoundError) as error:
+            data["deliverable_error"] = str(error)
+        else:
+            if deliverable is not None:
+                data["deliverable"] = deliverable
+        self._kept.append(self._event(_end_type(result), data))
+        await self.runs.end_call(
+            self.run_id,
+            self.fence,
+            call.id,
+            result=None,
+            nodes=[NewNode(NodeKind.TOOL_RESULT, stored.to_json(call.tool, result))],
+            events=self.take(),
+            now_us=self.clock.now_us(),
+        )
+
+    async def note(self, type: str, data: JsonObject) -> None:
+        self._kept.append(self._event(type, data))
+
+    def take(self) -> list[NewEvent]:
+        """Return the events kept back and forget them: whoever writes next writes them too, in order."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    def _event(self, type: str, data: JsonObject) -> NewEvent:
+        return NewEvent(type, data, self.clock.now_us())
+
+    def _row(self, started: StartedCall) -> CallRow:
+        gate = started.gate_call
+        return CallRow(
+            run_id=self.run_id,
+            tool_call_id=started.call.id,
+            tool=started.call.tool,
+            effect_id=started.effect_id,
+            is_write=started.is_write,
+            input_digest=gate.input_digest,
+            inputs={"call_input": dict(started.shown_input)},
+            facts={
+                "risk": gate.risk.name.lower(),
+                "scope": gate.target.scope,
+                "shown": gate.target.shown,
+                "author": started.verdict.author,
+                "rule": started.verdict.rule,
+            },
+            decision_id=started.verdict.decision_id,
+        )
+
+
+def _end_type(result: ToolResult) -> EventType:
+    if result.error is None:
+        return EventType.TOOL_COMPLETED
+    return EventType.TOOL_DENIED if result.error.type in DENIALS else EventType.TOOL_FAILED

@@ -1,0 +1,67 @@
+"""Runs one claimed step to its end: what a slot does between claim and completion.
+
+A step's kind says who does the work: a registered function or a child agent. Both get their inputs bound here, both
+run under the step's time limit, and whatever happens becomes one :class:`StepEnd`.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from shared.errors import LeaseLostError, TemplateError, UnavailableError
+from shared.jsontext import Json
+from shared.log import get_logger
+from shared.runs.status import EndReason
+from shared.tasks.inputs import BoundStep, bind_step
+from shared.tasks.step import Claim, StepEnd, StepKind
+from worker.python_step import PythonSteps, failed
+
+log = get_logger(__name__)
+
+
+class AgentSteps(Protocol):
+    """Runs a child agent (:mod:`worker.agent_step`)."""
+
+    async def run(self, claim: Claim, bound: BoundStep) -> StepEnd: ...
+
+
+@dataclass(slots=True)
+class Runner:
+    """The one place that maps what happened in a step to how the step ends."""
+
+    functions: PythonSteps
+    agents: AgentSteps
+
+    async def run(self, claim: Claim) -> StepEnd:
+        """Run the step; cancellation and a lost lease pass through to the slot."""
+        limit_s = _seconds(claim.spec.get("timeout_s"))
+        try:
+            bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
+            if limit_s is None:
+                return await self._work(claim, bound)
+            async with asyncio.timeout(limit_s):
+                return await self._work(claim, bound)
+        except TemplateError as error:
+            return failed(claim, "invalid_input", str(error))
+        except TimeoutError:
+            return failed(claim, "time_limit", f"the step took longer than {limit_s} s", reason=EndReason.TIME_LIMIT)
+        except (LeaseLostError, UnavailableError):
+            raise
+        except Exception as error:  # a fault of ours in one step must not take the process's other steps with it
+            log.exception("step_crashed", step=claim.step_key)
+            return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
+
+    async def _work(self, claim: Claim, bound: BoundStep) -> StepEnd:
+        match claim.kind:
+            case StepKind.PYTHON:
+                return await self.functions.run(claim, bound.inputs)
+            case StepKind.AGENT:
+                return await self.agents.run(claim, bound)
+            case StepKind.MAP:
+                return failed(claim, "execution_failed", "a map step is never claimable")
+            case other:
+                assert_never(other)
+
+
+def _seconds(value: Json) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -8,9 +8,9 @@ and written again. Runs that called no tool and did not fail get none.
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from orchestrator.scheduler import Ended
-from shared.adapters.artifacts import FolderArtifacts
 from shared.errors import NotFoundError, UnavailableError
 from shared.jsontext import Json, dump
 from shared.log import get_logger
@@ -36,12 +36,20 @@ ERROR_EVENTS = frozenset(
 PAGE = 1000
 
 
+class StoredArtifacts(Protocol):
+    """What is read of the artifact store."""
+
+    async def get(self, digest: str) -> bytes:
+        """Raises: NotFoundError."""
+        ...
+
+
 @dataclass(slots=True)
 class RunFolders:
     """Writes in the background, one task after the other; :meth:`close` waits for what is under way."""
 
     runs: RunStore
-    artifacts: FolderArtifacts
+    artifacts: StoredArtifacts
     folder: Path
     _writing: set[asyncio.Task[None]] = field(default_factory=set)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from shared.errors import InvalidToolError
+from shared.errors import InvalidJsonError, InvalidToolError
 from shared.jsontext import Json, JsonObject, digest
 from shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdapter, ToolContext, ToolDefinition
 from shared.tools.naming import check_alias, check_name
@@ -124,6 +124,11 @@ class ToolRegistry:
             raise InvalidToolError(definition.name, f"its timeout must be above 0 and at most {limit} ms")
         if definition.max_result_chars is not None and definition.max_result_chars < 1:
             raise InvalidToolError(definition.name, "max_result_chars must be at least 1")
+
+        try:
+            digest(_promise(definition))
+        except InvalidJsonError as error:
+            raise InvalidToolError(definition.name, f"its schemas cannot be said in JSON: {error}") from error
 
     def _check_free(self, definition: ToolDefinition) -> None:
         for name in (definition.name, *definition.aliases):

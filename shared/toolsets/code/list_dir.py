@@ -1,0 +1,173 @@
+"""code.list_dir: entries of a directory, sorted, bounded, following no link (FS-02)."""
+
+import heapq
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from shared.jsontext import Json, JsonObject
+from shared.sandbox.descriptors import opened_directory
+from shared.sandbox.paths import PathPolicy, shown_path
+from shared.sandbox.threads import check, run_blocking
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from shared.tools.result import TextBlock, ToolResult
+from shared.toolsets.code.places import (
+    check_identity,
+    flag,
+    flag_of,
+    integer,
+    number_of,
+    permitted,
+    read_target,
+    string,
+    text_of,
+)
+
+DEFAULT_LIMIT: Final = 200
+MAX_LIMIT: Final = 1000
+_MAX_DEPTH: Final = 64
+_CHECK_EVERY: Final = 1024
+
+
+def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
+    """Return the definition."""
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await run_blocking(lambda stop: _list(policy, context, call_input, stop))
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return read_target(policy, context, _asked_path(context, call_input))
+
+    return ToolDefinition(
+        name="code.list_dir",
+        title="List directory",
+        description="List a directory, sorted by path. Links are named and not followed.",
+        search_hint="ls tree files folders",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "path": string("Directory to list; the project when absent."),
+                "recursive": flag("Also list what is below.", default=False),
+                "limit": integer("How many entries at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
+            },
+        },
+        handler=handle,
+        permission=Permission.READONLY,
+        tags=frozenset({"code", "filesystem", "readonly"}),
+        target=target,
+    )
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One listing. Memory is bounded by the limit: of a huge directory only its first entries are ever held."""
+
+    policy: PathPolicy
+    limit: int
+    is_recursive: bool
+    shows_sensitive: bool
+    stop: Event
+    count: int = 0
+    left_out: int = 0
+    unreadable: int = 0
+
+    def entries(self, descriptor: int, folder: Path, depth: int = 0) -> Iterator[tuple[Path, os.DirEntry[str]]]:
+        """Yield up to ``limit + 1`` entries in the order of their path as text."""
+        # A directory stands in the order twice: as an entry, and with a slash for all that is below it. Of any number
+        # of first places at least half are entries, so twice as many places as entries are enough.
+        places = 2 * (self.limit + 1 - self.count)
+        for key, entry in heapq.nsmallest(places, self._places(descriptor, folder, depth), key=lambda place: place[0]):
+            if self.count > self.limit:
+                return
+            path = folder / entry.name
+            if key.endswith("/"):
+                yield from self._below(descriptor, path, depth)
+            else:
+                self.count += 1
+                yield path, entry
+
+    def _places(self, descriptor: int, folder: Path, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        for entry in self._visible(descriptor, folder):
+            yield entry.name, entry
+            if self.is_recursive and depth < _MAX_DEPTH and entry.is_dir(follow_symlinks=False):
+                yield f"{entry.name}/", entry
+
+    def _below(self, parent: int, path: Path, depth: int) -> Iterator[tuple[Path, os.DirEntry[str]]]:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path.name, flags, dir_fd=parent)
+        except OSError:
+            self.unreadable += 1
+            return
+        try:
+            yield from self.entries(descriptor, path, depth + 1)
+        finally:
+            os.close(descriptor)
+
+    def _visible(self, descriptor: int, folder: Path) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(descriptor) as found:
+            for position, entry in enumerate(found):
+                if position % _CHECK_EVERY == 0:
+                    check(self.stop)
+                if not self.shows_sensitive and self.policy.is_sensitive(f"{folder}/{entry.name}"):
+                    self.left_out += 1
+                else:
+                    yield entry
+
+
+def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop: Event) -> ToolResult:
+    located = permitted(policy, context, _asked_path(context, call_input))
+    limit = number_of(call_input, "limit", DEFAULT_LIMIT)
+    is_recursive = flag_of(call_input, "recursive", default=False)
+    walk = _Walk(policy, limit, is_recursive, shows_sensitive=located.is_sensitive, stop=stop)
+    with opened_directory(located.resolved) as descriptor:
+        check_identity(context, descriptor)
+        entries = [_entry(path, entry, context) for path, entry in walk.entries(descriptor, located.resolved)]
+    is_truncated = len(entries) > limit
+    data: dict[str, Json] = {
+        "path": shown_path(located.resolved, context.workplace),
+        "entries": entries[:limit],
+        "truncated": is_truncated,
+        "left_out": walk.left_out,
+    }
+    if walk.unreadable:
+        data["unreadable"] = walk.unreadable
+    summary = f"{data['path']}: {len(entries[:limit])} entries" + (", more follow" if is_truncated else "")
+    return ToolResult(context.tool_call_id, (TextBlock(_text(entries[:limit], data)),), summary, data)
+
+
+def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
+    return text_of(call_input, "path", str(context.workplace.project))
+
+
+def _entry(path: Path, entry: os.DirEntry[str], context: ToolContext) -> dict[str, Json]:
+    kind, size = "other", 0
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        status = None  # it went away between the listing and the look
+    if status is not None:
+        kind = _kind(status.st_mode)
+        size = status.st_size if kind == "file" else 0
+    return {"path": shown_path(path, context.workplace), "type": kind, "size": size}
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "dir"
+    return "link" if stat.S_ISLNK(mode) else "other"
+
+
+def _text(entries: list[dict[str, Json]], data: JsonObject) -> str:
+    marks = {"dir": "/", "link": "@"}
+    lines = [f"{entry['path']}{marks.get(str(entry['type']), '')}\t{entry['size']}" for entry in entries]
+    lines += ["[more entries follow; list a directory below, or raise the limit]"] if data["truncated"] else []
+    lines += [f"[{data['left_out']} sensitive entries left out]"] if data["left_out"] else []
+    lines += [f"[{data['unreadable']} directories could not be read]"] if "unreadable" in data else []
+    return "\n".join(lines) or "[empty]"

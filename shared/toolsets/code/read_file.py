@@ -1,0 +1,226 @@
+"""code.read_file: a page of a text file by line, in constant memory whatever the file (FS-01)."""
+
+import os
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final
+
+from shared.jsontext import Json, JsonObject
+from shared.sandbox.descriptors import opened_file
+from shared.sandbox.paths import PathPolicy, shown_path
+from shared.sandbox.threads import check, run_blocking
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from shared.toolsets.code.places import check_identity, integer, number_of, permitted, read_target, string, text_of
+
+DEFAULT_LINES: Final = 200
+MAX_LINES: Final = 1000
+MAX_LINE_BYTES: Final = 4096
+MAX_PAGE_CHARS: Final = 12_000
+MAX_START_LINE: Final = 2**53 - 1
+
+_CHUNK_BYTES: Final = 256 * 1024
+_SNIFFED_BYTES: Final = 8192
+_UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_file_tool(policy: PathPolicy, *, max_page_chars: int = MAX_PAGE_CHARS) -> ToolDefinition:
+    """Return the definition. A page over ``max_page_chars`` ends early; it is never an artifact."""
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await run_blocking(lambda stop: _read(policy, context, call_input, max_page_chars, stop))
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return read_target(policy, context, text_of(call_input, "path"))
+
+    return ToolDefinition(
+        name="code.read_file",
+        title="Read file",
+        description="Read lines of a text file. Returns numbered lines; says how to go on when there are more.",
+        search_hint="view show cat open source text lines",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "path": string("File to read; relative paths start at the working directory."),
+                "start_line": integer("First line, counted from 1.", 1, 1, MAX_START_LINE),
+                "max_lines": integer("How many lines at most.", DEFAULT_LINES, 1, MAX_LINES),
+            },
+            "required": ["path"],
+        },
+        handler=handle,
+        permission=Permission.READONLY,
+        tags=frozenset({"code", "filesystem", "readonly"}),
+        keeps_whole_output=True,
+        max_result_chars=max_page_chars,
+        target=target,
+    )
+
+
+@dataclass(slots=True)
+class _Page:
+    """Lines collected so far. ``chars`` counts what the model will be shown."""
+
+    start: int
+    max_lines: int
+    max_chars: int
+    lines: list[str] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    chars: int = 0
+    is_full: bool = False
+    has_bad_bytes: bool = False
+
+    def add(self, raw: bytes, *, is_cut: bool) -> None:
+        """Take the next line, or become full when it does not fit any more."""
+        number = self.start + len(self.lines)
+        text = _decoded(raw, is_cut=is_cut)
+        size = len(_numbered(number, text))
+        if self.lines and self.chars + size > self.max_chars:
+            self.is_full = True
+            return
+        self.lines.append(text)
+        self.chars += size
+        self.has_bad_bytes = self.has_bad_bytes or "\ufffd" in text
+        if is_cut:
+            self.cut.append(number)
+
+    def has_room(self) -> bool:
+        """Say whether further lines are wanted."""
+        return not self.is_full
+
+    def sees_more(self) -> bool:
+        """Be told that a line begins or goes on; say whether it is wanted. Its length need not be known for that."""
+        self.is_full = self.is_full or len(self.lines) >= self.max_lines
+        return not self.is_full
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.lines) - 1
+
+
+def _read(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_chars: int, stop: Event) -> ToolResult:
+    located = permitted(policy, context, text_of(call_input, "path"))
+    start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
+    page = _Page(start, max_lines, max_chars)
+    with opened_file(located.resolved) as descriptor:
+        check_identity(context, descriptor)
+        size = os.fstat(descriptor).st_size
+        _refuse_binary(os.pread(descriptor, _SNIFFED_BYTES, 0), str(located.resolved), size)
+        total = _fill(page, descriptor, stop)
+    shown = shown_path(located.resolved, context.workplace)
+    if any("\0" in line for line in page.lines):
+        raise _binary(shown, size)
+    return _result(context, page, shown, total)
+
+
+def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:
+    """Read until the page is full or the file ends; return the number of lines when the end was seen."""
+    number = 1
+    line = bytearray()
+    length = 0
+    while page.has_room():
+        check(stop)
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
+            if length:
+                _take(page, number, line, length)
+                number += 1
+            return number - 1 if page.has_room() else None
+        at = 0
+        if number < page.start:
+            at, number = _skipped(chunk, number, page.start)
+        while at < len(chunk) and page.sees_more():
+            newline = chunk.find(b"\n", at)
+            end = len(chunk) if newline < 0 else newline + 1
+            # Of a long line only what is shown is kept, plus enough to know that it was longer.
+            line += chunk[at : min(end, at + max(0, MAX_LINE_BYTES + 1 - len(line)))]
+            length += end - at
+            at = end
+            if newline >= 0:
+                _take(page, number, line, length)
+                number, length = number + 1, 0
+                line.clear()
+    return None
+
+
+def _skipped(chunk: bytes, number: int, start: int) -> tuple[int, int]:
+    """Return where in the chunk line ``start`` begins, or its end, and the number of the line that begins there."""
+    count = chunk.count(b"\n")
+    if number + count < start:
+        return len(chunk), number + count
+    at = 0
+    while number < start:
+        at = chunk.index(b"\n", at) + 1
+        number += 1
+    return at, number
+
+
+def _take(page: _Page, number: int, line: bytearray, length: int) -> None:
+    if number >= page.start:
+        content = bytes(line[:-1] if line.endswith(b"\n") else line)
+        is_cut = length - (1 if line.endswith(b"\n") else 0) > MAX_LINE_BYTES
+        page.add(content[:MAX_LINE_BYTES], is_cut=is_cut)
+
+
+def _decoded(raw: bytes, *, is_cut: bool) -> str:
+    # A character cut in two at the limit is dropped whole; other bad bytes are shown as such.
+    whole = raw[: len(raw) - _open_bytes(raw)] if is_cut else raw
+    return whole.decode("utf-8", "replace")
+
+
+def _open_bytes(raw: bytes) -> int:
+    """Return how many bytes at the end begin a character that is not complete."""
+    for back in range(1, min(4, len(raw)) + 1):
+        byte = raw[-back]
+        if byte & 0xC0 != 0x80:
+            needed = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+            return back if back < needed else 0
+    return 0
+
+
+def _numbered(number: int, text: str) -> str:
+    return f"{number:>6}\t{text}\n"
+
+
+def _result(context: ToolContext, page: _Page, shown: str, total: int | None) -> ToolResult:
+    is_truncated = page.is_full
+    following = page.end + 1 if is_truncated else None
+    data: dict[str, Json] = {
+        "path": shown,
+        "start_line": page.start,
+        "end_line": page.end,
+        "text": "\n".join(page.lines) + ("\n" if page.lines else ""),
+        "truncated": is_truncated,
+        "next_start_line": following,
+        "truncated_lines": list(page.cut),
+    }
+    if total is not None:
+        data["total_lines"] = total
+    text = "".join(_numbered(page.start + index, line) for index, line in enumerate(page.lines))
+    notes = _notes(page, following, total)
+    metadata: dict[str, Json] = {"truncated": is_truncated}
+    if page.has_bad_bytes:
+        metadata["decoding"] = "bytes that are not UTF-8 are shown as U+FFFD"
+    summary = f"{shown}: lines {page.start}-{page.end}" if page.lines else f"{shown}: no lines from {page.start} on"
+    return ToolResult(context.tool_call_id, (TextBlock(text + notes),), summary, data, metadata=metadata)
+
+
+def _notes(page: _Page, following: int | None, total: int | None) -> str:
+    notes = []
+    if not page.lines:
+        notes.append(f"no line {page.start}; the file has {total} lines" if total else "the file is empty")
+    if page.cut:
+        notes.append(f"cut at {MAX_LINE_BYTES} bytes: lines {', '.join(map(str, page.cut))}")
+    if following is not None:
+        notes.append(f"more lines follow; go on with start_line={following}")
+    return "".join(f"[{note}]\n" for note in notes)
+
+
+def _refuse_binary(head: bytes, path: str, size: int) -> None:
+    if b"\0" in head or head.startswith(_UTF16_MARKS):
+        raise _binary(path, size)
+
+
+def _binary(path: str, size: int) -> ToolError:
+    hint = "only text is read; UTF-16 must be converted first"
+    details: dict[str, Json] = {"path": path, "size": size}
+    return ToolError(ErrorType.BINARY_FILE, f"{path!r} is a binary file of {size} bytes", hint=hint, details=details)

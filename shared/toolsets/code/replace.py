@@ -1,0 +1,240 @@
+"""Putting a whole file in place atomically, by descriptors (FS-04, FS-07).
+
+The parent directory is opened without following a link; the new content goes into a temporary file beside the target
+and takes its name in one step, so a reader sees the old or the new file and a failure leaves the old one. What stands
+there must be what was shown. The race that remains: a writer that changes an existing file's content between our last
+look and the rename, a few microseconds, is overwritten.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError, kind_of, open_resolved, opened_file, refused
+from shared.sandbox.threads import check
+
+ABSENT: Final = "absent"
+MAX_COMPARED_BYTES: Final = 1024 * 1024
+_MAX_HASHED_BYTES: Final = 64 * 1024 * 1024
+"""Beyond it the modification time stands for the content: hashing would take longer than a person waits."""
+_CHUNK_BYTES: Final = 1024 * 1024
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What stands at a path. ``precondition`` is ``absent`` or device, inode, size and hash.
+
+    ``content`` is None when there is no file or it is too large to compare.
+    """
+
+    precondition: str
+    content: bytes | None = None
+    mode: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What to write where. An empty ``precondition`` binds to nothing; ``overwrites`` allows replacing a file."""
+
+    path: Path
+    content: bytes
+    precondition: str = ""
+    creates_folders: bool = True
+    overwrites: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    size: int
+    sha256: str
+    is_new: bool
+
+
+def read_state(path: Path) -> State:
+    """Return what stands at a resolved path now.
+
+    Raises:
+        PathRefusedError: something that is no regular file.
+    """
+    try:
+        with opened_file(path) as descriptor:
+            return _state_of(descriptor)
+    except PathRefusedError as error:
+        if error.refusal is PathRefusal.NOT_FOUND:
+            _refuse_file_as_folder(path)
+            return State(ABSENT)
+        raise
+
+
+def write(what: Replacement, stop: Event) -> Written | None:
+    """Put the file in place; None when one stands there that may not be replaced.
+
+    Raises:
+        PathRefusedError: another state than the shown one, a link, not a regular file, a missing folder.
+        OSError: the operating system refuses or the disk is full; the old file is as it was.
+    """
+    with _parent(what) as folder:
+        name = what.path.name
+        before = _state_at(folder, what.path)
+        if what.precondition and before.precondition != what.precondition:
+            raise PathRefusedError(
+                PathRefusal.CHANGED, str(what.path), "changed after it was shown", "read it and call again"
+            )
+        is_new = before.precondition == ABSENT
+        if not is_new and not what.overwrites:
+            return None
+        with _temporary(folder, what.content, before.mode) as temporary:
+            check(stop)
+            if is_new:
+                placed = _link_new(folder, temporary, name)
+            else:
+                placed = _is_unchanged(folder, name, before)
+                if placed:
+                    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            if not placed:
+                raise PathRefusedError(
+                    PathRefusal.CHANGED, str(what.path), "changed while it was written", "call again"
+                )
+        os.fsync(folder)
+    return Written(len(what.content), hashlib.sha256(what.content).hexdigest(), is_new)
+
+
+@contextmanager
+def _parent(what: Replacement) -> Iterator[int]:
+    """Open the parent directory, creating missing ones one by one below the deepest that exists."""
+    descriptor, missing = _deepest(what.path.parent)
+    try:
+        if missing and not what.creates_folders:
+            hint = "pass create_dirs=true to create it"
+            raise PathRefusedError(PathRefusal.NOT_FOUND, str(what.path.parent), "does not exist", hint)
+        for name in missing:
+            descriptor = _entered(descriptor, name, what.path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _deepest(folder: Path) -> tuple[int, list[str]]:
+    """Open the deepest existing directory on the way and return the names that are missing below it."""
+    missing: list[str] = []
+    for existing in (folder, *folder.parents):
+        try:
+            return open_resolved(existing, os.O_RDONLY | os.O_DIRECTORY), missing[::-1]
+        except PathRefusedError as error:
+            if error.refusal is not PathRefusal.NOT_FOUND:
+                raise
+            missing.append(existing.name)
+    raise PathRefusedError(PathRefusal.NOT_FOUND, str(folder), "does not exist")
+
+
+def _entered(folder: int, name: str, path: Path) -> int:
+    """Create a directory and open it; closes ``folder`` when it succeeds."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o777, dir_fd=folder)
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        raise refused(error, path) from error
+    os.close(folder)
+    return inner
+
+
+def _state_at(folder: int, path: Path) -> State:
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return State(ABSENT)
+    except OSError as error:
+        raise refused(error, path) from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise PathRefusedError(PathRefusal.NOT_REGULAR, str(path), f"is {kind_of(mode)}, not a regular file")
+        return _state_of(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _state_of(descriptor: int) -> State:
+    status = os.fstat(descriptor)
+    identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}"
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_size > _MAX_HASHED_BYTES:
+        return State(f"{identity}:mtime-{status.st_mtime_ns}", None, mode)
+    digest = hashlib.sha256()
+    kept = bytearray()
+    while chunk := os.read(descriptor, _CHUNK_BYTES):
+        digest.update(chunk)
+        kept += chunk[: max(0, MAX_COMPARED_BYTES + 1 - len(kept))]
+    content = bytes(kept) if len(kept) <= MAX_COMPARED_BYTES else None
+    return State(f"{identity}:{digest.hexdigest()}", content, mode)
+
+
+@contextmanager
+def _temporary(folder: int, content: bytes, mode: int) -> Iterator[str]:
+    """Write the content to a file of a fresh name in the folder; it is gone afterwards unless it was renamed."""
+    name = f".soong-{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
+    try:
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            if mode:
+                os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        yield name
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _link_new(folder: int, temporary: str, name: str) -> bool:
+    """Give the temporary file its name only if nothing has it; False when something does."""
+    try:
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without hard links: take the name with O_EXCL, then rename over our own empty file.
+        try:
+            os.close(os.open(name, _NEW_FILE, 0o666, dir_fd=folder))
+        except FileExistsError:
+            return False
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    return True
+
+
+def _is_unchanged(folder: int, name: str, before: State) -> bool:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return before.precondition.startswith(f"{status.st_dev}:{status.st_ino}:{status.st_size}:")
+
+
+def _refuse_file_as_folder(path: Path) -> None:
+    """Refuse a path below something that is not a directory: nothing could ever be created there."""
+    for parent in path.parents:
+        try:
+            mode = parent.lstat().st_mode
+        except OSError:
+            continue
+        if not stat.S_ISDIR(mode):
+            problem = f"cannot be created: {str(parent)!r} is {kind_of(mode)}"
+            raise PathRefusedError(PathRefusal.NOT_FOUND, str(path), problem)
+        return

@@ -1,0 +1,134 @@
+"""code.search: a regular expression over a tree or a file, by ripgrep (FS-03, FS-06)."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from shared.jsontext import Json, JsonObject
+from shared.sandbox.descriptors import opened_directory, opened_file
+from shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from shared.toolsets.code.places import check_identity, integer, number_of, permitted, read_target, string, text_of
+from shared.toolsets.code.rg import Match, Matches, Search, count_files, search
+
+DEFAULT_LIMIT: Final = 200
+MAX_LIMIT: Final = 1000
+MAX_QUERY_CHARS: Final = 4096
+MAX_GLOB_CHARS: Final = 1024
+
+
+def search_tool(policy: PathPolicy) -> ToolDefinition:
+    """Return the definition. A place outside the project asks, unlike a read of one named file."""
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await _search(policy, context, call_input)
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return read_target(policy, context, _asked_path(context, call_input), asks_outside=True)
+
+    return ToolDefinition(
+        name="code.search",
+        title="Search",
+        description="Search files below a directory for a regular expression (Rust syntax). Sorted by path and line.",
+        search_hint="grep rg ripgrep find regex",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "query": string("Regular expression.", minLength=1, maxLength=MAX_QUERY_CHARS),
+                "path": string("Directory or file to search; the project when absent."),
+                "glob": string("Only files whose path matches, such as '*.py'.", maxLength=MAX_GLOB_CHARS),
+                "limit": integer("How many matches at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
+            },
+            "required": ["query"],
+        },
+        handler=handle,
+        permission=Permission.READONLY,
+        tags=frozenset({"code", "filesystem", "readonly"}),
+        target=target,
+    )
+
+
+async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
+    located = permitted(policy, context, _asked_path(context, call_input), asks_outside=True)
+    limit = number_of(call_input, "limit", DEFAULT_LIMIT)
+    sensitive = () if located.is_sensitive else _globs(policy)
+    with _opened(located, context, call_input, sensitive) as what:
+        counting = asyncio.ensure_future(count_files(what, () if what.file is not None else sensitive))
+        try:
+            matches = await search(what, limit)
+            left_out = await counting
+        finally:
+            await _ended(counting)
+    return _result(policy, context, located, matches, limit, left_out)
+
+
+@contextmanager
+def _opened(
+    located: Located, context: ToolContext, call_input: JsonObject, sensitive: tuple[str, ...]
+) -> Iterator[Search]:
+    """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
+    query, glob, path = text_of(call_input, "query"), text_of(call_input, "glob"), located.resolved
+    if "\0" in query or "\0" in glob:
+        raise ToolError(ErrorType.INVALID_INPUT, "query and glob cannot hold a NUL character")
+    if stat.S_ISREG(_mode(located)):
+        with opened_file(path) as file, opened_directory(path.parent) as folder:
+            check_identity(context, file)
+            yield Search(query, "", folder, path.parent, (), file)
+    else:
+        with opened_directory(path) as folder:
+            check_identity(context, folder)
+            yield Search(query, glob, folder, path, sensitive)
+
+
+def _mode(located: Located) -> int:
+    try:
+        return os.lstat(located.resolved).st_mode  # only chooses how to open; the descriptor is checked for what it is
+    except OSError:
+        return 0
+
+
+def _result(
+    policy: PathPolicy, context: ToolContext, located: Located, matches: Matches, limit: int, left_out: int
+) -> ToolResult:
+    # ripgrep leaves sensitive files out by its globs; a spelling only we see through is left out here.
+    shown = (match for match in matches.found[:limit] if located.is_sensitive or not policy.is_sensitive(match.path))
+    found = sorted(shown, key=lambda match: (match.path, match.line))
+    rows: list[Json] = [_row(match, located, context) for match in found]
+    is_truncated = matches.is_cut or len(matches.found) > limit
+    data: dict[str, Json] = {"matches": rows, "count": len(rows), "truncated": is_truncated, "left_out": left_out}
+    if matches.is_partial:
+        data["partial"] = True
+    lines = [f"{row['path']}:{row['line']}:{row['text']}" for row in rows if isinstance(row, dict)]
+    lines += ["[more matches follow; narrow the query, path or glob]"] if is_truncated else []
+    lines += [f"[{left_out} sensitive files left out]"] if left_out else []
+    lines += ["[some places could not be read]"] if matches.is_partial else []
+    summary = f"{len(rows)} matches" + (", more follow" if is_truncated else "")
+    text = "\n".join(lines) or "no matches"
+    return ToolResult(context.tool_call_id, (TextBlock(text),), summary, data)
+
+
+def _row(match: Match, located: Located, context: ToolContext) -> dict[str, Json]:
+    path = located.resolved / match.path if match.path else located.resolved
+    return {"path": shown_path(path, context.workplace), "line": match.line, "text": valid_text(match.text)}
+
+
+def _globs(policy: PathPolicy) -> tuple[str, ...]:
+    """Return the sensitive patterns as ripgrep globs: the entry itself and all below it."""
+    return tuple(glob for pattern in policy.sensitive for glob in (f"**/{pattern}", f"**/{pattern}/**"))
+
+
+def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
+    return text_of(call_input, "path", str(context.workplace.project))
+
+
+async def _ended(counting: "asyncio.Future[int]") -> None:
+    """Leave no process behind: the count is cancelled when the search failed or was interrupted."""
+    if not counting.done():
+        counting.cancel()
+        await asyncio.wait({counting})
+    if not counting.cancelled():
+        counting.exception()

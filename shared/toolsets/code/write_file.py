@@ -1,0 +1,133 @@
+"""code.write_file: a whole file at once, atomically, only where and over what was shown (FS-04, FS-07, FS-09)."""
+
+from collections.abc import Mapping
+from threading import Event
+from typing import Final
+
+from shared.jsontext import Json, JsonObject
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.paths import Located, PathPolicy, shown_path
+from shared.sandbox.threads import run_blocking
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from shared.toolsets.code.places import flag, flag_of, string, text_of
+from shared.toolsets.code.preview import preview_of
+from shared.toolsets.code.replace import ABSENT, Replacement, Written, read_state, write
+
+MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
+
+
+def write_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_CONTENT_BYTES) -> ToolDefinition:
+    """Return the definition."""
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await run_blocking(lambda stop: _write(policy, context, call_input, max_bytes, stop), keep_result=True)
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return _target(policy, context, call_input, max_bytes)
+
+    return ToolDefinition(
+        name="code.write_file",
+        title="Write file",
+        description="Write a whole text file. An existing file is replaced only with overwrite=true.",
+        search_hint="create save new file",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "path": string("File to write; relative paths start at the working directory."),
+                "content": string("The whole content of the file."),
+                "create_dirs": flag("Create missing directories.", default=True),
+                "overwrite": flag("Replace an existing file.", default=False),
+            },
+            "required": ["path", "content"],
+        },
+        handler=handle,
+        permission=Permission.WRITE,
+        tags=frozenset({"code", "filesystem", "write"}),
+        interrupt="block",
+        traits=_traits,
+        target=target,
+    )
+
+
+def _traits(_call_input: JsonObject) -> Traits:
+    return Traits()
+
+
+def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int) -> Target:
+    """Compute what a person is asked; a call that cannot succeed is refused here and never asked."""
+    content = _content(call_input, max_bytes)
+    located = _located(policy, context, call_input)
+    state = read_state(located.resolved)
+    if state.precondition != ABSENT and not flag_of(call_input, "overwrite", default=False):
+        raise _exists(located)
+    return Target(
+        kind="path",
+        scope=str(located.resolved.parent),
+        shown=str(located.resolved),
+        is_inside_roots=located.is_inside_write_roots,
+        precondition=state.precondition,
+        preview=preview_of(located, state, content),
+    )
+
+
+def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int, stop: Event) -> ToolResult:
+    content = _content(call_input, max_bytes)
+    located = _located(policy, context, call_input)
+    _check_permitted(located, context)
+    replacement = Replacement(
+        path=located.resolved,
+        content=content,
+        precondition=context.precondition,
+        creates_folders=flag_of(call_input, "create_dirs", default=True),
+        overwrites=flag_of(call_input, "overwrite", default=False),
+    )
+    written = write(replacement, stop)
+    if written is None:
+        raise _exists(located)
+    return _result(context, located, written)
+
+
+def _check_permitted(located: Located, context: ToolContext) -> None:
+    if context.target.shown and context.target.shown != str(located.resolved):
+        problem = "leads elsewhere than when it was permitted"
+        raise PathRefusedError(PathRefusal.CHANGED, located.given, problem, "call again")
+    if not located.is_inside_write_roots and not context.allowed_outside:
+        problem = "lies outside the write roots and was not permitted"
+        raise PathRefusedError(PathRefusal.OUTSIDE, str(located.resolved), problem, "write below the working directory")
+
+
+def _located(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Located:
+    path = text_of(call_input, "path")
+    located = policy.locate(context.workplace, path)
+    if located.is_protected:
+        problem = "is a control of this service or of a repository; no tool writes it"
+        raise PathRefusedError(PathRefusal.PROTECTED, path, problem, "ask a person to change it by hand")
+    if path.endswith("/") or located.resolved.name in ("", ".", ".."):
+        raise PathRefusedError(PathRefusal.INVALID, path, "names a directory, not a file")
+    return located
+
+
+def _content(call_input: JsonObject, max_bytes: int) -> bytes:
+    try:
+        content = text_of(call_input, "content").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ToolError(ErrorType.INVALID_INPUT, "content is not valid Unicode: it holds a lone surrogate") from error
+    if len(content) > max_bytes:
+        problem = f"content has {len(content)} bytes; at most {max_bytes} are written at once"
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="split it into several files")
+    return content
+
+
+def _exists(located: Located) -> PathRefusedError:
+    hint = "pass overwrite=true to replace it, or choose another path"
+    return PathRefusedError(PathRefusal.CHANGED, str(located.resolved), "exists already", hint)
+
+
+def _result(context: ToolContext, located: Located, written: Written) -> ToolResult:
+    path = shown_path(located.resolved, context.workplace)
+    data: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
+    deliverable: Mapping[str, Json] = {**data, "path": str(located.resolved)}
+    word = "created" if written.is_new else "replaced"
+    text = f"{word} {path} ({written.size} bytes)"
+    return ToolResult(context.tool_call_id, (TextBlock(text),), text, data, metadata={"deliverable": deliverable})

@@ -1,12 +1,17 @@
-"""From samples to figures."""
+"""What the benchmarks run, and how samples become figures."""
 
 import json
 from pathlib import Path
+
+import pytest
 
 from benchmarks.plans import plan_of
 from benchmarks.report import figures, table, write
 from benchmarks.workbench import Sample
 from benchmarks.workload import Shape, Work, Workload
+from shared.agents.script import check_script
+from shared.tasks.plan import Known
+from shared.tasks.reading import plan_from_json
 
 FAN = Workload(Shape.FAN, Work.PYTHON, 500)
 CHAIN = Workload(Shape.CHAIN, Work.SCRIPT, 100)
@@ -63,3 +68,14 @@ def test_each_hop_of_a_chain_depends_on_the_one_before() -> None:
     depends_on = [step["depends_on"] for step in steps if isinstance(step, dict)]
     assert depends_on[:3] == [[], ["hop0000"], ["hop0001"]]
     assert len(steps) == CHAIN.size
+
+
+@pytest.mark.parametrize(
+    "workload", [Workload(shape, work, 5) for shape in Shape for work in Work], ids=lambda w: w.name
+)
+def test_every_workload_is_a_plan_that_the_service_takes(workload: Workload) -> None:
+    known = Known(functions=frozenset({"builtin.echo"}), check_script=check_script)
+
+    plan = plan_from_json(plan_of(workload), known=known)
+
+    assert len(plan.steps) >= workload.size

@@ -22,7 +22,7 @@ def main() -> int:
     name = options.pop("name")
     try:
         settings = load_settings(**options)
-        from worker.bootstrap import run_worker  # noqa: PLC0415  # wrong options are told before anything heavy loads
+        from worker.bootstrap import run_worker  # wrong options are told before anything heavy loads
 
         return run_worker(settings, name)
     except SoongError as error:

@@ -57,6 +57,7 @@ def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerP
         without_gossip=True,
         without_mingle=True,
         task_events=False,
+        quiet=True,
         loglevel=settings.log_level.upper(),
     )
     watch_parent(orphaned)

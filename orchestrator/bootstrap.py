@@ -1,0 +1,71 @@
+"""Builds an orchestrator out of adapters; nothing else in this package names one."""
+
+from dataclasses import dataclass
+
+import redis as redis_sync
+
+from orchestrator.commands import Commands
+from orchestrator.desk import Desk
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.expander import Expander
+from orchestrator.record import RunFolders
+from orchestrator.scheduler import Scheduler
+from orchestrator.service import Orchestrator, Parts
+from shared.adapters.artifacts import FolderArtifacts
+from shared.adapters.celery_app import make_celery
+from shared.adapters.celery_broker import CeleryBroker
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.store import open_store
+from shared.clock import SystemClock
+from shared.errors import InvalidConfigError
+from shared.permissions.signing import Signer
+from shared.settings import Settings
+
+BROKER_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _OwnerId:
+    """The orchestrator's id, known to the desk before the orchestrator has registered."""
+
+    orchestrator: Orchestrator | None = None
+
+    def __call__(self) -> str:
+        return self.orchestrator.owner_id if self.orchestrator is not None else ""
+
+
+async def build(settings: Settings) -> Orchestrator:
+    """Open the store (migrating it), Redis and the broker, and put an orchestrator together, not started yet.
+
+    Raises:
+        InvalidConfigError: no Redis is named.
+        UnavailableError: a server does not answer.
+    """
+    if not settings.redis_url:
+        raise InvalidConfigError("SOONG_REDIS_URL is not set; start an embedded service with `soong up` instead")
+    clock = SystemClock()
+    store = await open_store(settings.effective_database_url, migrate=True)
+    clients = RedisClients.of(settings.redis_url, name="soong-owner")
+    ring = RedisRing(clients.commands)
+    switchboard = RedisSwitchboard(clients.blocking)
+    signer = Signer.load(settings.signing_key_file or settings.home / "signing.key")
+    folders = RunFolders(store, FolderArtifacts(settings.home / "artifacts"), settings.home / "runs")
+    client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
+    broker = CeleryBroker(make_celery(settings.redis_url), client)
+    owner_id = _OwnerId()
+    parts = Parts(
+        store=store,
+        ring=ring,
+        switchboard=switchboard,
+        clock=clock,
+        scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
+        commands=Commands(store, store, store, ring, clock),
+        dispatcher=Dispatcher(store, store, broker),
+        desk=Desk(store, ring, signer, clock, settings, owner_id=owner_id),
+        recorder=folders,
+        closers=(folders.close, ring.close, clients.close),
+    )
+    owner_id.orchestrator = Orchestrator(parts, settings)
+    return owner_id.orchestrator

@@ -1,0 +1,103 @@
+"""Builds a worker process out of adapters and runs it to its end; nothing else in this package names one."""
+
+import importlib
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+from shared.adapters.artifacts import FolderArtifacts
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.store import open_store
+from shared.clock import SystemClock
+from shared.errors import InvalidConfigError
+from shared.log import configure
+from shared.settings import Settings
+from shared.store import Store
+from worker.agent_step import AgentRuns
+from worker.app import make_worker_celery, run_celery
+from worker.flower import FlowerEvents, NoFlower
+from worker.gate import DecisionInbox
+from worker.incarnation import Incarnation
+from worker.process import LoopThread, WorkerProcess
+from worker.python_step import PythonSteps
+from worker.run import Runner
+
+STOP_S = 30.0
+
+
+def run_worker(settings: Settings, name: str) -> int:
+    """Run one worker process until it is told to stop; return its exit code."""
+    configure(settings.log_level, process="worker")
+    if not settings.redis_url:
+        raise InvalidConfigError("SOONG_REDIS_URL is not set: a worker joins a running service")
+    for module in settings.functions:
+        _import(module)
+    node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
+    thread = LoopThread()
+    thread.start()
+    app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
+    watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
+    process = thread.submit(_build(settings, node_name, thread, watcher)).result()
+    thread.submit(process.start()).result()
+    watcher.start()
+    try:
+        return run_celery(app, settings, node_name, process, thread)
+    finally:
+        thread.submit(_drain(process, settings)).result()
+        watcher.stop()
+        thread.submit(process.stop()).result(timeout=STOP_S)
+        thread.stop()
+
+
+async def _build(
+    settings: Settings, node_name: str, thread: LoopThread, watcher: FlowerEvents | NoFlower
+) -> WorkerProcess:
+    clock = SystemClock()
+    store = await open_store(settings.effective_database_url, migrate=False)
+    clients = RedisClients.of(settings.redis_url, name="soong-worker")
+    ring = RedisRing(clients.commands)
+    switchboard = RedisSwitchboard(clients.blocking)
+    incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
+    executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix="soong-step")
+    inbox = DecisionInbox(store, switchboard, "")
+    runner = Runner(PythonSteps(executor), _agents(settings, store, ring, inbox, incarnation))
+    return WorkerProcess(
+        store=store,
+        ring=ring,
+        switchboard=switchboard,
+        clock=clock,
+        settings=settings,
+        incarnation=incarnation,
+        runner=runner,
+        watcher=watcher,
+        thread=thread,
+        closers=(inbox.close, ring.close, clients.close),
+    )
+
+
+def _agents(
+    settings: Settings, store: Store, ring: RedisRing, inbox: DecisionInbox, incarnation: Incarnation
+) -> AgentRuns:
+    return AgentRuns(
+        store=store,
+        ring=ring,
+        inbox=inbox,
+        incarnation=incarnation,
+        artifacts=FolderArtifacts(settings.home / "artifacts"),
+        clock=SystemClock(),
+        settings=settings,
+    )
+
+
+async def _drain(process: WorkerProcess, settings: Settings) -> None:
+    await process.drain(timedelta(seconds=settings.drain_s))
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidConfigError(f"SOONG_FUNCTIONS names {module!r}, which cannot be imported: {error}") from error

@@ -8,10 +8,10 @@ managers fill whole environments with hard links), and a write replaces the name
 """
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -74,7 +74,7 @@ class PathPolicy:
         return Located(
             given=path,
             resolved=resolved,
-            is_inside_project=resolved.is_relative_to(roots.project),
+            is_inside_project=is_below(resolved, roots.project),
             is_inside_write_roots=_is_below_any(resolved, write_roots(roots)),
             is_sensitive=any(self.is_sensitive(name) for name in {path, lexical, str(resolved)}),
             is_protected=self.is_protected(Path(lexical)) or self.is_protected(resolved),
@@ -105,8 +105,16 @@ def write_roots(roots: Roots) -> tuple[Path, ...]:
 
 def shown_path(path: Path, roots: Roots) -> str:
     """Return a path for results: relative to the project when inside it, absolute otherwise, always valid text."""
-    text = str(path.relative_to(roots.project)) if path.is_relative_to(roots.project) else str(path)
-    return valid_text(text)
+    if not is_below(path, roots.project):
+        return valid_text(str(path))
+    return valid_text(str(path)[len(str(roots.project).rstrip("/")) :].lstrip("/") or ".")
+
+
+def is_below(path: Path, root: Path) -> bool:
+    """Say whether a path is a folder or lies in it, by whole components; both are normal and absolute."""
+    # pathlib's own test splits both paths into parts each time, ten times dearer, and this is asked for every entry.
+    folder = str(root).rstrip("/")
+    return str(path) == folder or str(path).startswith(f"{folder}/")
 
 
 def valid_text(name: str) -> str:
@@ -140,11 +148,11 @@ def _resolve(path: Path, given: str) -> Path:
 
 
 def _is_kernel_path(path: Path) -> bool:
-    return _is_below_any(path, _KERNEL_ROOTS) and not path.is_relative_to(_SHARED_MEMORY)
+    return _is_below_any(path, _KERNEL_ROOTS) and not is_below(path, _SHARED_MEMORY)
 
 
 def _is_below_any(path: Path, roots: Iterable[Path]) -> bool:
-    return any(path.is_relative_to(root) for root in roots)
+    return any(is_below(path, root) for root in roots)
 
 
 @lru_cache(maxsize=4096)
@@ -159,17 +167,22 @@ def _plain(name: str) -> str:
 
 
 def _matches_any(path: str, patterns: tuple[str, ...]) -> bool:
-    raw = [part for part in path.split("/") if part not in ("", ".")]
-    plain = [_plain(part) for part in raw]
-    return any(_has_stretch(parts, tuple(pattern.split("/"))) for parts in (raw, plain) for pattern in patterns)
+    matcher = _matcher(patterns)
+    if matcher.search(path):
+        return True
+    return not path.isascii() and matcher.search("/".join(map(_plain, path.split("/")))) is not None
 
 
-def _has_stretch(parts: list[str], pattern: tuple[str, ...]) -> bool:
-    width = len(pattern)
-    return any(
-        all(fnmatchcase(part, wanted) for part, wanted in zip(parts[start : start + width], pattern, strict=True))
-        for start in range(len(parts) - width + 1)
-    )
+@lru_cache(maxsize=64)
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return one expression over whole paths; each pattern is a glob over one or more neighbouring components."""
+    stretches = ("/+".join(_component(part) for part in pattern.split("/")) for pattern in patterns)
+    # Trailing dots and spaces are dropped by some file systems, and case is ignored by some.
+    return re.compile(rf"(?:^|/)(?:{'|'.join(stretches)})[ .]*(?:/|$)", re.IGNORECASE)
+
+
+def _component(glob: str) -> str:
+    return "".join("[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char) for char in glob)
 
 
 def _is_git_control(parts: tuple[str, ...]) -> bool:

@@ -63,7 +63,7 @@ def fail_map(rows: Rows, map_key: str, error: StepError, now_us: int) -> None:
     """Fail a map step; its failure is settled like any other."""
     step = replace(_move(rows, map_key, StepEvent.FAIL, now_us), error=error)
     rows.steps[map_key] = step
-    note_step(rows, step, EventType.STEP_FAILED, now_us, **error.as_json())
+    note_step(rows, step, EventType.STEP_FAILED, now_us, error=error.as_json())
 
 
 def poison(rows: Rows, step: Step, now_us: int) -> None:
@@ -71,7 +71,7 @@ def poison(rows: Rows, step: Step, now_us: int) -> None:
     error = StepError("poisoned", f"it lost its lease {step.lost_leases} times; whatever runs it dies of it")
     moved = replace(_move(rows, step.key, StepEvent.QUARANTINE, now_us), error=error)
     rows.steps[step.key] = moved
-    note_step(rows, moved, EventType.STEP_FAILED, now_us, **error.as_json())
+    note_step(rows, moved, EventType.STEP_FAILED, now_us, error=error.as_json())
     end_run(rows, step.run_id, RunEvent.FAIL, EndReason.LEASE_LOST, now_us)
 
 

@@ -69,9 +69,7 @@ class MemoryOwning:
         ]
 
     @transaction
-    def retry_step(
-        self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
-    ) -> None:
+    def retry_step(self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int) -> None:
         step = self.rows.owned_step(ownership, step_key)
         if step.key in self.rows.settled:
             raise InvalidTransitionError("step", f"{step.status}, settled", StepEvent.RETRY)

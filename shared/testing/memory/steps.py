@@ -171,9 +171,7 @@ class MemorySteps:
         return Backlog({pool: min(number, limit) for pool, number in ready.items()})
 
     @transaction
-    def expire_worker(
-        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int
-    ) -> frozenset[str] | None:
+    def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:
         worker = self.rows.workers.get(worker_id)
         if worker is None or worker.state is ProcessState.GONE or worker.beat != beat:
             return None

@@ -1,0 +1,176 @@
+"""A session, a worker and a clock around one store, with the verbs that the contract tests speak in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from shared.jsontext import Json
+from shared.runs.events import NewEvent, NewNode
+from shared.runs.status import EndReason
+from shared.sessions.session import Ownership
+from shared.store import Store
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
+from shared.testing.builders import make_children, make_retry, open_session, open_task, open_worker
+from shared.testing.clock import FakeClock
+
+
+def held(claim: Claim) -> Held:
+    return Held(claim.step_key, claim.identity.run_id, claim.fence)
+
+
+def completed(
+    claim: Claim, output: Json = None, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()
+) -> StepEnd:
+    return StepEnd(
+        step_key=claim.step_key,
+        run_id=claim.identity.run_id,
+        fence=claim.fence,
+        status=StepStatus.COMPLETED,
+        end_reason=EndReason.COMPLETED,
+        output=output,
+        nodes=tuple(nodes),
+        events=tuple(events),
+    )
+
+
+def failed(claim: Claim) -> StepEnd:
+    error = StepError("provider_failed", "the provider answered 500", retryable=True)
+    return replace(completed(claim), status=StepStatus.FAILED, end_reason=EndReason.PROVIDER_FAILED, error=error)
+
+
+def cancelled(claim: Claim) -> StepEnd:
+    return replace(completed(claim), status=StepStatus.CANCELLED, end_reason=EndReason.CANCELLED)
+
+
+def step_ids(claims: Iterable[Claim]) -> list[str]:
+    """Return the step ids of claims, in their order."""
+    return [claim.step_key.rpartition("/")[2] for claim in claims]
+
+
+def outdated(claim: Claim) -> Claim:
+    """Return the claim with the fence of an earlier holder."""
+    return replace(claim, fence=claim.fence - 1)
+
+
+@dataclass(slots=True)
+class Scene:
+    """One session under one owner, and one worker unless a verb names another."""
+
+    store: Store
+    own: Ownership
+    worker: str
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    @property
+    def now_us(self) -> int:
+        return self.clock.now_us()
+
+    @property
+    def later_us(self) -> int:
+        """A time that has not come."""
+        return self.now_us + timedelta(hours=1) // timedelta(microseconds=1)
+
+    # -- making
+    async def task(self, *steps: NewStep | str, own: Ownership | None = None) -> str:
+        return await open_task(self.store, own or self.own, *steps)
+
+    async def another_session(self) -> Ownership:
+        return await open_session(self.store)
+
+    async def another_worker(self) -> str:
+        return await open_worker(self.store)
+
+    # -- a worker's verbs
+    async def advance(
+        self,
+        ends: Sequence[StepEnd] = (),
+        *,
+        claim: int = 0,
+        worker: str = "",
+        pools: Sequence[str] = ("default",),
+        capabilities: Sequence[str] = (),
+        live_workers: int = 1,
+    ) -> Advance:
+        return await self.store.advance(
+            worker or self.worker,
+            ends,
+            claim=claim,
+            pools=pools,
+            capabilities=capabilities,
+            live_workers=live_workers,
+            now_us=self.now_us,
+        )
+
+    async def claim(self, count: int = 100, *, worker: str = "") -> tuple[Claim, ...]:
+        return (await self.advance(claim=count, worker=worker)).claims
+
+    async def claim_one(self, *, worker: str = "") -> Claim:
+        (claim,) = await self.claim(1, worker=worker)
+        return claim
+
+    async def start(self, *steps: NewStep | str, worker: str = "") -> Claim:
+        """Make a task of these steps and claim its first."""
+        await self.task(*(steps or ("a",)))
+        return await self.claim_one(worker=worker)
+
+    async def complete(self, claim: Claim, output: Json = None, *, worker: str = "") -> Advance:
+        return await self.advance([completed(claim, output)], worker=worker)
+
+    async def fail(self, claim: Claim, *, worker: str = "") -> Advance:
+        return await self.advance([failed(claim)], worker=worker)
+
+    async def complete_all(self, claims: Iterable[Claim]) -> Advance:
+        return await self.advance([completed(claim, claim.identity.step_title) for claim in claims])
+
+    async def hand_back(self, *claims: Claim) -> frozenset[str]:
+        return await self.store.hand_back(
+            self.worker, [held(claim) for claim in claims], reason="drain", now_us=self.now_us
+        )
+
+    async def expire(self, worker: str = "", *, max_lost_leases: int = 3) -> frozenset[str] | None:
+        """Declare a worker gone whose beat has not moved."""
+        worker_id = worker or self.worker
+        beats = {known.id: known.beat for known in await self.store.workers(include_gone=True)}
+        return await self.store.expire_worker(
+            worker_id, beats[worker_id], max_lost_leases=max_lost_leases, now_us=self.now_us
+        )
+
+    # -- the owner's verbs
+    async def expand(self, step_key: str, *items: NewStep | str) -> bool:
+        step = await self.store.step(step_key)
+        root = (await self.store.run((await self.store.task(step.task_id)).root_run_id)).identity
+        return await self.store.expand(self.own, step_key, make_children(step, root, *items), now_us=self.now_us)
+
+    async def retry(self, step_key: str, *, not_before_us: int = 0) -> None:
+        run = make_retry(await self.store.run((await self.store.step(step_key)).run_id))
+        await self.store.retry_step(self.own, step_key, run, not_before_us=not_before_us, now_us=self.now_us)
+
+    async def retry_task(self, task_id: str) -> None:
+        ended = (StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED)
+        again = [step for step in await self.store.steps(task_id) if step.status in ended and step.run_id]
+        runs = [make_retry(await self.store.run(step.run_id)) for step in again]
+        await self.store.retry_task(self.own, task_id, runs, now_us=self.now_us)
+
+    # -- looking
+    async def steps(self, task_id: str) -> dict[str, Step]:
+        return {step.step_id: step for step in await self.store.steps(task_id)}
+
+    async def statuses(self, task_id: str) -> dict[str, StepStatus]:
+        return {step.step_id: step.status for step in await self.store.steps(task_id)}
+
+    async def event_types(self, run_id: str) -> list[str]:
+        return [str(event.type) for event in await self.store.events(run_id)]
+
+    async def root_event_types(self, task_id: str) -> list[str]:
+        return await self.event_types((await self.store.task(task_id)).root_run_id)
+
+    async def lost_fence(self, claim: Claim) -> Claim:
+        """Let the holder of ``claim`` die and another worker take the step; return the new claim."""
+        await self.expire()
+        self.worker = await self.another_worker()
+        return await self.claim_one()
+
+
+async def open_scene(store: Store) -> Scene:
+    return Scene(store, await open_session(store), await open_worker(store))

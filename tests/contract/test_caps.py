@@ -1,0 +1,157 @@
+"""Limits on live leases, held across processes (DIS-03)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from shared.store import Store
+from shared.tasks.step import Cap, NewStep
+from shared.testing.builders import make_step
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene, completed, held
+
+pytestmark = pytest.mark.spec("DIS-03")
+
+
+@pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
+async def test_cap_limits_live_leases_of_its_scope(scene: Scene, kind: str) -> None:
+    name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
+    await scene.store.set_caps([Cap(f"{kind}:{name}", 2)])
+    await scene.task(*(make_step(f"s{number}", definition="x", model="x") for number in range(5)))
+
+    first = await scene.claim()
+    after_one_end = (await scene.advance([completed(first[0])], claim=5)).claims
+
+    assert (len(first), len(after_one_end)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("scope", "step"),
+    [
+        ("session:sess_other", make_step("a")),
+        ("definition:x", make_step("a", definition="y")),
+        ("model:x", make_step("a", model="y")),
+        ("pool:x", make_step("a")),
+    ],
+    ids=["session", "definition", "model", "pool"],
+)
+async def test_cap_of_another_scope_does_not_limit(scene: Scene, scope: str, step: NewStep) -> None:
+    await scene.store.set_caps([Cap(scope, 1)])
+    await scene.task(step)
+    await scene.task(step)
+
+    assert len(await scene.claim()) == 2
+
+
+async def test_the_narrowest_of_several_caps_counts(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("pool:default", 4), Cap("definition:x", 1)])
+    await scene.task(*(make_step(f"x{number}", definition="x") for number in range(3)))
+    await scene.task(*(make_step(f"y{number}", definition="y") for number in range(5)))
+
+    claims = await scene.claim()
+
+    assert len(claims) == 4
+    assert sum(claim.step_key.rpartition("/")[2].startswith("x") for claim in claims) == 1
+
+
+async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("model:slow", 1)])
+    await scene.task(*(make_step(f"slow{number}", model="slow", priority=9) for number in range(3)), "quick")
+
+    claims = [await scene.claim(1) for _ in range(3)]
+
+    assert [len(claim) for claim in claims] == [1, 1, 0]
+
+
+async def test_limit_below_one_removes_the_cap(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("pool:default", 1)])
+    await scene.store.set_caps([Cap("pool:default", 0)])
+    await scene.task("a", "b")
+
+    assert len(await scene.claim()) == 2
+
+
+async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("pool:default", 1)])
+    claim = await scene.start("a", "b")
+
+    await scene.hand_back(claim)
+    again = await scene.claim_one()
+    assert await scene.claim() == ()
+    await scene.expire()
+
+    assert len(await scene.claim(worker=await scene.another_worker())) == 1
+    assert again.fence > claim.fence
+
+
+@dataclass
+class Crowd:
+    """Claimers that count each other: how many spoke to the store at once, how many held a lease at once."""
+
+    speaking: int = 0
+    holding: int = 0
+    most_speaking: int = 0
+    most_holding: int = 0
+    done: list[str] = field(default_factory=list)
+
+    async def work(self, scene: Scene, store: Store, worker_id: str, total: int) -> None:
+        while len(self.done) < total:
+            self.speaking += 1
+            self.most_speaking = max(self.most_speaking, self.speaking)
+            advance = await store.advance(
+                worker_id, (), claim=2, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
+            )
+            self.speaking -= 1
+            self.holding += len(advance.claims)
+            self.most_holding = max(self.most_holding, self.holding)
+            await asyncio.sleep(0)
+            # Counted as free before the store can know it: what others hold is never overstated.
+            self.holding -= len(advance.claims)
+            await store.hand_back(
+                worker_id, [held(claim) for claim in advance.claims[1:]], reason="spare", now_us=scene.now_us
+            )
+            ends = [completed(claim) for claim in advance.claims[:1]]
+            self.done += [end.step_key for end in ends]
+            await store.advance(
+                worker_id, ends, claim=0, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
+            )
+
+
+@pytest.mark.spec("CARD-2")
+async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: Scene, open_another: OpenStore) -> None:
+    total = 40
+    await scene.store.set_caps([Cap(f"session:{scene.own.session_id}", 5)])
+    await scene.task(*(f"s{number}" for number in range(total)))
+    stores: Sequence[Store] = [await open_another() for _ in range(4)]
+    workers = [await scene.another_worker() for _ in range(16)]
+    crowd = Crowd()
+
+    await asyncio.gather(
+        *(crowd.work(scene, stores[number % 4], worker_id, total) for number, worker_id in enumerate(workers))
+    )
+
+    assert len(crowd.done) == len(set(crowd.done)) == total
+    assert crowd.most_speaking >= 10
+    assert crowd.most_holding <= 5
+
+
+@pytest.mark.spec("CARD-2")
+async def test_sixteen_claims_at_one_moment_fill_a_cap_of_five_exactly(scene: Scene, open_another: OpenStore) -> None:
+    await scene.store.set_caps([Cap("pool:default", 5)])
+    await scene.task(*(f"s{number}" for number in range(40)))
+    stores = [await open_another() for _ in range(4)]
+    workers = [await scene.another_worker() for _ in range(16)]
+
+    advances = await asyncio.gather(
+        *(
+            stores[number % 4].advance(
+                worker_id, (), claim=3, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
+            )
+            for number, worker_id in enumerate(workers)
+        )
+    )
+
+    assert sum(len(advance.claims) for advance in advances) == 5
+    assert sum(worker.busy for worker in await scene.store.workers()) == 5

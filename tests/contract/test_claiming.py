@@ -1,0 +1,194 @@
+"""Who gets a step, and what a claim carries."""
+
+import asyncio
+
+import pytest
+
+from shared.runs.status import RunStatus
+from shared.sessions.session import ProcessState
+from shared.store import Store
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Outcome, StepResult
+from shared.testing.builders import make_session, make_step, make_task, open_session
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene, completed, step_ids
+
+
+@pytest.mark.spec("DAG-03")
+async def test_claimed_step_is_given_to_nobody_else(scene: Scene) -> None:
+    await scene.start("a")
+
+    assert await scene.claim(worker=await scene.another_worker()) == ()
+
+
+@pytest.mark.spec("DAG-03", "CARD-2")
+async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: Scene, open_another: OpenStore) -> None:
+    await scene.task(*(f"s{number}" for number in range(20)))
+    stores = [await open_another() for _ in range(4)]
+
+    async def claim_three(number: int) -> list[str]:
+        worker_id = await scene.another_worker()
+        advance = await stores[number % 4].advance(
+            worker_id, (), claim=3, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
+        )
+        return [claim.step_key for claim in advance.claims]
+
+    claimed = [key for keys in await asyncio.gather(*map(claim_three, range(8))) for key in keys]
+
+    assert len(claimed) == len(set(claimed)) == 20
+
+
+@pytest.mark.spec("DAG-03")
+async def test_claim_makes_step_and_run_running_under_one_fence(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+
+    assert (step.status, step.fence, step.worker_id) == (StepStatus.RUNNING, claim.fence, scene.worker)
+    assert (run.status, run.fence, run.worker_id) == (RunStatus.RUNNING, claim.fence, scene.worker)
+    assert step.started_us == run.started_us == scene.now_us
+
+
+@pytest.mark.spec("DAG-03")
+async def test_fence_grows_with_each_claim(scene: Scene) -> None:
+    fences = []
+    claim = await scene.start("a")
+    for _ in range(3):
+        fences.append(claim.fence)
+        await scene.hand_back(claim)
+        claim = await scene.claim_one()
+
+    assert fences == sorted(set(fences))
+    assert claim.fence > fences[-1] >= 1
+
+
+@pytest.mark.spec("CARD-3")
+async def test_claim_carries_identity_surface_and_place_from_rows(store: Store) -> None:
+    session = make_session(project="/p", cwd="/p/sub", policy={"rules": [{"tool": "code.*"}]})
+    scene = Scene(store, await open_session(store, session), worker="")
+    scene.worker = await scene.another_worker()
+    new = make_task(session.id, make_step("a", spec={"call": "f"}, definition="reviewer"), inputs={"x": 1})
+    await store.create_task(new)
+
+    claim = await scene.claim_one()
+
+    run = new.steps[0].run
+    assert run is not None
+    assert (claim.identity, claim.surface, claim.token) == (run.identity, run.surface, run.token)
+    assert (claim.project, claim.cwd, claim.policy) == ("/p", "/p/sub", session.policy)
+    assert (claim.spec, claim.task_inputs, claim.attempt) == (new.steps[0].spec, {"x": 1}, 1)
+    assert not claim.is_resumed
+
+
+async def test_claim_carries_the_results_of_its_dependencies_by_step_id(scene: Scene) -> None:
+    await scene.task("a", "b", make_step("c", depends_on=("a", "b")))
+    first, second = await scene.claim()
+    ends = [completed(first, {"n": 1}), completed(second, [None, "text"])]
+
+    (claim,) = (await scene.advance(ends, claim=1)).claims
+
+    assert claim.dependencies == {
+        "a": StepResult("a", StepStatus.COMPLETED, {"n": 1}, Outcome.CLEAN),
+        "b": StepResult("b", StepStatus.COMPLETED, [None, "text"], Outcome.CLEAN),
+    }
+
+
+@pytest.mark.spec("EVT-02", "DAG-04")
+async def test_run_of_a_step_tells_its_whole_story_in_order(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.complete(claim)
+
+    assert await scene.event_types(claim.identity.run_id) == [
+        "run_created",
+        "step_created",
+        "step_ready",
+        "step_claimed",
+        "run_started",
+        "step_completed",
+        "run_completed",
+    ]
+
+
+async def test_only_pools_and_capabilities_of_the_worker_are_claimed(scene: Scene) -> None:
+    await scene.task(
+        "plain",
+        make_step("elsewhere", pool="big"),
+        make_step("able", needs=("gpu", "project:p")),
+        make_step("unable", needs=("gpu", "tpu")),
+    )
+
+    advance = await scene.advance(claim=10, capabilities=("project:p", "gpu", "label"))
+
+    assert set(step_ids(advance.claims)) == {"plain", "able"}
+
+
+async def test_worker_serves_several_pools(scene: Scene) -> None:
+    await scene.task("plain", make_step("elsewhere", pool="big"))
+
+    assert len((await scene.advance(claim=10, pools=("default", "big"))).claims) == 2
+
+
+async def test_of_one_session_the_higher_priority_goes_first_and_then_the_older(scene: Scene) -> None:
+    await scene.task("old", "young", make_step("urgent", priority=5), make_step("idle", priority=-1))
+
+    order = step_ids([await scene.claim_one() for _ in range(4)])
+
+    assert order == ["urgent", "old", "young", "idle"]
+
+
+@pytest.mark.parametrize("state", [ProcessState.DRAINING, ProcessState.GONE], ids=str)
+@pytest.mark.spec("OPS-06")
+async def test_worker_that_is_not_live_claims_nothing(scene: Scene, state: ProcessState) -> None:
+    await scene.task("a")
+    await scene.store.set_worker_state(scene.worker, state)
+
+    advance = await scene.advance(claim=1)
+
+    assert advance.claims == ()
+
+
+async def test_unknown_worker_claims_nothing(scene: Scene) -> None:
+    await scene.task("a")
+
+    assert await scene.claim(worker="wrk_unknown") == ()
+
+
+@pytest.mark.spec("OPS-06")
+async def test_draining_worker_may_still_end_what_it_holds(scene: Scene) -> None:
+    claim = await scene.start("a", "b")
+    await scene.store.set_worker_state(scene.worker, ProcessState.DRAINING)
+
+    advance = await scene.advance([completed(claim)], claim=1)
+
+    assert (advance.stale, advance.claims) == (frozenset(), ())
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.COMPLETED
+
+
+@pytest.mark.parametrize(("ready", "live", "share"), [(10, 2, 5), (10, 3, 4), (1, 4, 1), (10, 1, 8)])
+async def test_one_worker_takes_no_more_than_its_share(scene: Scene, ready: int, live: int, share: int) -> None:
+    await scene.task(*(f"s{number}" for number in range(ready)))
+
+    advance = await scene.advance(claim=8, live_workers=live)
+
+    assert len(advance.claims) == share
+
+
+async def test_advance_says_whether_work_is_left(scene: Scene) -> None:
+    await scene.task("a", "b")
+
+    assert (await scene.advance(claim=1)).ready_left
+    assert not (await scene.advance(claim=1)).ready_left
+
+
+async def test_claiming_nothing_claims_nothing(scene: Scene) -> None:
+    task_id = await scene.task("a")
+
+    assert (await scene.advance(claim=0)).claims == ()
+    assert await scene.statuses(task_id) == {"a": StepStatus.READY}
+
+
+async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: Scene) -> None:
+    await scene.task("a", "b", "c", make_step("d", pool="big"), make_step("e", depends_on=("a",)))
+
+    assert (await scene.store.backlog()).ready == {"default": 3, "big": 1}
+    assert (await scene.store.backlog(limit=2)).ready == {"default": 2, "big": 1}

@@ -1,0 +1,134 @@
+"""What stands after a task was made."""
+
+import pytest
+
+from shared.errors import NotFoundError
+from shared.runs.status import RunStatus
+from shared.store import Store
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import TaskCounts
+from shared.testing.builders import make_map, make_step, make_task
+from tests.contract.scene import Scene
+
+
+@pytest.mark.spec("DAG-04")
+async def test_step_without_dependencies_is_ready_at_once(scene: Scene) -> None:
+    task_id = await scene.task("a")
+
+    assert await scene.statuses(task_id) == {"a": StepStatus.READY}
+
+
+async def test_step_with_dependencies_is_pending_with_their_number(scene: Scene) -> None:
+    task_id = await scene.task("a", "b", make_step("c", depends_on=("a", "b")))
+
+    step = (await scene.steps(task_id))["c"]
+
+    assert (step.status, step.open_deps) == (StepStatus.PENDING, 2)
+    assert step.depends_on == (f"{task_id}/a", f"{task_id}/b")
+
+
+async def test_map_without_dependencies_is_expanding_at_once(scene: Scene) -> None:
+    task_id = await scene.task(make_map("m"))
+
+    assert await scene.statuses(task_id) == {"m": StepStatus.EXPANDING}
+
+
+async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Scene) -> None:
+    new = make_task(
+        scene.own.session_id,
+        make_step("z", needs=("gpu",), pool="big", priority=7, definition="reviewer", model="script", max_attempts=4),
+        make_step("a", spec={"v": 1, "instructions": "Größe: 1.5"}),
+    )
+    await scene.store.create_task(new)
+
+    steps = await scene.store.steps(new.id)
+
+    assert [step.step_id for step in steps] == ["z", "a"]
+    for step, made in zip(steps, new.steps, strict=True):
+        for name in ("key", "title", "kind", "spec", "priority", "pool", "needs", "definition", "model"):
+            assert getattr(step, name) == getattr(made, name)
+        assert (step.max_attempts, step.backoff_s, step.on_failure) == (made.max_attempts, 1.0, made.on_failure)
+        assert made.run is not None
+        assert (step.run_id, step.attempt, step.fence) == (made.run.identity.run_id, 1, 0)
+
+
+@pytest.mark.spec("CARD-3", "DIS-05")
+async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene: Scene) -> None:
+    new = make_task(scene.own.session_id, "a", "b")
+    await scene.store.create_task(new)
+
+    runs = {run.id: run for run in await scene.store.runs(session_id=scene.own.session_id)}
+
+    for step in new.steps:
+        assert step.run is not None
+        run = runs[step.run.identity.run_id]
+        assert run.identity == step.run.identity
+        assert run.identity.parent_run_id == new.root_run.identity.run_id
+        assert (run.status, run.surface, run.token) == (RunStatus.QUEUED, step.run.surface, step.run.token)
+
+
+async def test_root_run_is_running_and_its_owner_may_append(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    root_run_id = (await scene.store.task(task_id)).root_run_id
+
+    root = await scene.store.run(root_run_id)
+    await scene.store.append(root_run_id, 0, now_us=scene.now_us)
+
+    assert (root.status, root.fence) == (RunStatus.RUNNING, 0)
+
+
+@pytest.mark.spec("DAG-04")
+async def test_creation_is_told_in_the_logs(scene: Scene) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+    steps = await scene.steps(task_id)
+
+    assert await scene.event_types(steps["a"].run_id) == ["run_created", "step_created", "step_ready"]
+    assert await scene.event_types(steps["b"].run_id) == ["run_created", "step_created"]
+    assert "task_created" in await scene.root_event_types(task_id)
+
+
+async def test_task_comes_back_as_it_was_made(scene: Scene) -> None:
+    new = make_task(scene.own.session_id, "a", inputs={"path": "src", "depth": 2, "deep": [{"x": None}]})
+    await scene.store.create_task(new)
+
+    task = await scene.store.task(new.id)
+
+    assert (task.id, task.session_id, task.title) == (new.id, new.session_id, new.title)
+    assert (task.plan, task.inputs, task.created_us) == (new.plan, new.inputs, new.created_us)
+    assert (task.status, task.reason, task.ended_us) == (TaskStatus.RUNNING, "", None)
+
+
+async def test_tasks_are_listed_newest_first_and_by_session(scene: Scene) -> None:
+    other = await scene.another_session()
+    first, second = await scene.task("a"), await scene.task("a")
+    foreign = await scene.task("a", own=other)
+
+    assert [task.id for task in await scene.store.tasks(session_id=scene.own.session_id)] == [second, first]
+    assert [task.id for task in await scene.store.tasks(limit=2)] == [foreign, second]
+
+
+@pytest.mark.spec("DAG-01")
+async def test_counts_tell_the_steps_by_status(scene: Scene) -> None:
+    task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)), make_map("m"))
+    await scene.claim_one()
+
+    counts = await scene.store.counts(task_id)
+
+    expected = {StepStatus.RUNNING: 1, StepStatus.READY: 1, StepStatus.PENDING: 1, StepStatus.EXPANDING: 1}
+    assert counts == TaskCounts(expected)
+
+
+async def test_what_does_not_exist_is_named(store: Store) -> None:
+    for ask, kind in ((store.task, "task"), (store.step, "step"), (store.run, "run"), (store.session, "session")):
+        with pytest.raises(NotFoundError, match=f"{kind} 'none'"):
+            await ask("none")
+
+
+async def test_task_of_an_unknown_session_leaves_nothing(store: Store) -> None:
+    new = make_task("sess_none", "a")
+
+    with pytest.raises(NotFoundError, match="session 'sess_none'"):
+        await store.create_task(new)
+
+    assert await store.tasks() == []
+    assert await store.runs() == []

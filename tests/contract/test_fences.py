@@ -1,0 +1,173 @@
+"""A holder that has lost its lease writes nothing any more (DAG-03)."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import pytest
+
+from shared.errors import LeaseLostError
+from shared.permissions.request import RequestState
+from shared.runs.events import NewEvent, NewNode, NodeKind
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, StepEnd
+from shared.testing.builders import make_call, make_decision, make_request
+from tests.contract.scene import Scene, completed, failed, held, outdated
+
+pytestmark = pytest.mark.spec("DAG-03")
+
+EVENT = NewEvent("model_requested", {})
+NODE = NewNode(NodeKind.ASSISTANT, {"v": 1})
+
+Write: TypeAlias = Callable[[Scene, Claim], Awaitable[object]]
+
+
+async def append(scene: Scene, claim: Claim) -> None:
+    await scene.store.append(claim.identity.run_id, claim.fence, nodes=[NODE], events=[EVENT], now_us=scene.now_us)
+
+
+async def start_call(scene: Scene, claim: Claim) -> None:
+    await scene.store.start_call(make_call(claim), claim.fence, events=[EVENT], now_us=scene.now_us)
+
+
+async def end_call(scene: Scene, claim: Claim) -> None:
+    await scene.store.end_call(
+        claim.identity.run_id, claim.fence, "call_1", result={}, nodes=[NODE], events=[EVENT], now_us=scene.now_us
+    )
+
+
+async def report_progress(scene: Scene, claim: Claim) -> None:
+    await scene.store.report_progress(scene.worker, held(claim), "half", now_us=scene.now_us)
+
+
+async def raise_request(scene: Scene, claim: Claim) -> None:
+    await scene.store.raise_request(make_request(claim), events=[EVENT], now_us=scene.now_us)
+
+
+async def withdraw(scene: Scene, claim: Claim) -> None:
+    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us)
+
+
+WRITES = [append, start_call, end_call, report_progress, raise_request, withdraw]
+
+
+async def traces(scene: Scene, claim: Claim) -> list[object]:
+    """Return all that a write of the run could have changed."""
+    run_id = claim.identity.run_id
+    return [
+        await scene.store.step(claim.step_key),
+        await scene.store.run(run_id),
+        await scene.store.nodes(run_id),
+        await scene.store.events(run_id),
+        await scene.store.calls(run_id),
+        await scene.store.pending(scene.own.session_id),
+    ]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+async def test_write_under_a_stale_fence_is_refused_and_leaves_no_trace(scene: Scene, write: Write) -> None:
+    stale = await scene.start("a")
+    await scene.lost_fence(stale)
+    before = await traces(scene, stale)
+
+    with pytest.raises(LeaseLostError) as refusal:
+        await write(scene, stale)
+
+    assert (refusal.value.run_id, refusal.value.fence) == (stale.identity.run_id, stale.fence)
+    assert await traces(scene, stale) == before
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+async def test_write_between_expiry_and_the_next_claim_is_refused(scene: Scene, write: Write) -> None:
+    claim = await scene.start("a")
+    await scene.expire()
+    before = await traces(scene, claim)
+
+    with pytest.raises(LeaseLostError):
+        await write(scene, claim)
+
+    assert await traces(scene, claim) == before
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+async def test_write_after_the_end_is_refused(scene: Scene, write: Write) -> None:
+    claim = await scene.start("a")
+    await scene.complete(claim)
+
+    with pytest.raises(LeaseLostError):
+        await write(scene, claim)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+async def test_present_holder_may_write(scene: Scene, write: Write) -> None:
+    first = await scene.start("a")
+    claim = await scene.lost_fence(first)
+
+    await write(scene, claim)
+
+
+@pytest.mark.parametrize("end", [completed, failed], ids=["completed", "failed"])
+async def test_end_under_a_stale_fence_is_refused_and_leaves_no_trace(
+    scene: Scene, end: Callable[[Claim], StepEnd]
+) -> None:
+    stale = await scene.start("a")
+    await scene.lost_fence(stale)
+    before = await traces(scene, stale)
+
+    advance = await scene.advance([replace(end(stale), nodes=(NODE,), events=(EVENT,))])
+
+    assert advance.stale == {stale.identity.run_id}
+    assert await traces(scene, stale) == before
+
+
+async def test_end_by_a_worker_that_does_not_hold_the_step_is_stale(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    advance = await scene.complete(claim, worker=await scene.another_worker())
+
+    assert advance.stale == {claim.identity.run_id}
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+
+
+@pytest.mark.spec("DAG-07")
+async def test_second_end_of_a_step_is_stale(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.complete(claim, "first")
+
+    advance = await scene.complete(claim, "second")
+
+    assert advance.stale == {claim.identity.run_id}
+    assert (await scene.store.step(claim.step_key)).output == "first"
+
+
+async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: Scene) -> None:
+    await scene.task("a", "b")
+    good, bad = await scene.claim()
+
+    advance = await scene.advance([completed(outdated(bad)), completed(good)])
+
+    assert advance.stale == {bad.identity.run_id}
+    assert (await scene.store.step(good.step_key)).status is StepStatus.COMPLETED
+    assert (await scene.store.step(bad.step_key)).status is StepStatus.RUNNING
+
+
+async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene: Scene) -> None:
+    stale = await scene.start("a")
+    claim = await scene.lost_fence(stale)
+
+    assert await scene.hand_back(stale) == {stale.identity.run_id}
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+
+
+async def test_decision_is_not_used_up_by_a_stale_writer(scene: Scene) -> None:
+    stale = await scene.start("a")
+    request = await scene.store.raise_request(make_request(stale), events=(), now_us=scene.now_us)
+    decision = make_decision(request)
+    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
+    claim = await scene.lost_fence(stale)
+
+    call = make_call(claim, decision_id=decision.id)
+    with pytest.raises(LeaseLostError):
+        await scene.store.start_call(call, stale.fence, events=(), now_us=scene.now_us)
+
+    await scene.store.start_call(call, claim.fence, events=(), now_us=scene.now_us)

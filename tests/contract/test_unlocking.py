@@ -1,0 +1,165 @@
+"""What the end of a step does to the steps that wait for it."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shared.jsontext import Json
+from shared.runs.events import NewEvent, NewNode, NodeKind
+from shared.runs.record import Usage
+from shared.runs.status import EndReason, RunStatus
+from shared.store import Store
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Outcome, StepResult
+from shared.testing.builders import make_map, make_step
+from tests.contract.scene import Scene, completed, step_ids
+
+JOIN = ("a", "b", make_step("join", depends_on=("a", "b")))
+
+
+@pytest.mark.spec("DAG-04", "CARD-2")
+async def test_join_is_ready_when_its_last_parent_has_completed(scene: Scene) -> None:
+    task_id = await scene.task(*JOIN)
+    first, second = await scene.claim()
+
+    await scene.complete(first)
+    assert (await scene.statuses(task_id))["join"] is StepStatus.PENDING
+    await scene.complete(second)
+
+    join = (await scene.steps(task_id))["join"]
+    assert (join.status, join.open_deps) == (StepStatus.READY, 0)
+    assert await scene.event_types(join.run_id) == ["run_created", "step_created", "step_ready"]
+
+
+@pytest.mark.spec("CARD-2")
+async def test_batch_of_ends_lowers_a_shared_join_by_their_number(scene: Scene) -> None:
+    parents = [f"s{number}" for number in range(6)]
+    task_id = await scene.task(*parents, make_step("join", depends_on=parents))
+    claims = await scene.claim()
+
+    await scene.complete_all(claims[:4])
+
+    assert (await scene.steps(task_id))["join"].open_deps == 2
+
+
+@pytest.mark.spec("CARD-2")
+async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: Scene) -> None:
+    await scene.task(*JOIN)
+    claims = await scene.claim()
+
+    advance = await scene.advance([completed(claim) for claim in claims], claim=1)
+
+    assert step_ids(advance.claims) == ["join"]
+
+
+@pytest.mark.spec("CARD-2")
+async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(scene: Scene, other_store: Store) -> None:
+    second_worker = await scene.another_worker()
+    other = Scene(other_store, scene.own, second_worker, scene.clock)
+
+    for _ in range(100):
+        task_id = await scene.task(*JOIN)
+        mine, theirs = await scene.claim_one(), await other.claim_one()
+
+        await asyncio.gather(scene.complete(mine), other.complete(theirs))
+
+        join = (await scene.steps(task_id))["join"]
+        assert (join.status, join.open_deps) == (StepStatus.READY, 0)
+        await scene.complete(await scene.claim_one())
+        assert (await scene.event_types(join.run_id)).count("step_ready") == 1
+
+
+@pytest.mark.spec("CARD-2")
+async def test_crossed_joins_ended_at_once_do_not_block_each_other(scene: Scene, other_store: Store) -> None:
+    other = Scene(other_store, scene.own, await scene.another_worker(), scene.clock)
+    joins = [make_step(f"join{number}", depends_on=("a", "b", "c", "d")) for number in range(5)]
+
+    for _ in range(10):
+        task_id = await scene.task("a", "b", "c", "d", *joins)
+        mine, theirs = await scene.claim(2), await other.claim(2)
+
+        await asyncio.gather(scene.complete_all(mine), other.complete_all(theirs[::-1]))
+
+        statuses = await scene.statuses(task_id)
+        assert [statuses[join.step_id] for join in joins] == [StepStatus.READY] * 5
+        await scene.complete_all(await scene.claim())
+
+
+async def test_map_whose_dependencies_are_done_waits_for_the_expander(scene: Scene) -> None:
+    task_id = await scene.task("a", make_map("m", depends_on=("a",)))
+
+    advance = await scene.complete(await scene.claim_one())
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.EXPANDING
+    assert advance.owner_sessions == {scene.own.session_id}
+
+
+async def test_diamond_runs_through(scene: Scene) -> None:
+    task_id = await scene.task(
+        "top",
+        make_step("left", depends_on=("top",)),
+        make_step("right", depends_on=("top",)),
+        make_step("bottom", depends_on=("left", "right")),
+    )
+    order: list[str] = []
+    while claims := await scene.claim():
+        order += step_ids(claims)
+        await scene.complete_all(claims)
+
+    assert order == ["top", "left", "right", "bottom"]
+    assert set((await scene.statuses(task_id)).values()) == {StepStatus.COMPLETED}
+
+
+@pytest.mark.spec("DAG-10", "DIS-05")
+async def test_end_is_stored_whole(scene: Scene) -> None:
+    claim = await scene.start("a")
+    scene.clock.advance(timedelta(seconds=1))
+    output: Json = {"findings": [{"line": 3, "text": "größer"}], "score": 0.5, "none": None}
+    usage = Usage(requests=2, input_tokens=10, output_tokens=5, tool_calls=1)
+
+    await scene.advance([replace(completed(claim, output), usage=usage, outcome=Outcome.PARTIAL)])
+
+    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    assert (step.status, step.output, step.outcome) == (StepStatus.COMPLETED, output, Outcome.PARTIAL)
+    assert (run.status, run.end_reason, run.usage) == (RunStatus.COMPLETED, EndReason.COMPLETED, usage)
+    assert step.ended_us == run.ended_us == scene.now_us
+    assert await scene.store.result(claim.step_key) == StepResult("a", step.status, output, Outcome.PARTIAL)
+
+
+@pytest.mark.spec("EVT-01", "EXE-06")
+async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: Scene) -> None:
+    claim = await scene.start("a")
+    node, event = NewNode(NodeKind.RESULT, {"v": 1, "text": "done"}), NewEvent("model_responded", {"turn": 1})
+
+    await scene.advance([completed(claim, nodes=[node], events=[event])])
+
+    types = await scene.event_types(claim.identity.run_id)
+    assert types[-3:] == ["model_responded", "step_completed", "run_completed"]
+    assert [stored.payload for stored in await scene.store.nodes(claim.identity.run_id)] == [node.payload]
+
+
+async def test_owner_is_named_when_the_last_step_has_ended(scene: Scene) -> None:
+    await scene.task("a", make_step("b", depends_on=("a",)))
+
+    midway = await scene.advance([completed(await scene.claim_one())], claim=1)
+    last = await scene.advance([completed(midway.claims[0])], claim=1)
+
+    assert midway.owner_sessions == frozenset()
+    assert last.owner_sessions == {scene.own.session_id}
+
+
+async def test_owner_is_named_when_a_step_failed(scene: Scene) -> None:
+    claim = await scene.start("a", "b")
+
+    assert (await scene.fail(claim)).owner_sessions == {scene.own.session_id}
+
+
+@pytest.mark.spec("DAG-05")
+async def test_failed_step_leaves_its_dependents_as_they_are(scene: Scene) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+
+    await scene.fail(await scene.claim_one())
+
+    assert await scene.statuses(task_id) == {"a": StepStatus.FAILED, "b": StepStatus.PENDING}

@@ -1,0 +1,226 @@
+"""How a lease ends without an end of its step: handed back, or expired with its worker."""
+
+import asyncio
+
+import pytest
+
+from shared.errors import ConflictError
+from shared.runs.events import NewNode, NodeKind
+from shared.runs.status import EndReason, RunStatus
+from shared.sessions.session import ProcessState
+from shared.store import Store
+from shared.tasks.status import StepStatus
+from tests.contract.scene import Scene, completed, held
+
+PRESENT = pytest.mark.spec("DAG-03", "DAG-07")
+
+
+# -- handing back
+@pytest.mark.spec("OPS-06")
+async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    stale = await scene.hand_back(claim)
+
+    step = await scene.store.step(claim.step_key)
+    assert stale == frozenset()
+    assert (step.status, step.run_id, step.lost_leases) == (StepStatus.READY, claim.identity.run_id, 0)
+    assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.QUEUED
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "step_handed_back"
+
+
+@pytest.mark.spec("DAG-07")
+async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: Scene) -> None:
+    first = await scene.start("a")
+    node = NewNode(NodeKind.USER, {"v": 1})
+    await scene.store.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
+    await scene.hand_back(first)
+
+    claim = await scene.claim_one()
+
+    assert claim.is_resumed
+    assert claim.identity == first.identity
+    assert len(await scene.store.nodes(claim.identity.run_id)) == 1
+    assert (await scene.event_types(claim.identity.run_id))[-2:] == ["step_claimed", "run_resumed"]
+
+
+async def test_many_steps_are_handed_back_at_once(scene: Scene) -> None:
+    task_id = await scene.task("a", "b", "c")
+    claims = await scene.claim()
+
+    await scene.hand_back(*claims)
+
+    assert set((await scene.statuses(task_id)).values()) == {StepStatus.READY}
+
+
+@pytest.mark.spec("OPS-06")
+async def test_worker_that_holds_steps_cannot_go(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    with pytest.raises(ConflictError, match="hands them back"):
+        await scene.store.set_worker_state(scene.worker, ProcessState.GONE)
+    await scene.hand_back(claim)
+
+    await scene.store.set_worker_state(scene.worker, ProcessState.GONE)
+    assert await scene.store.workers() == []
+
+
+# -- expiry
+@PRESENT
+async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(scene: Scene) -> None:
+    first = await scene.start("a")
+
+    sessions = await scene.expire()
+    step = await scene.store.step(first.step_key)
+    claim = await scene.claim_one(worker=await scene.another_worker())
+
+    assert sessions == frozenset({scene.own.session_id})
+    assert (step.status, step.lost_leases) == (StepStatus.READY, 1)
+    assert claim.fence > first.fence
+    assert (claim.identity, claim.is_resumed) == (first.identity, True)
+
+
+@PRESENT
+async def test_expiry_is_told_in_the_log_of_the_run(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    await scene.expire()
+
+    assert "step_lease_expired" in await scene.event_types(claim.identity.run_id)
+    assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.QUEUED
+
+
+@PRESENT
+async def test_worker_that_has_beaten_does_not_expire(scene: Scene) -> None:
+    claim = await scene.start("a")
+    heart = scene.store.heart()
+    assert await asyncio.to_thread(heart.beat, scene.worker)
+    heart.close()
+
+    outcome = await scene.store.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us)
+
+    assert outcome is None
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+
+
+@PRESENT
+async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: Scene) -> None:
+    await scene.start("a")
+
+    await scene.expire()
+
+    heart = scene.store.heart()
+    assert not await asyncio.to_thread(heart.beat, scene.worker)
+    heart.close()
+    assert await scene.claim() == ()
+    assert await scene.store.workers() == []
+
+
+@PRESENT
+async def test_second_expiry_changes_nothing(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.expire()
+
+    assert await scene.expire() is None
+    assert (await scene.store.step(claim.step_key)).lost_leases == 1
+
+
+@PRESENT
+async def test_two_reapers_expire_a_worker_once(scene: Scene, other_store: Store) -> None:
+    claim = await scene.start("a")
+    reapers = (scene.store, other_store)
+
+    outcomes = await asyncio.gather(
+        *(store.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us) for store in reapers)
+    )
+
+    assert set(outcomes) == {None, frozenset({scene.own.session_id})}
+    assert (await scene.store.step(claim.step_key)).lost_leases == 1
+
+
+@PRESENT
+async def test_idle_worker_expires_without_sessions(scene: Scene) -> None:
+    assert await scene.expire() == frozenset()
+
+
+@PRESENT
+async def test_expiry_of_one_worker_leaves_the_steps_of_others(scene: Scene) -> None:
+    await scene.task("a", "b")
+    await scene.claim_one()
+    theirs = await scene.claim_one(worker=await scene.another_worker())
+
+    await scene.expire()
+
+    assert (await scene.store.step(theirs.step_key)).status is StepStatus.RUNNING
+
+
+@pytest.mark.spec("DAG-05")
+async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: Scene) -> None:
+    claim = await scene.start("a")
+    for _ in range(2):
+        claim = await scene.lost_fence(claim)
+    await scene.expire(max_lost_leases=3)
+
+    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+
+    assert (step.status, step.lost_leases) == (StepStatus.FAILED, 3)
+    assert step.error is not None
+    assert step.error.type == "poisoned"
+    assert (run.status, run.end_reason) == (RunStatus.FAILED, EndReason.LEASE_LOST)
+    assert [failure.key for failure in await scene.store.failures(scene.own)] == [claim.step_key]
+    assert await scene.claim(worker=await scene.another_worker()) == ()
+
+
+@PRESENT
+async def test_finished_step_is_not_run_again_when_its_worker_dies(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.complete(claim, "done")
+
+    await scene.expire()
+
+    step = await scene.store.step(claim.step_key)
+    assert (step.status, step.output, step.lost_leases) == (StepStatus.COMPLETED, "done", 0)
+
+
+# -- the race between an end and an expiry
+@PRESENT
+async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: Scene, other_store: Store) -> None:
+    for _ in range(20):
+        scene.worker = await scene.another_worker()
+        claim = await scene.start("a")
+
+        advance, expired = await asyncio.gather(
+            scene.complete(claim),
+            other_store.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us),
+        )
+
+        step = await scene.store.step(claim.step_key)
+        was_stale = claim.identity.run_id in advance.stale
+        assert expired is not None
+        assert step.status is (StepStatus.READY if was_stale else StepStatus.COMPLETED)
+        if was_stale:
+            # The next round must find its own step only.
+            worker = await scene.another_worker()
+            await scene.complete(await scene.claim_one(worker=worker), worker=worker)
+
+
+# -- progress and workers
+@pytest.mark.spec("DAG-03")
+async def test_progress_of_a_held_step_is_shown(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    await scene.store.report_progress(scene.worker, held(claim), "3 of 7 files", now_us=scene.now_us)
+
+    assert (await scene.store.step(claim.step_key)).progress == "3 of 7 files"
+
+
+@pytest.mark.spec("DIS-04")
+async def test_busy_of_a_worker_is_the_number_of_its_leases(scene: Scene) -> None:
+    await scene.task("a", "b", "c")
+    idle = await scene.another_worker()
+    first, *_ = await scene.claim(3)
+    await scene.advance([completed(first)])
+
+    busy = {worker.id: worker.busy for worker in await scene.store.workers()}
+
+    assert busy == {scene.worker: 2, idle: 0}

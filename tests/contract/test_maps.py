@@ -1,0 +1,224 @@
+"""Steps that grow children at run time."""
+
+import asyncio
+
+import pytest
+
+from shared.errors import NotFoundError
+from shared.runs.status import RunStatus
+from shared.store import Store
+from shared.tasks.status import StepStatus
+from shared.tasks.step import FailurePolicy, StepError, StepKind
+from shared.testing.builders import make_children, make_map, make_step, make_task
+from tests.contract.scene import Scene, completed, step_ids
+
+pytestmark = pytest.mark.spec("DAG-04")
+
+
+async def mapped(scene: Scene) -> tuple[str, str]:
+    """Make a task of a map and a step after it; return the ids of task and map step."""
+    task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
+    return task_id, f"{task_id}/m"
+
+
+async def test_map_step_is_never_claimed(scene: Scene) -> None:
+    await mapped(scene)
+
+    assert await scene.claim() == ()
+
+
+async def test_expander_finds_what_it_has_to_do(scene: Scene) -> None:
+    _, map_key = await mapped(scene)
+
+    steps = await scene.store.steps_in(scene.own, StepStatus.EXPANDING)
+
+    assert [step.key for step in steps] == [map_key]
+
+
+async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+
+    assert await scene.expand(map_key, "x", "y")
+
+    steps = await scene.steps(task_id)
+    assert list(steps) == ["m", "report", "m[x]", "m[y]"]
+    assert (steps["m"].status, steps["m"].open_deps) == (StepStatus.WAITING, 2)
+    assert (steps["m[y]"].status, steps["m[y]"].map_key, steps["m[y]"].item_index) == (StepStatus.READY, map_key, 1)
+    assert (await scene.store.run(steps["m[x]"].run_id)).status is RunStatus.QUEUED
+    assert {"step_expanding", "step_expanded"} <= set(await scene.root_event_types(task_id))
+
+
+async def test_repeated_expansion_changes_nothing(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x", "y")
+
+    assert not await scene.expand(map_key, "x", "y", "z")
+
+    assert len(await scene.store.steps(task_id)) == 4
+
+
+async def test_two_expanders_at_once_insert_one_set_of_children(scene: Scene, other_store: Store) -> None:
+    task_id, map_key = await mapped(scene)
+    other = Scene(other_store, scene.own, scene.worker, scene.clock)
+
+    outcomes = await asyncio.gather(scene.expand(map_key, "x", "y"), other.expand(map_key, "x", "y"))
+
+    assert sorted(outcomes) == [False, True]
+    assert len(await scene.store.steps(task_id)) == 4
+
+
+async def test_map_over_nothing_completes_with_an_empty_list_and_unlocks(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+
+    assert await scene.expand(map_key)
+
+    assert await scene.statuses(task_id) == {"m": StepStatus.COMPLETED, "report": StepStatus.READY}
+    assert (await scene.claim_one()).dependencies["m"].output == []
+
+
+async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x", "y")
+    first, second = await scene.claim()
+
+    await scene.complete(first)
+    assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
+    advance = await scene.advance([completed(second)], claim=1)
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
+    assert step_ids(advance.claims) == ["report"]
+
+
+async def test_output_of_a_map_is_its_childrens_in_item_order(scene: Scene) -> None:
+    _, map_key = await mapped(scene)
+    await scene.expand(map_key, "x", "y", "z")
+    claims = await scene.claim()
+
+    for claim in reversed(claims):
+        await scene.complete(claim, f"of {step_ids([claim])[0]}")
+
+    expected = ["of m[x]", "of m[y]", "of m[z]"]
+    assert (await scene.claim_one()).dependencies["m"].output == expected
+    assert (await scene.store.result(map_key)).output == expected
+
+
+async def test_last_two_children_ending_at_once_complete_their_map_once(scene: Scene, other_store: Store) -> None:
+    other = Scene(other_store, scene.own, await scene.another_worker(), scene.clock)
+    for _ in range(20):
+        task_id, map_key = await mapped(scene)
+        await scene.expand(map_key, "x", "y")
+        mine, theirs = await scene.claim_one(), await other.claim_one()
+
+        await asyncio.gather(scene.complete(mine), other.complete(theirs))
+
+        report = (await scene.steps(task_id))["report"]
+        assert (report.status, report.open_deps) == (StepStatus.READY, 0)
+        assert (await scene.root_event_types(task_id)).count("step_completed") == 1
+        await scene.complete(await scene.claim_one())
+
+
+async def test_batch_that_ends_all_children_completes_their_map(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, *(f"i{number}" for number in range(20)))
+
+    await scene.complete_all(await scene.claim())
+
+    assert (await scene.statuses(task_id))["report"] is StepStatus.READY
+
+
+async def test_child_may_be_a_map_itself(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, make_step("inner", kind=StepKind.MAP))
+    inner_key = f"{task_id}/m[inner]"
+
+    await scene.expand(inner_key, "x", "y")
+    await scene.complete_all(await scene.claim())
+
+    assert (await scene.statuses(task_id))["report"] is StepStatus.READY
+    assert (await scene.store.result(map_key)).output == [["Step x", "Step y"]]
+
+
+@pytest.mark.spec("DAG-05")
+async def test_kept_failure_of_a_child_counts_as_null(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x", "y")
+    first, second = await scene.claim()
+    await scene.complete(second, "fine")
+    await scene.fail(first)
+    assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
+
+    await scene.store.settle_failure(scene.own, first.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
+    assert (await scene.claim_one()).dependencies["m"].output == [None, "fine"]
+
+
+@pytest.mark.spec("DAG-05")
+async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_in_turn(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x", "y")
+    first, second = await scene.claim()
+    await scene.fail(first)
+    skip = FailurePolicy.SKIP_DEPENDENTS
+
+    await scene.store.settle_failure(scene.own, first.step_key, skip, now_us=scene.now_us)
+    assert [failure.key for failure in await scene.store.failures(scene.own)] == [map_key]
+    await scene.store.settle_failure(scene.own, map_key, skip, now_us=scene.now_us)
+
+    # The other child goes on to its end, and changes nothing of the map any more.
+    await scene.complete(second)
+    statuses = await scene.statuses(task_id)
+    assert (statuses["m"], statuses["report"]) == (StepStatus.FAILED, StepStatus.SKIPPED)
+    assert statuses["m[y]"] is StepStatus.COMPLETED
+
+
+@pytest.mark.spec("DAG-05")
+async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x", "y")
+    for claim in await scene.claim():
+        await scene.fail(claim)
+
+    while failures := await scene.store.failures(scene.own):
+        for failure in failures:
+            await scene.store.settle_failure(scene.own, failure.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+
+    assert (await scene.statuses(task_id))["report"] is StepStatus.SKIPPED
+    assert (await scene.root_event_types(task_id)).count("step_failed") == 1
+
+
+async def test_expansion_that_fails_is_a_failure_to_settle(scene: Scene) -> None:
+    _, map_key = await mapped(scene)
+    error = StepError("invalid_input", "`over` is not a list")
+
+    await scene.store.fail_expansion(scene.own, map_key, error, now_us=scene.now_us)
+
+    (failure,) = await scene.store.failures(scene.own)
+    assert (failure.key, failure.status, failure.error) == (map_key, StepStatus.FAILED, error)
+
+
+async def test_child_may_be_retried_while_its_map_waits(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x")
+    child = await scene.claim_one()
+    await scene.fail(child)
+
+    await scene.retry(child.step_key)
+    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.complete(await scene.claim_one(), "at last")
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
+    assert (await scene.store.result(map_key)).output == ["at last"]
+
+
+async def test_map_of_another_session_is_not_expanded(scene: Scene) -> None:
+    other = await scene.another_session()
+    new = make_task(other.session_id, make_map("m"))
+    await scene.store.create_task(new)
+    step = await scene.store.step(new.steps[0].key)
+
+    children = make_children(step, new.root_run.identity, "x")
+    with pytest.raises(NotFoundError):
+        await scene.store.expand(scene.own, step.key, children, now_us=scene.now_us)
+
+    assert len(await scene.store.steps(new.id)) == 1

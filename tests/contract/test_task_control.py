@@ -1,0 +1,283 @@
+"""Pausing, resuming, cancelling and retrying a task."""
+
+import pytest
+
+from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.runs.status import EndReason, RunStatus
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import FailurePolicy
+from shared.testing.builders import make_map, make_step
+from tests.contract.scene import Scene, cancelled
+
+
+async def pause(scene: Scene, task_id: str) -> frozenset[str]:
+    return await scene.store.pause_task(scene.own, task_id, reason="Ctrl-C", now_us=scene.now_us)
+
+
+async def cancel(scene: Scene, task_id: str) -> frozenset[str]:
+    return await scene.store.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
+
+
+# -- pausing
+async def test_paused_task_gives_no_claims_and_names_its_holders(scene: Scene) -> None:
+    task_id = await scene.task("a", "b")
+    await scene.claim_one()
+    idle = await scene.another_worker()
+
+    holders = await pause(scene, task_id)
+
+    assert holders == {scene.worker}
+    assert await scene.claim(worker=idle) == ()
+    assert (await scene.store.backlog()).ready.get("default", 0) == 0
+    task = await scene.store.task(task_id)
+    assert (task.status, task.reason) == (TaskStatus.PAUSED, "Ctrl-C")
+    assert "task_paused" in await scene.root_event_types(task_id)
+
+
+async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await pause(scene, claim.identity.task_id)
+
+    (interrupt,) = await scene.store.interrupts(scene.worker)
+
+    assert (interrupt.kind, interrupt.step_key, interrupt.fence) == ("pause", claim.step_key, claim.fence)
+    await scene.hand_back(claim)
+    assert await scene.store.interrupts(scene.worker) == []
+
+
+async def test_end_of_a_step_of_a_paused_task_counts(scene: Scene) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+    claim = await scene.claim_one()
+    await pause(scene, task_id)
+
+    advance = await scene.complete(claim)
+
+    assert advance.stale == frozenset()
+    assert await scene.statuses(task_id) == {"a": StepStatus.COMPLETED, "b": StepStatus.READY}
+    assert await scene.claim() == ()
+
+
+@pytest.mark.spec("DAG-07")
+async def test_resumed_task_goes_on_where_it_stood(scene: Scene) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+    claim = await scene.claim_one()
+    await pause(scene, task_id)
+    await scene.hand_back(claim)
+
+    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+
+    assert (await scene.claim_one()).identity == claim.identity
+    assert (await scene.store.task(task_id)).status is TaskStatus.RUNNING
+    assert "task_resumed" in await scene.root_event_types(task_id)
+
+
+async def test_pausing_twice_and_resuming_twice_do_no_harm(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    for _ in range(2):
+        await pause(scene, task_id)
+    for _ in range(2):
+        await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+
+    assert len(await scene.claim()) == 1
+
+
+async def test_other_tasks_do_not_notice_a_pause(scene: Scene) -> None:
+    paused, other = await scene.task("a"), await scene.task("a")
+    await pause(scene, paused)
+
+    assert (await scene.claim_one()).identity.task_id == other
+
+
+# -- cancelling
+@pytest.mark.spec("DAG-06")
+async def test_cancel_ends_at_once_what_nobody_holds(scene: Scene) -> None:
+    task_id = await scene.task(
+        "ready", make_step("pending", depends_on=("ready",)), make_map("expanding"), make_map("m")
+    )
+    await scene.expand(f"{task_id}/m", "child")
+    steps = await scene.steps(task_id)
+
+    holders = await cancel(scene, task_id)
+
+    assert holders == frozenset()
+    assert set((await scene.statuses(task_id)).values()) == {StepStatus.CANCELLED}
+    for name in ("ready", "pending", "m[child]"):
+        run = await scene.store.run(steps[name].run_id)
+        assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
+        assert (await scene.event_types(run.id))[-2:] == ["step_cancelled", "run_cancelled"]
+
+
+@pytest.mark.spec("DAG-06")
+async def test_cancel_ends_task_and_root_run_with_the_reason(scene: Scene) -> None:
+    task_id = await scene.task("a")
+
+    await cancel(scene, task_id)
+
+    task = await scene.store.task(task_id)
+    root = await scene.store.run(task.root_run_id)
+    assert (task.status, task.reason, task.ended_us) == (TaskStatus.CANCELLED, "by a person", scene.now_us)
+    assert (root.status, root.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
+    assert "task_cancelled" in await scene.root_event_types(task_id)
+
+
+@pytest.mark.spec("DAG-06")
+async def test_held_step_is_interrupted_and_ends_as_its_worker_says(scene: Scene) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+
+    holders = await cancel(scene, claim.identity.task_id)
+    (interrupt,) = await scene.store.interrupts(scene.worker)
+    await scene.advance([cancelled(claim)])
+
+    assert holders == {scene.worker}
+    assert (interrupt.kind, interrupt.run_id, interrupt.fence) == ("cancel", claim.identity.run_id, claim.fence)
+    assert set((await scene.statuses(claim.identity.task_id)).values()) == {StepStatus.CANCELLED}
+    assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.CANCELLED
+    assert await scene.store.interrupts(scene.worker) == []
+
+
+@pytest.mark.spec("DAG-06")
+async def test_step_that_was_done_before_its_worker_heard_of_it_is_completed(scene: Scene) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+    await cancel(scene, claim.identity.task_id)
+
+    await scene.complete(claim, "done")
+
+    statuses = await scene.statuses(claim.identity.task_id)
+    assert statuses == {"a": StepStatus.COMPLETED, "b": StepStatus.CANCELLED}
+
+
+@pytest.mark.spec("DAG-06")
+async def test_failure_after_a_cancel_needs_no_settling(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await cancel(scene, claim.identity.task_id)
+
+    await scene.fail(claim)
+
+    assert await scene.store.failures(scene.own) == []
+
+
+@pytest.mark.spec("DAG-06")
+async def test_open_failure_is_final_when_its_task_is_cancelled(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.fail(claim)
+
+    await cancel(scene, claim.identity.task_id)
+
+    assert await scene.store.failures(scene.own) == []
+
+
+@pytest.mark.parametrize("lost_by", ["hand_back", "expire"])
+@pytest.mark.spec("DAG-06")
+async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: Scene, lost_by: str) -> None:
+    claim = await scene.start("a")
+    await cancel(scene, claim.identity.task_id)
+
+    if lost_by == "hand_back":
+        await scene.hand_back(claim)
+    else:
+        await scene.expire(max_lost_leases=1)
+
+    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    assert step.status is StepStatus.CANCELLED
+    assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
+    assert await scene.claim(worker=await scene.another_worker()) == ()
+
+
+async def test_paused_task_can_be_cancelled(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    await pause(scene, task_id)
+
+    await cancel(scene, task_id)
+
+    assert (await scene.store.task(task_id)).status is TaskStatus.CANCELLED
+
+
+@pytest.mark.parametrize("act", [pause, cancel], ids=["pause", "cancel"])
+async def test_ended_task_takes_no_further_order(scene: Scene, act: object) -> None:
+    task_id = await scene.task("a")
+    await cancel(scene, task_id)
+
+    assert callable(act)
+    with pytest.raises(InvalidTransitionError):
+        await act(scene, task_id)
+    with pytest.raises(InvalidTransitionError):
+        await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+
+
+async def test_task_of_another_session_takes_no_order(scene: Scene) -> None:
+    task_id = await scene.task("a", own=await scene.another_session())
+
+    for act in (pause, cancel):
+        with pytest.raises(NotFoundError):
+            await act(scene, task_id)
+
+    assert (await scene.store.task(task_id)).status is TaskStatus.RUNNING
+
+
+# -- retrying a task
+@pytest.mark.spec("DAG-08", "DAG-07")
+async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_one(scene: Scene) -> None:
+    task_id = await scene.task("good", "bad", make_step("join", depends_on=("good", "bad")))
+    good, bad = await scene.claim()
+    await scene.complete(good, "kept")
+    await scene.fail(bad)
+    await scene.store.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+
+    await scene.retry_task(task_id)
+
+    steps = await scene.steps(task_id)
+    assert (await scene.store.task(task_id)).status is TaskStatus.RUNNING
+    assert [steps[name].status for name in ("good", "bad", "join")] == ["completed", "ready", "pending"]
+    assert (steps["bad"].attempt, steps["bad"].error, steps["join"].open_deps) == (2, None, 1)
+    again = await scene.claim_one()
+    await scene.complete(again, "now")
+    join = await scene.claim_one()
+    assert {name: result.output for name, result in join.dependencies.items()} == {"good": "kept", "bad": "now"}
+
+
+@pytest.mark.spec("DAG-08")
+async def test_cancelled_task_can_be_retried_to_its_end(scene: Scene) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+    await cancel(scene, task_id)
+
+    await scene.retry_task(task_id)
+    while claims := await scene.claim():
+        await scene.complete_all(claims)
+
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+
+
+@pytest.mark.spec("DAG-08")
+async def test_retried_map_waits_for_the_children_it_has(scene: Scene) -> None:
+    task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
+    await scene.expand(f"{task_id}/m", "x", "y")
+    good, bad = await scene.claim()
+    await scene.complete(good, "kept")
+    await scene.fail(bad)
+    while failures := await scene.store.failures(scene.own):
+        await scene.store.settle_failure(scene.own, failures[0].key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+
+    await scene.retry_task(task_id)
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
+    await scene.complete(await scene.claim_one(), "now")
+    assert (await scene.claim_one()).dependencies["m"].output == ["kept", "now"]
+
+
+async def test_running_task_is_not_retried(scene: Scene) -> None:
+    task_id = await scene.task("a")
+
+    with pytest.raises(InvalidTransitionError):
+        await scene.retry_task(task_id)
+
+
+async def test_task_with_a_step_still_held_is_not_retried(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await cancel(scene, claim.identity.task_id)
+
+    with pytest.raises(ConflictError, match="still run"):
+        await scene.retry_task(claim.identity.task_id)
+
+    assert (await scene.store.task(claim.identity.task_id)).status is TaskStatus.CANCELLED

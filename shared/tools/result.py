@@ -60,6 +60,11 @@ class ErrorType(StrEnum):
         """Say whether the same call may succeed later without anything being changed by the model."""
         return self in _RETRYABLE
 
+    @property
+    def is_denial(self) -> bool:
+        """Say whether the call was refused rather than failed: a step that met one ends ``partial`` (DAG-10)."""
+        return self in _DENIALS
+
 
 _RETRYABLE = frozenset(
     {
@@ -72,6 +77,22 @@ _RETRYABLE = frozenset(
         ErrorType.STREAM_DISCARDED,
         ErrorType.SERVER_UNAVAILABLE,
         ErrorType.STEP_NOT_CLAIMABLE,
+    }
+)
+
+_DENIALS = frozenset(
+    {
+        ErrorType.PERMISSION_DENIED,
+        ErrorType.PERMISSION_TIMEOUT,
+        ErrorType.PERMISSION_NO_CALLBACK,
+        ErrorType.PERMISSION_FAILED,
+        ErrorType.PERMISSION_WITHDRAWN,
+        ErrorType.PERMISSION_STALE,
+        ErrorType.HOOK_DENIED,
+        ErrorType.TOOL_NOT_AVAILABLE,
+        ErrorType.PATH_PROTECTED,
+        ErrorType.SANDBOX_DENIED,
+        ErrorType.NETWORK_DENIED,
     }
 )
 

@@ -1,0 +1,240 @@
+"""The agent loop: model, tool calls, results, and again, until there is an answer (DAG-02, EXE-05).
+
+Reads top to bottom as the story of a run. The run is cancelled by cancelling its asyncio task; the pipeline then
+records the end of calls under way. A lost lease passes through: whoever holds the run writes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.models import Model
+
+from shared.agents.conversation import Conversation
+from shared.agents.messages import VERSION, arguments_of, opening_nodes
+from shared.agents.ports import AgentEnd, AgentTask, Transcript
+from shared.agents.turn import FINAL_TOOL, Answer, ProviderFailedError, add, judge, parameters_of, request, usage_of
+from shared.clock import Clock
+from shared.errors import TemplateError
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import EventType, NewNode, NodeKind
+from shared.runs.record import Usage
+from shared.runs.status import EndReason
+from shared.runs.store import CallStatus
+from shared.tasks.step import Outcome, StepError
+from shared.tools.naming import NameTable
+from shared.tools.normalise import refusal
+from shared.tools.ports import CallLog, ToolCall
+from shared.tools.result import ErrorType, ToolFailure, ToolResult
+from shared.tools.schedule import Executor, run_turn
+
+NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
+
+
+async def run_agent(
+    task: AgentTask, model: Model[Any], executor: Executor, transcript: Transcript, log: CallLog, clock: Clock
+) -> AgentEnd:
+    """Run an agent to its end, from the start or from where its nodes stop.
+
+    Raises:
+        LeaseLostError: the run is no longer ours.
+        asyncio.CancelledError: it was interrupted.
+    """
+    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock))
+    return await loop.run(transcript)
+
+
+@dataclass(slots=True)
+class _Loop:
+    task: AgentTask
+    model: Model[Any]
+    executor: Executor
+    log: CallLog
+    clock: Clock
+    talk: Conversation
+    usage: Usage = NOTHING_USED
+    denials: list[JsonObject] = field(default_factory=list)
+    unknown: list[JsonObject] = field(default_factory=list)
+    reasks: int = 0
+
+    async def run(self, transcript: Transcript) -> AgentEnd:
+        names = NameTable(tool.name for tool in self.task.tools)
+        parameters = parameters_of(self.task.tools, names, self.task.output_schema)
+        await self._begin(transcript, names)
+        while True:
+            response = self.talk.answer
+            if response is None:
+                if self.talk.turns >= self.task.limits.max_turns:
+                    return self._failed(EndReason.MAX_TURNS, f"the run had {self.task.limits.max_turns} model turns")
+                try:
+                    response = await self._ask(parameters)
+                except ProviderFailedError as error:
+                    return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
+                except TemplateError as error:
+                    return self._failed(EndReason.FAILED, f"the script failed: {error}", type="invalid_script")
+            end = await self._follow(judge(response, self.task.output_schema), names)
+            if end is not None:
+                return end
+
+    # -- beginning
+    async def _begin(self, transcript: Transcript, names: NameTable) -> None:
+        task = self.task
+        nodes = await transcript.nodes() if task.is_resumed else ()
+        if not nodes:
+            self.talk.begin(opening_nodes(task.system, task.instructions, task.inputs, task.workplace))
+            return
+        for result in self.talk.restore(nodes):
+            self._account(result, "")
+        for message in self.talk.messages:
+            if isinstance(message, ModelResponse):
+                self.usage = add(self.usage, usage_of(message))
+        await self._settle_unfinished(transcript, names)
+
+    async def _settle_unfinished(self, transcript: Transcript, names: NameTable) -> None:
+        """After a crash: a write that had started may have happened, so it ends as unknown and is not repeated.
+
+        Calls after it in its turn are not run. Everything else without a result is run by the loop as usual.
+        """
+        done = {result.tool_call_id for result in self.talk.answered}
+        if not self.talk.open_calls:
+            return
+        started = {
+            row.tool_call_id for row in await transcript.calls() if row.is_write and row.status is CallStatus.STARTED
+        }
+        is_after_unknown = False
+        for part in self.talk.open_calls:
+            call = _call(part, names)
+            if part.tool_call_id in done:
+                continue
+            if part.tool_call_id in started:
+                failure = ToolFailure(
+                    ErrorType.UNKNOWN_AFTER_CRASH,
+                    f"the worker died while {call.tool} ran: it may or may not have happened",
+                    "look before you do it again",
+                )
+                is_after_unknown = True
+            elif is_after_unknown:
+                failure = ToolFailure(ErrorType.NOT_RUN, "not run: an earlier write of this turn did not succeed")
+            else:
+                continue
+            result = refusal(call.id, failure)
+            await self.log.finished(call, result, duration_ms=0)
+            self._account(result, call.tool)
+            self.talk.answered.append(result)
+
+    # -- one turn
+    async def _ask(self, parameters: Any) -> ModelResponse:
+        turn = self.talk.turns + 1
+        model = self.task.identity.model or self.model.model_name
+        self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
+        started_s = self.clock.monotonic_s()
+
+        def failed(attempt: int, message: str, is_retried: bool) -> None:
+            data: dict[str, Json] = {
+                "turn": turn,
+                "attempt": attempt,
+                "message": message[:1000],
+                "is_retried": is_retried,
+            }
+            self.talk.note(EventType.MODEL_FAILED, data)
+
+        attempts = self.task.limits.model_attempts
+        response = await request(self.model, self.talk.messages, parameters, attempts=attempts, failed=failed)
+        self.talk.add_answer(response)
+        used = usage_of(response)
+        self.usage = add(self.usage, used)
+        elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
+        facts: dict[str, Json] = {
+            "turn": turn,
+            "duration_ms": elapsed_ms,
+            "calls": used.tool_calls,
+            "input_tokens": used.input_tokens,
+            "output_tokens": used.output_tokens,
+        }
+        self.talk.note(EventType.MODEL_RESPONDED, facts)
+        # The answer as it was taken in: call ids may have been made unique.
+        return self.talk.answer or response
+
+    async def _follow(self, answer: Answer, names: NameTable) -> AgentEnd | None:
+        """Do what an answer asks for; return the run's end when that is what it asks for."""
+        if answer.calls:
+            results = await self._run_calls(answer.calls, names)
+            results += [self._refuse_final(part, answer.problem) for part in answer.finals]
+            self.talk.add_results(results)
+            return self._stopped_by_hook(results)
+        if not answer.problem:
+            return self._completed(answer.output)
+        self.reasks += 1
+        if self.reasks > self.task.limits.max_reasks:
+            return self._failed(EndReason.FAILED, answer.problem, type="invalid_output")
+        if answer.finals:
+            self.talk.add_results([self._refuse_final(part, answer.problem) for part in answer.finals])
+        else:
+            self.talk.ask_again(answer.problem)
+        return None
+
+    async def _run_calls(self, parts: Sequence[ToolCallPart], names: NameTable) -> list[ToolResult]:
+        done = {result.tool_call_id for result in self.talk.answered}
+        calls = [_call(part, names) for part in parts if part.tool_call_id not in done]
+        # From here on things happen outside: what led to them is written first.
+        await self.talk.flush()
+        results = await run_turn(calls, self.executor, note=self.log.note) if calls else []
+        for call, result in zip(calls, results, strict=True):
+            self._account(result, call.tool)
+        return list(results)
+
+    def _refuse_final(self, part: ToolCallPart, problem: str) -> ToolResult:
+        failure = ToolFailure(ErrorType.INVALID_INPUT, problem, f"mend it and call {FINAL_TOOL} again")
+        return self.talk.refuse(FINAL_TOOL, refusal(part.tool_call_id, failure))
+
+    def _account(self, result: ToolResult, tool: str) -> None:
+        if result.error is None:
+            return
+        entry: dict[str, Json] = {
+            "tool_call_id": result.tool_call_id,
+            "tool": tool,
+            "type": str(result.error.type),
+            "message": result.error.message,
+        }
+        if result.error.type.is_denial:
+            self.denials.append(entry)
+        elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
+            self.unknown.append(entry)
+
+    # -- ends
+    def _stopped_by_hook(self, results: Sequence[ToolResult]) -> AgentEnd | None:
+        stops = [one.error for one in results if one.error is not None and one.error.details.get("stop_run")]
+        return self._failed(EndReason.STOPPED_BY_HOOK, stops[0].message) if stops else None
+
+    def _completed(self, output: Json) -> AgentEnd:
+        outcome = Outcome.PARTIAL if self.denials or self.unknown else Outcome.CLEAN
+        return self._end(EndReason.COMPLETED, output, outcome, None)
+
+    def _failed(self, reason: EndReason, message: str, *, type: str = "", is_retryable: bool = False) -> AgentEnd:
+        error = StepError(type or str(reason), message[:2000], is_retryable)
+        return self._end(reason, None, Outcome.CLEAN, error)
+
+    def _end(self, reason: EndReason, output: Json, outcome: Outcome, error: StepError | None) -> AgentEnd:
+        payload: Mapping[str, Json] = {
+            "v": VERSION,
+            "end_reason": str(reason),
+            "output": output,
+            "outcome": str(outcome),
+            "denials": list(self.denials),
+            "unknown_effects": list(self.unknown),
+            "tools": [tool.name for tool in self.task.tools],
+        }
+        self.talk.add_node(NewNode(NodeKind.RESULT, payload))
+        nodes, events = self.talk.take()
+        return AgentEnd(
+            reason, output, outcome, self.usage, tuple(self.denials), tuple(self.unknown), error, nodes, events
+        )
+
+
+def _call(part: ToolCallPart, names: NameTable) -> ToolCall:
+    """Return a call under its canonical name; the provider's words stay beside it (REG-03, REG-04)."""
+    canonical = names.to_canonical(part.tool_name)
+    raw: dict[str, Json] = {"name": part.tool_name, "id": part.tool_call_id}
+    return ToolCall(part.tool_call_id, canonical, arguments_of(part), raw)

@@ -1,0 +1,68 @@
+"""What the agent loop is given, what it needs of the layer above it, and how a run ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.agents.definition import AgentLimits
+from shared.identity import RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import NewEvent, NewNode, Node
+from shared.runs.record import Usage
+from shared.runs.status import EndReason
+from shared.runs.store import CallRow
+from shared.tasks.step import Outcome, StepError
+from shared.tools.definition import ToolDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """One run's work. ``tools`` is its surface in the order a model sees it; ``workplace`` is told to the model.
+
+    ``output_schema`` None takes the model's text as the output, or the JSON object or array that the text is.
+    """
+
+    identity: RunIdentity
+    system: str
+    instructions: str
+    inputs: JsonObject
+    tools: Sequence[ToolDefinition]
+    workplace: JsonObject = field(default_factory=dict)
+    output_schema: JsonObject | None = None
+    limits: AgentLimits = field(default_factory=AgentLimits)
+    is_resumed: bool = False
+
+
+class Transcript(Protocol):
+    """The run's context tree and log, under its fence."""
+
+    async def nodes(self) -> Sequence[Node]:
+        """Return the run's nodes in order. Asked once, of a resumed run."""
+        ...
+
+    async def calls(self) -> Sequence[CallRow]:
+        """Return the ledger of the run's write calls. Asked once, of a resumed run with unfinished calls."""
+        ...
+
+    async def append(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> None:
+        """Append in one transaction, after whatever the call log has kept back. Raises: LeaseLostError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How a run ended. ``nodes`` and ``events`` are not written yet: they go into the step's end.
+
+    ``denials`` and ``unknown_effects`` say what was refused and what may or may not have happened (DAG-10); with any of
+    them a completed step is PARTIAL. ``error`` is set exactly when ``end_reason`` is not COMPLETED.
+    """
+
+    end_reason: EndReason
+    output: Json = None
+    outcome: Outcome = Outcome.CLEAN
+    usage: Usage = field(default_factory=Usage)
+    denials: Sequence[JsonObject] = ()
+    unknown_effects: Sequence[JsonObject] = ()
+    error: StepError | None = None
+    nodes: tuple[NewNode, ...] = ()
+    events: tuple[NewEvent, ...] = ()

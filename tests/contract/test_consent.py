@@ -1,0 +1,317 @@
+"""Requests, answers and decisions as rows."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from shared.identity import Role
+from shared.permissions.request import Choice, PermissionRequest, RequestState
+from shared.runs.events import NewEvent
+from shared.store import Store
+from shared.tasks.step import Claim
+from shared.testing.builders import make_answer, make_decision, make_request
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene
+
+ASKED = NewEvent("permission_requested")
+
+
+async def ask(scene: Scene, claim: Claim, tool_call_id: str = "call_1") -> PermissionRequest:
+    return await scene.store.raise_request(make_request(claim, tool_call_id), events=[ASKED], now_us=scene.now_us)
+
+
+async def decide(scene: Scene, request: PermissionRequest, state: RequestState = RequestState.DECIDED) -> None:
+    await scene.store.decide(
+        scene.own, make_decision(request), state=state, events=[NewEvent("permission_decided")], now_us=scene.now_us
+    )
+
+
+# -- asking
+@pytest.mark.spec("PER-06", "CARD-3")
+async def test_request_comes_back_whole_and_pending(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = make_request(claim)
+
+    raised = await scene.store.raise_request(request, events=[ASKED], now_us=scene.now_us)
+
+    assert raised == request
+    assert await scene.store.request(request.id) == (request, RequestState.PENDING)
+    assert await scene.store.pending(scene.own.session_id) == [request]
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_requested"
+
+
+@pytest.mark.spec("CARD-3", "PER-12")
+async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene: Scene) -> None:
+    claim = await scene.start("a")
+    lie = replace(
+        claim.identity,
+        agent_id="agent_boss",
+        role=Role.MAIN,
+        definition="boss",
+        parent_run_id="run_boss",
+        session_id="sess_other",
+        step_title="Harmless",
+    )
+
+    raised = await scene.store.raise_request(replace(make_request(claim), identity=lie), events=(), now_us=scene.now_us)
+
+    stored, _ = await scene.store.request(raised.id)
+    assert raised.identity == stored.identity == claim.identity
+    assert [request.identity for request in await scene.store.pending(scene.own.session_id)] == [claim.identity]
+    assert await scene.store.pending("sess_other") == []
+
+
+@pytest.mark.spec("PER-13")
+async def test_resumed_run_finds_the_question_it_has_asked_before(scene: Scene) -> None:
+    first = await scene.start("a")
+    asked = await ask(scene, first)
+    claim = await scene.lost_fence(first)
+
+    again = await ask(scene, claim)
+
+    assert again.id == asked.id
+    assert len(await scene.store.pending(scene.own.session_id)) == 1
+    assert (await scene.event_types(claim.identity.run_id)).count("permission_requested") == 1
+
+
+@pytest.mark.spec("PER-13")
+async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: Scene) -> None:
+    first = await scene.start("a")
+    asked = await ask(scene, first)
+    await decide(scene, asked)
+    claim = await scene.lost_fence(first)
+
+    again = await ask(scene, claim)
+
+    assert again.id == asked.id
+    assert await scene.store.decision_of(again.id) is not None
+
+
+async def test_withdrawn_question_may_be_asked_anew(scene: Scene) -> None:
+    claim = await scene.start("a")
+    first = await ask(scene, claim)
+    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="timeout", now_us=scene.now_us)
+
+    second = await ask(scene, claim)
+
+    assert second.id != first.id
+    assert (await scene.store.request(second.id))[1] is RequestState.PENDING
+
+
+async def test_same_question_raised_at_once_stands_once(scene: Scene, open_another: OpenStore) -> None:
+    claim = await scene.start("a")
+    stores = [await open_another() for _ in range(4)]
+
+    raised = await asyncio.gather(
+        *(store.raise_request(make_request(claim), events=[ASKED], now_us=scene.now_us) for store in stores)
+    )
+
+    assert len({request.id for request in raised}) == 1
+    assert len(await scene.store.pending(scene.own.session_id)) == 1
+
+
+async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Scene) -> None:
+    await scene.task("a", "b")
+    first, second = await scene.claim()
+    other = await scene.another_session()
+    await scene.task("a", own=other)
+    foreign = await scene.claim_one()
+    asked = [await ask(scene, first), await ask(scene, second), await ask(scene, first, "call_2")]
+    await ask(scene, foreign)
+    await decide(scene, asked[1])
+
+    assert await scene.store.pending(scene.own.session_id) == [asked[0], asked[2]]
+
+
+@pytest.mark.spec("PER-12")
+async def test_token_of_a_run_is_the_one_its_claim_carries(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    assert await scene.store.run_token(claim.identity.run_id) == claim.token
+
+
+# -- answering
+@pytest.mark.spec("PER-15")
+async def test_first_answer_wins(scene: Scene) -> None:
+    request = await ask(scene, await scene.start("a"))
+    first = make_answer(request, Choice.DENY, principal="ada")
+    assert await scene.store.answer_of(request.id) is None
+    await scene.store.answer(first)
+
+    with pytest.raises(AlreadyDecidedError) as refusal:
+        await scene.store.answer(make_answer(request, Choice.ALLOW_ONCE, principal="bob"))
+
+    assert (refusal.value.request_id, refusal.value.state) == (request.id, "answered")
+    assert await scene.store.answer_of(request.id) == first
+
+
+@pytest.mark.spec("PER-15")
+async def test_of_answers_at_once_one_wins(scene: Scene, open_another: OpenStore) -> None:
+    request = await ask(scene, await scene.start("a"))
+    stores = [await open_another() for _ in range(4)]
+    answers = [make_answer(request, principal=f"p{number}") for number in range(4)]
+
+    outcomes = await asyncio.gather(
+        *(store.answer(answer) for store, answer in zip(stores, answers, strict=True)), return_exceptions=True
+    )
+
+    assert [type(outcome) for outcome in outcomes if outcome is not None] == [AlreadyDecidedError] * 3
+    assert await scene.store.answer_of(request.id) == answers[outcomes.index(None)]
+
+
+@pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED], ids=str)
+@pytest.mark.spec("PER-15")
+async def test_answer_to_a_closed_question_is_told_how_it_was_closed(scene: Scene, state: RequestState) -> None:
+    request = await ask(scene, await scene.start("a"))
+    await decide(scene, request, state)
+
+    with pytest.raises(AlreadyDecidedError) as refusal:
+        await scene.store.answer(make_answer(request))
+
+    assert refusal.value.state == state
+    assert await scene.store.answer_of(request.id) is None
+
+
+@pytest.mark.spec("PER-15")
+async def test_answer_to_a_withdrawn_question_is_refused(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
+
+    with pytest.raises(AlreadyDecidedError) as refusal:
+        await scene.store.answer(make_answer(request))
+
+    assert refusal.value.state == "withdrawn"
+
+
+async def test_answer_may_say_that_the_responder_failed(scene: Scene) -> None:
+    request = await ask(scene, await scene.start("a"))
+    answer = replace(make_answer(request, None), reason="the callback raised ValueError")
+
+    await scene.store.answer(answer)
+
+    assert await scene.store.answer_of(request.id) == answer
+
+
+async def test_answer_and_question_that_do_not_exist_are_named(scene: Scene) -> None:
+    request = make_request(await scene.start("a"), id="req_none")
+
+    with pytest.raises(NotFoundError, match="req_none"):
+        await scene.store.answer(make_answer(request))
+    with pytest.raises(NotFoundError, match="req_none"):
+        await scene.store.request("req_none")
+
+
+# -- deciding
+@pytest.mark.spec("PER-15", "PER-19")
+async def test_decision_closes_the_question_and_is_told_in_the_log(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    decision = make_decision(request, Choice.ALLOW_FOR_SESSION)
+
+    await scene.store.decide(
+        scene.own,
+        decision,
+        state=RequestState.DECIDED,
+        events=[NewEvent("permission_decided", {"author": "person"})],
+        now_us=scene.now_us,
+    )
+
+    assert await scene.store.decision_of(request.id) == decision
+    assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
+    assert await scene.store.pending(scene.own.session_id) == []
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_decided"
+
+
+@pytest.mark.spec("PER-15")
+async def test_question_is_decided_once(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    await decide(scene, request)
+    first = await scene.store.decision_of(request.id)
+
+    with pytest.raises(AlreadyDecidedError) as refusal:
+        await decide(scene, request)
+
+    assert refusal.value.state == "decided"
+    assert await scene.store.decision_of(request.id) == first
+    assert (await scene.event_types(claim.identity.run_id)).count("permission_decided") == 1
+
+
+async def test_undecided_question_has_no_decision(scene: Scene) -> None:
+    request = await ask(scene, await scene.start("a"))
+
+    assert await scene.store.decision_of(request.id) is None
+
+
+# -- withdrawing
+@pytest.mark.spec("PER-15")
+async def test_withdrawal_closes_the_question_of_that_call_only(scene: Scene) -> None:
+    claim = await scene.start("a")
+    first, second = await ask(scene, claim), await ask(scene, claim, "call_2")
+
+    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
+
+    assert (await scene.store.request(first.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.pending(scene.own.session_id) == [second]
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_withdrawn"
+
+
+async def test_withdrawal_without_a_question_changes_nothing(scene: Scene) -> None:
+    claim = await scene.start("a")
+    before = await scene.event_types(claim.identity.run_id)
+
+    await scene.store.withdraw(claim.identity.run_id, "call_9", claim.fence, reason="abort", now_us=scene.now_us)
+
+    assert await scene.event_types(claim.identity.run_id) == before
+
+
+@pytest.mark.spec("PER-15")
+async def test_decided_question_is_not_withdrawn(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    await decide(scene, request)
+
+    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
+
+    assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
+
+
+@pytest.mark.spec("PER-15")
+async def test_question_whose_run_has_ended_is_withdrawn(scene: Scene) -> None:
+    await scene.task("ended", "running")
+    ended, running = await scene.claim()
+    orphan, live = await ask(scene, ended), await ask(scene, running)
+    await scene.complete(ended)
+
+    withdrawn = await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)
+
+    assert list(withdrawn) == [orphan.id]
+    assert await scene.store.pending(scene.own.session_id) == [live]
+    assert (await scene.event_types(ended.identity.run_id))[-1] == "permission_withdrawn"
+    assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+
+
+@pytest.mark.spec("PER-13")
+async def test_question_of_a_run_that_waits_to_be_resumed_stays(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    await scene.expire()
+
+    assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+    assert [pending.id for pending in await scene.store.pending(scene.own.session_id)] == [request.id]
+
+
+# -- keys
+@pytest.mark.spec("PER-12")
+async def test_public_key_is_published_once_and_read_by_its_id(store: Store) -> None:
+    await store.publish_key("key_1", b"\x00" * 31 + b"\xff", now_us=1)
+    await store.publish_key("key_1", b"\x00" * 31 + b"\xff", now_us=2)
+
+    with pytest.raises(ConflictError, match="key_1"):
+        await store.publish_key("key_1", b"\x01" * 32, now_us=3)
+
+    assert await store.public_key("key_1") == b"\x00" * 31 + b"\xff"
+    assert await store.public_key("key_2") is None

@@ -1,0 +1,239 @@
+"""Nodes, events and calls of a run (EVT-01, EVT-02)."""
+
+import asyncio
+
+import pytest
+
+from shared.errors import AlreadyConsumedError
+from shared.jsontext import Json
+from shared.permissions.request import RequestState
+from shared.runs.events import NewEvent, NewNode, NodeKind
+from shared.runs.store import CallStatus
+from shared.tasks.step import Claim
+from shared.testing.builders import make_call, make_decision, make_request, make_step
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene
+
+
+async def append(scene: Scene, claim: Claim, *events: NewEvent, nodes: tuple[NewNode, ...] = ()) -> tuple[int, int]:
+    appended = await scene.store.append(
+        claim.identity.run_id, claim.fence, nodes=nodes, events=events, now_us=scene.now_us
+    )
+    return appended.last_seq, appended.last_node
+
+
+@pytest.mark.spec("EVT-02")
+async def test_events_are_numbered_from_one_without_a_gap(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await append(scene, claim, NewEvent("one"), NewEvent("two"))
+    last_seq, _ = await append(scene, claim, NewEvent("three"))
+
+    events = await scene.store.events(claim.identity.run_id)
+
+    assert [event.seq for event in events] == list(range(1, last_seq + 1))
+    assert [event.type for event in events][-3:] == ["one", "two", "three"]
+    assert (await scene.store.run(claim.identity.run_id)).last_seq == last_seq
+
+
+@pytest.mark.spec("EVT-02", "EVT-01")
+async def test_appends_at_once_leave_neither_gap_nor_double(scene: Scene, open_another: OpenStore) -> None:
+    claim = await scene.start("a")
+    stores = [await open_another() for _ in range(3)]
+    node = NewNode(NodeKind.ASSISTANT, {"v": 1})
+
+    async def write(number: int) -> None:
+        for turn in range(4):
+            await stores[number % 3].append(
+                claim.identity.run_id,
+                claim.fence,
+                nodes=[node, node],
+                events=[NewEvent("note", {"writer": number, "turn": turn, "part": part}) for part in range(3)],
+                now_us=scene.now_us,
+            )
+
+    await asyncio.gather(*map(write, range(6)))
+
+    events = await scene.store.events(claim.identity.run_id)
+    notes = [event.data for event in events if event.type == "note"]
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    # What one append wrote stands together, and the appends of one writer in its order.
+    assert [note["part"] for note in notes] == [0, 1, 2] * 24
+    assert all(
+        [note["turn"] for note in notes if note["writer"] == number] == sorted([0, 1, 2, 3] * 3) for number in range(6)
+    )
+    assert [node.number for node in await scene.store.nodes(claim.identity.run_id)] == list(range(1, 49))
+
+
+@pytest.mark.spec("EVT-02")
+async def test_events_are_replayed_from_any_number(scene: Scene) -> None:
+    claim = await scene.start("a")
+    last_seq, _ = await append(scene, claim, *(NewEvent(f"e{number}") for number in range(10)))
+
+    later = await scene.store.events(claim.identity.run_id, after_seq=last_seq - 3)
+    page = await scene.store.events(claim.identity.run_id, after_seq=1, limit=2)
+
+    assert [event.type for event in later] == ["e7", "e8", "e9"]
+    assert [event.seq for event in page] == [2, 3]
+
+
+@pytest.mark.spec("EVT-02")
+async def test_event_keeps_its_data_and_its_time_or_gets_the_writers(scene: Scene) -> None:
+    claim = await scene.start("a")
+    data: dict[str, Json] = {"text": "größer \u0001 ☃", "list": [1, 2.5, None, True], "deep": {"x": {}}}
+    await append(scene, claim, NewEvent("timed", data, time_us=17), NewEvent("untimed"))
+
+    timed, untimed = (await scene.store.events(claim.identity.run_id))[-2:]
+
+    assert (timed.data, timed.time_us) == (data, 17)
+    assert (untimed.data, untimed.time_us) == ({}, scene.now_us)
+    assert timed.envelope()["source"] == f"/runs/{claim.identity.run_id}"
+
+
+@pytest.mark.spec("EVT-01")
+async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: Scene) -> None:
+    claim = await scene.start("a")
+    plain, branch = NewNode(NodeKind.USER, {"v": 1}), NewNode(NodeKind.ASSISTANT, {"v": 1, "text": "x"}, parent=1)
+    await append(scene, claim, nodes=(plain, plain))
+    _, last_node = await append(scene, claim, nodes=(branch, plain))
+
+    nodes = await scene.store.nodes(claim.identity.run_id)
+
+    assert [(node.number, node.parent) for node in nodes] == [(1, 0), (2, 1), (3, 1), (4, 3)]
+    assert (nodes[2].kind, nodes[2].payload, nodes[2].created_us) == (branch.kind, branch.payload, scene.now_us)
+    assert last_node == 4
+
+
+async def test_runs_do_not_share_their_numbers(scene: Scene) -> None:
+    await scene.task("a", "b")
+    first, second = await scene.claim()
+    await append(scene, first, *(NewEvent("noise") for _ in range(5)))
+
+    events = await scene.store.events(second.identity.run_id)
+
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_empty_append_tells_the_present_numbers(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    last_seq, last_node = await append(scene, claim)
+
+    assert (last_seq, last_node) == (len(await scene.store.events(claim.identity.run_id)), 0)
+
+
+async def test_runs_are_listed_by_session_and_by_task(scene: Scene) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+    other = await scene.another_session()
+    await scene.task("a", own=other)
+
+    of_task = await scene.store.runs(task_id=task_id)
+    of_session = await scene.store.runs(session_id=scene.own.session_id)
+
+    assert [run.identity.step_key for run in of_task] == [f"{task_id}/a", f"{task_id}/b"]
+    assert len(of_session) == 3
+    assert len(await scene.store.runs(limit=2)) == 2
+
+
+# -- calls
+@pytest.mark.spec("DAG-09", "PER-19")
+async def test_call_is_in_the_ledger_before_it_has_a_result(scene: Scene) -> None:
+    claim = await scene.start("a")
+    call = make_call(claim)
+
+    await scene.store.start_call(call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
+
+    assert await scene.store.calls(claim.identity.run_id) == [call]
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_started"
+
+
+@pytest.mark.spec("EXE-06")
+async def test_end_of_a_call_writes_result_node_and_event_together(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.store.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
+
+    await end_call(scene, claim, "call_1")
+
+    (call,) = await scene.store.calls(claim.identity.run_id)
+    assert (call.status, call.result) == (CallStatus.ENDED, {"is_error": False})
+    assert [node.kind for node in await scene.store.nodes(claim.identity.run_id)] == [NodeKind.TOOL_RESULT]
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_completed"
+
+
+async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    await end_call(scene, claim, "call_read")
+
+    assert await scene.store.calls(claim.identity.run_id) == []
+    assert len(await scene.store.nodes(claim.identity.run_id)) == 1
+
+
+async def end_call(scene: Scene, claim: Claim, tool_call_id: str) -> None:
+    await scene.store.end_call(
+        claim.identity.run_id,
+        claim.fence,
+        tool_call_id,
+        result={"is_error": False},
+        nodes=[NewNode(NodeKind.TOOL_RESULT, {"v": 1})],
+        events=[NewEvent("tool_completed")],
+        now_us=scene.now_us,
+    )
+
+
+@pytest.mark.spec("DAG-09")
+async def test_call_without_a_result_is_found_by_the_next_holder(scene: Scene) -> None:
+    first = await scene.start("a")
+    await scene.store.start_call(make_call(first), first.fence, events=(), now_us=scene.now_us)
+
+    claim = await scene.lost_fence(first)
+
+    (call,) = await scene.store.calls(claim.identity.run_id)
+    assert (call.status, call.effect_id) == (CallStatus.STARTED, make_call(first).effect_id)
+
+
+async def decided(scene: Scene, claim: Claim) -> str:
+    """Let a call ask and be allowed; return the id of the decision."""
+    request = await scene.store.raise_request(make_request(claim), events=(), now_us=scene.now_us)
+    decision = make_decision(request)
+    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
+    return decision.id
+
+
+@pytest.mark.spec("PER-12")
+async def test_decision_runs_one_call_once(scene: Scene) -> None:
+    claim = await scene.start("a")
+    decision_id = await decided(scene, claim)
+    await scene.store.start_call(make_call(claim, decision_id=decision_id), claim.fence, events=(), now_us=scene.now_us)
+    events_before = await scene.event_types(claim.identity.run_id)
+
+    second = make_call(claim, "call_2", decision_id=decision_id)
+    with pytest.raises(AlreadyConsumedError) as refusal:
+        await scene.store.start_call(second, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
+
+    assert refusal.value.decision_id == decision_id
+    assert [call.tool_call_id for call in await scene.store.calls(claim.identity.run_id)] == ["call_1"]
+    assert await scene.event_types(claim.identity.run_id) == events_before
+
+
+@pytest.mark.spec("PER-12")
+async def test_of_calls_at_once_one_consumes_the_decision(scene: Scene, open_another: OpenStore) -> None:
+    claim = await scene.start("a")
+    decision_id = await decided(scene, claim)
+    stores = [await open_another() for _ in range(4)]
+
+    outcomes = await asyncio.gather(
+        *(
+            store.start_call(
+                make_call(claim, f"call_{number}", decision_id=decision_id),
+                claim.fence,
+                events=[NewEvent("tool_started")],
+                now_us=scene.now_us,
+            )
+            for number, store in enumerate(stores)
+        ),
+        return_exceptions=True,
+    )
+
+    assert [type(outcome) for outcome in outcomes if outcome is not None] == [AlreadyConsumedError] * 3
+    assert len(await scene.store.calls(claim.identity.run_id)) == 1
+    assert (await scene.event_types(claim.identity.run_id)).count("tool_started") == 1

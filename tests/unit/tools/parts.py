@@ -1,0 +1,129 @@
+"""Builders for the tool system: small real tools, a gate and a log that remember what they were told."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shared.identity import Role, RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from shared.tools.hooks import NO_HOOKS, Hooks
+from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from shared.tools.ports import GateCall, StartedCall, ToolCall, Verdict
+from shared.tools.registry import ToolRegistry
+from shared.tools.result import ArtifactRef, ToolResult
+
+TEXT_INPUT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}}
+
+
+async def echo(_context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+    return call_input.get("text", "")
+
+
+def make_tool(name: str = "test.echo", **overrides: Any) -> ToolDefinition:
+    tool = ToolDefinition(name, f"the tool {name}", TEXT_INPUT, echo, Permission.READONLY)
+    return replace(tool, **overrides)
+
+
+def make_registry(*tools: ToolDefinition) -> ToolRegistry:
+    registry = ToolRegistry()
+    for tool in tools:
+        registry.register(tool)
+    return registry
+
+
+def make_identity(**overrides: Any) -> RunIdentity:
+    return replace(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "reviewer"), **overrides)
+
+
+def make_workplace(project: Path, **overrides: Any) -> Workplace:
+    place = Workplace(project, project, project.parent / "run", (project,))
+    return replace(place, **overrides)
+
+
+ALLOWED = Verdict(is_allowed=True, author="rule", rule="test")
+
+
+@dataclass
+class RecordingGate:
+    """Gives the same verdict to every call and keeps the questions."""
+
+    verdict: Verdict = ALLOWED
+    asked: list[GateCall] = field(default_factory=list)
+    before: Callable[[], Awaitable[None]] | None = None
+
+    async def decide(self, call: GateCall) -> Verdict:
+        self.asked.append(call)
+        if self.before is not None:
+            await self.before()
+        return self.verdict
+
+
+@dataclass
+class RecordingLog:
+    """Keeps every entry in order, as (word, call id or type)."""
+
+    entries: list[tuple[str, str]] = field(default_factory=list)
+    starts: list[StartedCall] = field(default_factory=list)
+    ends: list[tuple[ToolCall, ToolResult, int]] = field(default_factory=list)
+    notes: list[tuple[str, JsonObject]] = field(default_factory=list)
+    fails_start: Exception | None = None
+
+    async def started(self, started: StartedCall) -> None:
+        if self.fails_start is not None:
+            raise self.fails_start
+        self.entries.append(("started", started.call.id))
+        self.starts.append(started)
+
+    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+        self.entries.append(("finished", call.id))
+        self.ends.append((call, result, duration_ms))
+
+    async def note(self, type: str, data: JsonObject) -> None:
+        self.entries.append(("note", type))
+        self.notes.append((type, data))
+
+
+@dataclass
+class Artifacts:
+    stored: list[bytes] = field(default_factory=list)
+
+    async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
+        self.stored.append(data)
+        return ArtifactRef(f"digest-{len(self.stored)}", len(data), media_type, name)
+
+
+@dataclass
+class Bench:
+    """A pipeline and what is around it."""
+
+    pipeline: ToolPipeline
+    gate: RecordingGate
+    log: RecordingLog
+    artifacts: Artifacts
+
+    async def call(self, tool: str, arguments: Json = None, id: str = "call_1", **fields: Json) -> ToolResult:
+        return await self.pipeline.execute(ToolCall(id, tool, fields if arguments is None else arguments))
+
+    @property
+    def ended(self) -> ToolResult:
+        """The last recorded result."""
+        return self.log.ends[-1][1]
+
+
+def make_bench(
+    tools: Sequence[ToolDefinition],
+    *,
+    project: Path = Path("/nonexistent/project"),
+    verdict: Verdict = ALLOWED,
+    hooks: Hooks = NO_HOOKS,
+    config: PipelineConfig | None = None,
+    place: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Bench:
+    gate, log, artifacts = RecordingGate(verdict), RecordingLog(), Artifacts()
+    run = RunScope(make_identity(), 7, make_workplace(project, **(place or {})))
+    registered = make_registry(*tools).definitions()
+    pipeline = ToolPipeline(registered, run, gate, log, hooks=hooks, artifacts=artifacts, config=config, **more)
+    return Bench(pipeline, gate, log, artifacts)

@@ -1,0 +1,107 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidToolError
+from shared.tools.naming import NameTable, check_alias, check_name, mangle, name_matches, unmangle
+
+PARTS = st.from_regex(r"[a-z0-9_][a-z0-9_-]{0,8}", fullmatch=True)
+NAMES = st.builds(
+    lambda first, rest: ".".join([first, *rest]),
+    st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True),
+    st.lists(PARTS, min_size=1, max_size=3),
+)
+
+
+@pytest.mark.spec("REG-02")
+@pytest.mark.parametrize(
+    "name", ["code.read_file", "mcp.git-hub.list_issues", "agent.dispatch_worker", "internal.load_skill"]
+)
+def test_canonical_names_are_dotted_lower_case(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.spec("REG-02")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "read_file",
+        "Code.read_file",
+        "cоde.read_file",
+        "code..x",
+        ".x",
+        "code.",
+        "code.read file",
+        "code.x\n",
+        "1.x",
+        "a." + "b" * 200,
+    ],
+)
+def test_a_name_that_is_not_canonical_is_refused(name: str) -> None:
+    with pytest.raises(InvalidToolError, match="canonical"):
+        check_name(name)
+
+
+def test_an_alias_may_be_another_products_name_but_only_ascii() -> None:
+    check_alias("code.read_file", "ReadFile")
+
+    with pytest.raises(InvalidToolError, match="alias"):
+        check_alias("code.read_file", "Reаd")
+
+
+@pytest.mark.spec("REG-04")
+def test_a_dot_becomes_two_underscores() -> None:
+    table = NameTable(["internal.load_skill"])
+
+    assert table.to_provider("internal.load_skill") == "internal__load_skill"
+    assert table.to_canonical("internal__load_skill") == "internal.load_skill"
+
+
+@pytest.mark.spec("REG-04")
+def test_names_that_look_alike_after_mangling_stay_different() -> None:
+    names = ["x.a__b", "x.a.b", "x.a_.b", "x.a._b", "x.a._.b", "x.a____b"]
+
+    told = [NameTable(names).to_provider(name) for name in names]
+
+    assert len(set(told)) == len(names)
+
+
+@pytest.mark.spec("REG-04")
+@given(NAMES)
+def test_mangling_is_reversible_without_a_table(name: str) -> None:
+    assert unmangle(mangle(name)) == name
+
+
+@pytest.mark.spec("REG-04")
+@given(st.lists(NAMES, unique=True, max_size=20), st.integers(20, 64))
+def test_every_name_fits_the_provider_and_comes_back(names: list[str], limit: int) -> None:
+    table = NameTable(names, pattern="[a-zA-Z0-9_]+", max_length=limit)
+
+    for name in names:
+        assert len(table.to_provider(name)) <= limit
+        assert table.to_canonical(table.to_provider(name)) == name
+
+
+def test_an_unknown_provider_name_comes_back_for_the_refusal() -> None:
+    assert NameTable(["code.search"]).to_canonical("code__delete") == "code__delete"
+
+
+def test_a_provider_alphabet_that_can_say_nothing_is_an_error() -> None:
+    with pytest.raises(InvalidToolError, match="cannot be said"):
+        NameTable(["code.search"], pattern="[0-9]+", max_length=8)
+
+
+@pytest.mark.spec("REG-08")
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_match"),
+    [
+        ("code.*", "code.read_file", True),
+        ("*", "mcp.a.b", True),
+        ("mcp.*", "mcp.a.b", True),
+        ("code", "code.x", False),
+        ("code.?", "code.xy", False),
+    ],
+)
+def test_patterns_are_globs_over_the_whole_name(pattern: str, name: str, is_match: bool) -> None:
+    assert name_matches(pattern, name) is is_match

@@ -1,0 +1,149 @@
+from datetime import timedelta
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from shared.errors import InvalidToolError
+from shared.tools.definition import Permission, ToolContext, ToolDefinition
+from shared.tools.registry import ToolRegistry
+from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
+
+
+@pytest.mark.spec("REG-02")
+def test_a_second_tool_of_the_same_name_is_an_error() -> None:
+    registry = make_registry(make_tool("code.x"))
+
+    with pytest.raises(InvalidToolError, match="taken by tool 'code.x'"):
+        registry.register(make_tool("code.x"))
+
+
+@pytest.mark.spec("REG-02", "REG-10")
+@pytest.mark.parametrize("aliases", [("code.x",), ("Read",), ("Same", "Same"), ("test.y",)])
+def test_an_alias_cannot_take_a_name_that_is_taken(aliases: tuple[str, ...]) -> None:
+    registry = make_registry(make_tool("code.x", aliases=("Read",)))
+
+    with pytest.raises(InvalidToolError):
+        registry.register(make_tool("test.y", aliases=aliases))
+
+
+@pytest.mark.spec("REG-10")
+async def test_a_call_by_alias_is_recorded_under_the_canonical_name() -> None:
+    bench = make_bench([make_tool("code.x", aliases=("Read",))])
+
+    result = await bench.call("Read", text="hi")
+
+    call = bench.log.ends[0][0]
+    assert (result.ok, call.tool, call.raw) == (True, "code.x", {"alias": "Read"})
+
+
+@pytest.mark.spec("REG-09")
+def test_built_ins_come_first_and_then_the_alphabet() -> None:
+    registry = ToolRegistry()
+    for name, is_builtin in (("user.b", False), ("code.z", True), ("user.a", False), ("code.a", True)):
+        registry.register(make_tool(name), is_builtin=is_builtin)
+
+    assert [tool.name for tool in registry.definitions()] == ["code.a", "code.z", "user.a", "user.b"]
+
+
+@pytest.mark.spec("REG-05", "EXE-08")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"timeout": timedelta(minutes=11)},
+        {"timeout": timedelta(0)},
+        {"description": "  "},
+        {"max_result_chars": 0},
+        {"input_schema": {"type": "string"}},
+        {"input_schema": {"type": "object", "properties": {"x": {"type": "integer", "maximum": 2**60}}}},
+        {"output_schema": {"oneOf": []}},
+        {"name": "Code.x"},
+    ],
+    ids=str,
+)
+def test_a_definition_that_cannot_work_is_refused_at_registration(overrides: dict[str, Any]) -> None:
+    with pytest.raises(InvalidToolError):
+        make_registry(make_tool(**overrides))
+
+
+@pytest.mark.spec("REG-05")
+def test_a_tool_that_declares_nothing_counts_as_a_write() -> None:
+    tool = ToolRegistry().register_tool("user.x", "d", TEXT_INPUT, echo)
+
+    assert tool.permission is Permission.WRITE
+    assert tool.traits_of({}).is_read_only is False
+
+
+@pytest.mark.spec("REG-01")
+def test_an_adapter_brings_all_its_tools() -> None:
+    class Source:
+        def tools(self) -> tuple[ToolDefinition, ...]:
+            return (make_tool("user.a"), make_tool("user.b"))
+
+    registry = ToolRegistry()
+    registry.add(Source())
+
+    assert [tool.name for tool in registry.select(["user.b", "user.gone", "user.a"])] == ["user.b", "user.a"]
+
+
+def test_equal_catalogues_have_equal_digests_whatever_the_order() -> None:
+    first = make_registry(make_tool("user.a"), make_tool("user.b"))
+    second = make_registry(make_tool("user.b"), make_tool("user.a"))
+    other = make_registry(make_tool("user.a"), make_tool("user.b", description="changed"))
+
+    assert first.catalogue_digest() == second.catalogue_digest() != other.catalogue_digest()
+
+
+class Book(BaseModel):
+    title: str
+    pages: int = Field(gt=0)
+
+
+@pytest.mark.spec("REG-06")
+async def test_an_annotated_function_becomes_a_tool() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("user.join", permission=Permission.READONLY)
+    def join(words: list[str], sep: Annotated[str, Field(max_length=1)] = ",") -> str:
+        """Join words."""
+        return sep.join(words)
+
+    bench = make_bench(registry.definitions())
+
+    assert (await bench.call("user.join", words=["a", "b"], sep="-")).data == "a-b"
+    assert (await bench.call("user.join", words=["a", "b"])).data == "a,b"
+    failed = await bench.call("user.join", words="ab")
+    assert failed.error is not None
+    assert failed.error.type == "invalid_input"
+    assert bench.gate.asked[0].definition.description == "Join words."
+
+
+@pytest.mark.spec("REG-06")
+async def test_a_function_of_one_model_takes_the_whole_input_and_the_context() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("user.shelve", description="Shelve a book.", tags={"write"})
+    async def shelve(context: ToolContext, book: Book) -> Book:
+        return Book(title=f"{context.tool_call_id}:{book.title}", pages=book.pages)
+
+    bench = make_bench(registry.definitions())
+
+    assert (await bench.call("user.shelve", title="t", pages=3)).data == {"title": "call_1:t", "pages": 3}
+    assert not (await bench.call("user.shelve", title="t", pages=0)).ok
+
+
+@pytest.mark.spec("REG-06")
+def test_a_function_that_cannot_be_said_as_a_schema_is_refused() -> None:
+    registry = ToolRegistry()
+
+    with pytest.raises(InvalidToolError, match="no annotation"):
+
+        @registry.tool("user.x", description="d")
+        def one(value):  # type: ignore[no-untyped-def]  # noqa: ANN202, ANN001
+            return value
+
+    with pytest.raises(InvalidToolError, match="by name"):
+
+        @registry.tool("user.y", description="d")
+        def two(*values: int) -> int:
+            return len(values)

@@ -1,0 +1,198 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import UsageError
+from shared.identity import Role
+from shared.jsontext import dump, parse_strict
+from shared.tools.definition import Permission
+from shared.tools.naming import name_matches
+from shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode, Surface, SurfaceRequest, ToolRule, compute_surface
+from tests.unit.tools.parts import make_registry, make_tool
+
+NAMES = (
+    *DEFAULT_WORKER_TOOLS,
+    "agent.task_create",
+    "agent.task_update",
+    "agent.task_cancel",
+    "agent.plan_template",
+    "agent.create_sub_agent",
+    "agent.fork_agent",
+    "agent.dispatch_worker",
+    "agent.list_workers",
+    "agent.list_agent_definitions",
+    "agent.inspect_agent",
+    "internal.recall_memory",
+    "internal.write_memory",
+    "internal.load_skill",
+    "code.write_file",
+    "code.run_command",
+    "mcp.soong.dispatch",
+    "mcp.web.fetch",
+)
+FORBIDDEN = {
+    *(name for name in NAMES if name.startswith(("agent.task_", "agent.plan_")) and name not in DEFAULT_WORKER_TOOLS),
+    "agent.create_sub_agent",
+    "agent.fork_agent",
+    "agent.dispatch_worker",
+    "agent.list_workers",
+    "agent.list_agent_definitions",
+    "internal.recall_memory",
+    "internal.write_memory",
+    "mcp.soong.dispatch",
+}
+WRITES = {"code.write_file", "code.run_command", "mcp.web.fetch"}
+TOOLS = make_registry(
+    *(
+        make_tool(
+            name,
+            permission=Permission.WRITE if name in WRITES else Permission.READONLY,
+            tags=frozenset({"dangerous"} if name == "code.run_command" else set()),
+            is_agent_tool=name in {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker"},
+        )
+        for name in NAMES
+    )
+).definitions()
+
+PATTERNS = st.lists(
+    st.sampled_from([*NAMES, "*", "code.*", "agent.*", "internal.*", "mcp.*", "nope.x"]), max_size=4
+).map(tuple)
+REQUESTS = st.builds(
+    SurfaceRequest,
+    role=st.sampled_from(Role),
+    mode=st.sampled_from(RunMode),
+    default_tools=st.none() | PATTERNS,
+    allowed_tools=st.none() | PATTERNS,
+    denied=PATTERNS.map(lambda patterns: tuple(ToolRule(each) for each in patterns)),
+    hidden=PATTERNS.map(lambda patterns: tuple(ToolRule(each) for each in patterns)),
+    is_dangerous_enabled=st.booleans(),
+)
+
+
+@pytest.mark.spec("ETS-04")
+def test_the_default_worker_has_seven_tools_and_nothing_else() -> None:
+    surface = compute_surface(TOOLS, SurfaceRequest(Role.WORKER))
+
+    assert set(surface.tools) == {
+        "agent.task_get",
+        "agent.task_query_steps",
+        "agent.task_claim_step",
+        "agent.task_update_step",
+        "code.read_file",
+        "code.list_dir",
+        "code.search",
+    }
+
+
+@pytest.mark.spec("ETS-06", "PER-18")
+@given(REQUESTS)
+def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -> None:
+    surface = compute_surface(TOOLS, request_)
+
+    if request_.role.is_child:
+        assert not FORBIDDEN & set(surface.tools)
+
+
+@pytest.mark.spec("ETS-08")
+@given(REQUESTS)
+def test_every_registered_tool_is_explained(request_: SurfaceRequest) -> None:
+    surface = compute_surface(TOOLS, request_)
+
+    assert [each.tool for each in surface.decisions] == [tool.name for tool in TOOLS]
+    assert all(each.rule for each in surface.decisions)
+    assert surface.tools == tuple(each.tool for each in surface.decisions if each.is_in)
+
+
+@pytest.mark.spec("ETS-01", "ETS-03", "REG-08")
+@given(REQUESTS)
+def test_a_surface_stays_inside_policy_mode_and_request(request_: SurfaceRequest) -> None:
+    surface = compute_surface(TOOLS, request_)
+
+    for name in surface.tools:
+        tool = next(tool for tool in TOOLS if tool.name == name)
+        assert not any(rule.covers(tool) for rule in (*request_.denied, *request_.hidden))
+        assert request_.allowed_tools is None or any(name_matches(each, name) for each in request_.allowed_tools)
+        assert request_.mode is RunMode.DEFAULT or tool.permission is Permission.READONLY
+        assert request_.is_dangerous_enabled or "dangerous" not in tool.tags
+
+
+@pytest.mark.spec("PER-18")
+@given(REQUESTS, PATTERNS)
+def test_another_denial_never_adds_a_tool(request_: SurfaceRequest, patterns: tuple[str, ...]) -> None:
+    more = replace(request_, denied=(*request_.denied, *(ToolRule(each) for each in patterns)))
+
+    assert set(compute_surface(TOOLS, more).tools) <= set(compute_surface(TOOLS, request_).tools)
+
+
+@pytest.mark.spec("ETS-03", "ETS-05")
+def test_allowed_tools_replace_the_default_and_still_pass_the_rules() -> None:
+    asked = SurfaceRequest(Role.WORKER, allowed_tools=("code.write_file", "code.run_command", "agent.task_create"))
+
+    surface = compute_surface(TOOLS, asked)
+
+    assert surface.tools == ("code.write_file",)
+    rules = {each.tool: each.rule for each in surface.decisions}
+    assert rules["code.run_command"] == "dangerous tools are not enabled by config"
+    assert rules["agent.task_create"] == "hard limit: a worker agent never has agent.task_*"
+    assert rules["code.search"] == "not in allowed_tools"
+
+
+@pytest.mark.spec("ETS-06")
+def test_an_alias_is_no_way_round_a_hard_limit() -> None:
+    tool = make_tool("user.innocent", aliases=("agent.dispatch_worker",))
+
+    surface = compute_surface([tool], SurfaceRequest(Role.WORKER, allowed_tools=("user.*",)))
+
+    assert surface.tools == ()
+
+
+@pytest.mark.spec("ETS-01")
+def test_a_tool_that_is_switched_off_or_cannot_say_is_out() -> None:
+    def broken() -> bool:
+        raise RuntimeError
+
+    tools = [make_tool("user.off", is_enabled=lambda: False), make_tool("user.broken", is_enabled=broken)]
+
+    surface = compute_surface(tools, SurfaceRequest(Role.MAIN))
+
+    assert surface.tools == ()
+    assert surface.decisions[1].rule == "tool: is_enabled failed with RuntimeError"
+
+
+@pytest.mark.spec("DIS-06")
+def test_plan_mode_keeps_the_plan_tools_and_starts_no_agents() -> None:
+    surface = compute_surface(TOOLS, SurfaceRequest(Role.MAIN, RunMode.PLAN))
+
+    assert "agent.task_create" in surface.tools
+    assert not {"code.write_file", "agent.dispatch_worker"} & set(surface.tools)
+
+
+def test_requested_names_that_nobody_answers_to_are_told() -> None:
+    surface = compute_surface(TOOLS, SurfaceRequest(Role.WORKER, allowed_tools=("code.serach", "code.search")))
+
+    assert surface.unknown == ("code.serach",)
+
+
+@given(REQUESTS)
+def test_a_stored_surface_is_read_back_as_it_was(request_: SurfaceRequest) -> None:
+    surface = compute_surface(TOOLS, request_)
+
+    stored = parse_strict(dump(surface.to_json()))
+
+    assert isinstance(stored, dict)
+    assert Surface.from_json(stored) == surface
+
+
+def test_a_stored_surface_that_is_not_ours_is_a_named_error() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        Surface.from_json({"decisions": [["code.x"]]})
+
+
+def test_a_rule_speaks_of_tags_and_names_together() -> None:
+    rule = ToolRule("mcp.*", frozenset({"network"}), "user config")
+
+    assert rule.covers(make_tool("mcp.a.b", tags=frozenset({"network", "mcp"})))
+    assert not rule.covers(make_tool("mcp.a.b"))
+    assert str(rule) == "mcp.* #network (user config)"

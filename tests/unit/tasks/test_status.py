@@ -1,0 +1,149 @@
+"""The status tables of steps, tasks and runs, walked whole: every pair of a status and an event."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import TypeVar
+
+import pytest
+
+from shared.errors import InvalidTransitionError
+from shared.runs.status import RUN_TRANSITIONS, RunEvent, RunStatus, advance_run
+from shared.tasks.status import (
+    STEP_ENDS,
+    STEP_TRANSITIONS,
+    TASK_TRANSITIONS,
+    StepEvent,
+    StepStatus,
+    TaskEvent,
+    TaskStatus,
+    advance_step,
+    advance_task,
+    sources_of,
+)
+
+pytestmark = pytest.mark.spec("DAG-04")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of the tables, with the functions and sets that belong to it."""
+
+    subject: str
+    statuses: tuple[StrEnum, ...]
+    events: tuple[StrEnum, ...]
+    table: Mapping[tuple[StrEnum, StrEnum], StrEnum]
+    advance: Callable[[StrEnum, StrEnum], StrEnum]
+    start: StrEnum
+
+    @property
+    def ends(self) -> set[StrEnum]:
+        return {status for status in self.statuses if getattr(status, "is_terminal", False)}
+
+    def pairs(self) -> Iterable[tuple[StrEnum, StrEnum]]:
+        return product(self.statuses, self.events)
+
+
+Status = TypeVar("Status", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+
+
+def _table(transitions: Mapping[tuple[Status, Event], Status]) -> dict[tuple[StrEnum, StrEnum], StrEnum]:
+    return {(status, event): target for (status, event), target in transitions.items()}
+
+
+def _advance_step(status: StrEnum, event: StrEnum) -> StrEnum:
+    return advance_step(StepStatus(status), StepEvent(event))
+
+
+def _advance_task(status: StrEnum, event: StrEnum) -> StrEnum:
+    return advance_task(TaskStatus(status), TaskEvent(event))
+
+
+def _advance_run(status: StrEnum, event: StrEnum) -> StrEnum:
+    return advance_run(RunStatus(status), RunEvent(event))
+
+
+STEPS = Machine(
+    "step", tuple(StepStatus), tuple(StepEvent), _table(STEP_TRANSITIONS), _advance_step, StepStatus.PENDING
+)
+TASKS = Machine(
+    "task", tuple(TaskStatus), tuple(TaskEvent), _table(TASK_TRANSITIONS), _advance_task, TaskStatus.RUNNING
+)
+RUNS = Machine("run", tuple(RunStatus), tuple(RunEvent), _table(RUN_TRANSITIONS), _advance_run, RunStatus.QUEUED)
+
+each_machine = pytest.mark.parametrize("machine", [STEPS, TASKS, RUNS], ids=lambda machine: machine.subject)
+
+
+@each_machine
+def test_every_pair_either_moves_as_the_table_says_or_is_refused_by_name(machine: Machine) -> None:
+    for status, event in machine.pairs():
+        if (status, event) in machine.table:
+            assert machine.advance(status, event) is machine.table[status, event]
+            continue
+        with pytest.raises(InvalidTransitionError) as refusal:
+            machine.advance(status, event)
+        assert (refusal.value.subject, refusal.value.status, refusal.value.event) == (machine.subject, status, event)
+        assert repr(status.value) in str(refusal.value)
+        assert repr(event.value) in str(refusal.value)
+
+
+@each_machine
+def test_every_status_is_reached_from_the_first(machine: Machine) -> None:
+    reached = {machine.start}
+    for _ in machine.statuses:
+        reached |= {target for (status, _), target in machine.table.items() if status in reached}
+
+    assert reached == set(machine.statuses)
+
+
+@each_machine
+def test_every_event_moves_something(machine: Machine) -> None:
+    assert {event for _, event in machine.table} == set(machine.events)
+
+
+@each_machine
+def test_every_status_that_is_no_end_leads_to_an_end(machine: Machine) -> None:
+    leading = set(machine.ends)
+    for _ in machine.statuses:
+        leading |= {status for (status, _), target in machine.table.items() if target in leading}
+
+    assert leading == set(machine.statuses)
+
+
+@each_machine
+def test_whatever_has_not_ended_can_be_cancelled(machine: Machine) -> None:
+    cancellable = {status for status, event in machine.table if event == "cancel"}
+
+    assert cancellable == set(machine.statuses) - machine.ends
+
+
+@each_machine
+def test_only_a_retry_leads_out_of_an_end(machine: Machine) -> None:
+    assert {event for status, event in machine.table if status in machine.ends} <= {"retry"}
+
+
+def test_what_is_done_is_not_run_again() -> None:
+    for done in (StepStatus.COMPLETED, TaskStatus.COMPLETED, *(status for status in RunStatus if status.is_terminal)):
+        assert not [event for machine in (STEPS, TASKS, RUNS) for status, event in machine.table if status is done]
+
+
+def test_lease_is_won_from_ready_only() -> None:
+    assert sources_of(StepEvent.CLAIM) == {StepStatus.READY}
+
+
+def test_leased_step_can_lose_its_lease_in_every_way() -> None:
+    leased = {status for status in StepStatus if status.is_leased}
+
+    for event in (StepEvent.COMPLETE, StepEvent.FAIL, StepEvent.HAND_BACK, StepEvent.EXPIRE, StepEvent.QUARANTINE):
+        assert leased <= sources_of(event)
+
+
+def test_sources_of_an_event_are_the_tables() -> None:
+    for event in StepEvent:
+        assert sources_of(event) == {status for status, moved in STEP_TRANSITIONS if moved is event}
+
+
+def test_ends_of_a_step_are_the_four() -> None:
+    assert {status.value for status in STEP_ENDS} == {"completed", "failed", "cancelled", "skipped"}

@@ -12,8 +12,8 @@ class ConsentStore(Protocol):
     async def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
-        Raised again for the same run and call (a resumed run), the open or decided one is returned instead, and no event
-        is written. What is returned has its identity from rows.
+        Raised again for the same run and call (a resumed run), the open or decided one is returned instead, and no
+        event is written. What is returned has its identity from rows.
 
         Raises: LeaseLostError.
         """
@@ -35,7 +35,7 @@ class ConsentStore(Protocol):
         """Insert the first answer of a pending request.
 
         Raises:
-            AlreadyDecidedError: another answer stands (state "answered"), or the request is decided, withdrawn or expired.
+            AlreadyDecidedError: another answer stands (state "answered"), or the request is decided, withdrawn, expired.
             NotFoundError: no such request.
         """
         ...
@@ -54,7 +54,7 @@ class ConsentStore(Protocol):
     async def decision_of(self, request_id: str) -> Decision | None: ...
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
-        """Close the pending request of a call whose asker has ended, with permission_withdrawn; nothing when there is none.
+        """Close the pending request of a call whose asker has ended, with permission_withdrawn; or do nothing.
 
         Raises: LeaseLostError.
         """

@@ -160,8 +160,8 @@ class TaskStore(Protocol):
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
         """Mark a failure as final and apply its policy: skip dependents (all below), fail the task, or let them go on.
 
-        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children go on.
-        FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then ends the task as failed.
+        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children go
+        on. FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then ends the task as failed.
         Nothing happens when the failure is settled already.
 
         Raises: InvalidTransitionError when the step is not failed.
@@ -195,7 +195,7 @@ class TaskStore(Protocol):
         """End the task and its root run as cancelled; return the ids of workers that hold steps of it.
 
         What is not leased is cancelled at once; the leased steps are asked to stop (``interrupts``) and end as their
-        worker says, or as cancelled when they are handed back or their lease expires. Failures need no settling any more.
+        worker says, or as cancelled when they are handed back or their lease expires. Failures need no settling.
 
         Raises: InvalidTransitionError when the task has ended.
         """

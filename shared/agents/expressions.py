@@ -234,8 +234,14 @@ def _replace(call: JsonObject, operand: Json, names: Names) -> Json:
     return text.replace(old, as_text(evaluate(call["new"], names))) if old else text
 
 
-def _strip_prefix(call: JsonObject, operand: Json, names: Names) -> Json:
-    return as_text(evaluate(operand, names)).removeprefix(as_text(evaluate(call["prefix"], names)))
+def _strip(call: JsonObject, operand: Json, names: Names) -> Json:
+    """Take a prefix and a suffix away, where they are."""
+    text = as_text(evaluate(operand, names)).removeprefix(as_text(evaluate(call.get("prefix"), names)))
+    return text.removesuffix(as_text(evaluate(call.get("suffix"), names)))
+
+
+def _trim(_call: JsonObject, operand: Json, names: Names) -> Json:
+    return as_text(evaluate(operand, names)).strip()
 
 
 def _outline(_call: JsonObject, operand: Json, names: Names) -> Json:
@@ -256,6 +262,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "$take": Operation(_take, needs=("first",)),
     "$path": Operation(_part_of, needs=("get",)),
     "$replace": Operation(_replace, needs=("old", "new")),
-    "$strip_prefix": Operation(_strip_prefix, needs=("prefix",)),
+    "$strip": Operation(_strip, takes=("prefix", "suffix")),
+    "$trim": Operation(_trim),
     "$python_outline": Operation(_outline),
 }

@@ -1,0 +1,224 @@
+"""A plan run in this process: the real loop, pipeline and tools over a store that is a few lists."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+from shared.agents.definition import AgentLimits, builtin_definitions
+from shared.agents.loop import run_agent
+from shared.agents.model import resolve_model
+from shared.agents.ports import AgentEnd, AgentTask
+from shared.agents.script import check_script
+from shared.clock import SystemClock
+from shared.identity import Role, RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import NewEvent, NewNode, Node, NodeKind
+from shared.runs.status import EndReason
+from shared.runs.store import CallRow
+from shared.sessions.session import AnswerMode, Session
+from shared.tasks.expansion import expand_map, new_task
+from shared.tasks.functions import StepContext, resolve
+from shared.tasks.inputs import bind_inputs, bind_step
+from shared.tasks.plan import Known, Plan
+from shared.tasks.reading import load_plan
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import NewStep, NewTask, Outcome, Step, StepKind, StepResult, Task
+from shared.tools import stored
+from shared.tools.definition import ToolDefinition, Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from shared.tools.ports import GateCall, StartedCall, ToolCall, Verdict
+from shared.tools.result import ArtifactRef, ErrorType, ToolResult
+from shared.tools.surface import Surface, SurfaceRequest, compute_surface
+from shared.toolsets.code.toolset import code_tools
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+KNOWN = Known(
+    tools=frozenset(tool.name for tool in code_tools()),
+    definitions=builtin_definitions().ids,
+    check_script=check_script,
+)
+
+
+@dataclass
+class Notebook:
+    """Transcript and call log of one run at once: its nodes and events in order, and how often it was written."""
+
+    written: list[NewNode] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    calls_: list[CallRow] = field(default_factory=list)
+    appends: int = 0
+    started_calls: list[str] = field(default_factory=list)
+
+    async def nodes(self) -> Sequence[Node]:
+        return [Node("run_1", n, n - 1, node.kind, node.payload, 0) for n, node in enumerate(self.written, 1)]
+
+    async def calls(self) -> Sequence[CallRow]:
+        return self.calls_
+
+    async def append(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> None:
+        self.appends += 1
+        self.written += nodes
+        self.events += [event.type for event in events]
+
+    async def started(self, started: StartedCall) -> None:
+        self.started_calls.append(started.call.id)
+
+    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+        self.written.append(NewNode(NodeKind.TOOL_RESULT, stored.to_json(call.tool, result)))
+
+    async def note(self, type: str, data: JsonObject) -> None:
+        self.events.append(type)
+
+
+@dataclass
+class RuleGate:
+    """Allows reads, and of the writes what ``allows`` says."""
+
+    allows: Callable[[GateCall], bool] = lambda _call: True
+    asked: list[GateCall] = field(default_factory=list)
+
+    async def decide(self, call: GateCall) -> Verdict:
+        if call.traits.is_read_only:
+            return Verdict(is_allowed=True, author="rule")
+        self.asked.append(call)
+        if self.allows(call):
+            return Verdict(is_allowed=True, author="person")
+        return Verdict(is_allowed=False, author="person", reason="no", error=ErrorType.PERMISSION_DENIED)
+
+
+class ArtifactBin:
+    """Takes artifacts and keeps none."""
+
+    async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
+        return ArtifactRef("0" * 64, len(data), media_type, name)
+
+
+def make_identity() -> RunIdentity:
+    return RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "default_worker_agent", model="script")
+
+
+def make_task(**overrides: object) -> AgentTask:
+    task = AgentTask(make_identity(), "you are a worker", "do it", {}, ())
+    return replace(task, **overrides)  # type: ignore[arg-type]  # the fields of AgentTask by name
+
+
+@dataclass
+class Playground:
+    """Runs plans on a project folder, step after step."""
+
+    project: Path
+    cwd: Path
+    gate: RuleGate = field(default_factory=RuleGate)
+    ends: dict[str, AgentEnd] = field(default_factory=dict)
+    notebooks: dict[str, Notebook] = field(default_factory=dict)
+
+    async def run_plan(self, plan: Plan, **inputs: Json) -> dict[str, StepResult]:
+        """Run every step and return the results by step id."""
+        session = Session("sess_1", str(self.project), str(self.cwd), AnswerMode.ATTACHED, 0)
+        made = new_task(
+            plan, bind_inputs(plan, inputs), session, surface_of=_surface_of, default_model="script", now_us=0
+        )
+        results: dict[str, StepResult] = {}
+        left = list(made.steps)
+        while left:
+            step = next(one for one in left if all(_id(key) in results for key in one.depends_on))
+            left.remove(step)
+            given = {_id(key): results[_id(key)] for key in step.depends_on}
+            results[step.step_id] = await self._step(step, made, given)
+        return results
+
+    async def _step(self, step: NewStep, made: NewTask, given: Mapping[str, StepResult]) -> StepResult:
+        if step.kind is StepKind.MAP:
+            children = expand_map(_row(step), _task(made), given, made.root_run.identity)
+            ended = [await self._step(child, made, {}) for child in children]
+            return StepResult(step.step_id, StepStatus.COMPLETED, [one.output for one in ended])
+        bound = bind_step(step.spec, made.inputs, given)
+        assert step.run is not None
+        if step.kind is StepKind.PYTHON:
+            output = resolve(str(step.spec["call"])).body(bound.inputs, StepContext(step.run.identity))
+            return StepResult(step.step_id, StepStatus.COMPLETED, cast(Json, output))
+        end = await self._agent(step, bound.instructions, bound.inputs)
+        self.ends[step.step_id] = end
+        status = StepStatus.COMPLETED if end.end_reason is EndReason.COMPLETED else StepStatus.FAILED
+        return StepResult(step.step_id, status, end.output, end.outcome)
+
+    async def _agent(self, step: NewStep, instructions: str, inputs: JsonObject) -> AgentEnd:
+        assert step.run is not None
+        surface = Surface.from_json(step.run.surface)
+        tools = [tool for tool in code_tools() if tool.name in surface.tools]
+        run_dir = self.cwd / "home" / step.run.identity.run_id
+        place = Workplace(self.project, self.cwd, run_dir, (self.cwd,))
+        notebook = self.notebooks[step.step_id] = Notebook()
+        scope = RunScope(step.run.identity, 1, place)
+        pipeline = ToolPipeline(tools, scope, self.gate, notebook, artifacts=ArtifactBin())
+        task = AgentTask(
+            step.run.identity,
+            builtin_definitions().get(step.definition).instructions,
+            instructions,
+            inputs,
+            tools,
+            workplace={"project": str(self.project), "cwd": str(self.cwd)},
+            output_schema=cast("JsonObject | None", step.spec.get("output")),
+            limits=AgentLimits(),
+        )
+        model = resolve_model(step.model, cast("Sequence[Json]", step.spec.get("script")))
+        return await run_agent(task, model, pipeline, notebook, notebook, SystemClock())
+
+
+def load_example(name: str) -> Plan:
+    return load_plan(EXAMPLES / name, KNOWN)
+
+
+def _surface_of(step: object) -> JsonObject:
+    allowed = getattr(step, "allowed_tools", None)
+    return compute_surface(code_tools(), SurfaceRequest(Role.WORKER, allowed_tools=allowed)).to_json()
+
+
+def _id(key: str) -> str:
+    return key.partition("/")[2]
+
+
+def _task(made: NewTask) -> Task:
+    root = made.root_run.identity.run_id
+    return Task(made.id, made.session_id, made.title, TaskStatus.RUNNING, made.plan, made.inputs, root, 0)
+
+
+def _row(step: NewStep) -> Step:
+    """Return the row that a store would give for a new step."""
+    return Step(
+        key=step.key,
+        task_id=step.task_id,
+        session_id=step.session_id,
+        step_id=step.step_id,
+        title=step.title,
+        kind=step.kind,
+        status=StepStatus.EXPANDING,
+        spec=step.spec,
+        depends_on=step.depends_on,
+        open_deps=0,
+        priority=step.priority,
+        pool=step.pool,
+        needs=step.needs,
+        definition=step.definition,
+        model=step.model,
+        run_id="",
+        attempt=1,
+        max_attempts=step.max_attempts,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure,
+        lost_leases=0,
+        fence=0,
+        worker_id="",
+        map_key=step.map_key,
+        item_index=step.item_index,
+        outcome=None,
+        output=None,
+        error=None,
+        progress="",
+        started_us=None,
+        ended_us=None,
+    )
+
+
+__all__ = ["EXAMPLES", "KNOWN", "Notebook", "Outcome", "Playground", "RuleGate", "ToolDefinition", "load_example"]

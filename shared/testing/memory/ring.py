@@ -1,11 +1,11 @@
 """Hints inside one process: a ring and a switchboard over plain queues."""
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 
 from shared.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
-from shared.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
+from shared.wire.permissions import REQUESTS, decisions_of
 from shared.wire.ring import Ear
 
 
@@ -38,14 +38,10 @@ class MemoryEar:
 
 
 class MemorySwitchboard:
-    """Both ports of :mod:`shared.wire.ring` in one loop.
-
-    The two permission subjects are streams in Redis: what is rung while nobody listens waits for the next ear.
-    """
+    """Both ports of :mod:`shared.wire.ring` in one loop. What is rung while nobody listens is gone, as it may be."""
 
     def __init__(self) -> None:
         self._ears: defaultdict[str, list[MemoryEar]] = defaultdict(list)
-        self._kept: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MAX_LENGTH))
 
     # -- ring
     async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
@@ -59,10 +55,10 @@ class MemorySwitchboard:
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         del session_id  # an owner finds it in the request's row
-        self._stream(REQUESTS, request_id)
+        self._ring(REQUESTS, (request_id,))
 
     async def permission_decided(self, request_id: str, worker_id: str) -> None:
-        self._stream(decisions_of(worker_id), request_id)
+        self._ring(decisions_of(worker_id), (request_id,))
 
     # -- switchboard
     async def owner_ear(self) -> Ear:
@@ -88,17 +84,8 @@ class MemorySwitchboard:
     def _listen(self, subject: str) -> MemoryEar:
         ear = MemoryEar(self, subject)
         self._ears[subject].append(ear)
-        kept = self._kept.pop(subject, None)
-        if kept:
-            ear.ring(tuple(kept))
         return ear
 
     def _ring(self, subject: str, ids: Sequence[str]) -> None:
         for ear in self._ears[subject]:
             ear.ring(ids)
-
-    def _stream(self, subject: str, id: str) -> None:
-        if self._ears[subject]:
-            self._ring(subject, (id,))
-        else:
-            self._kept[subject].append(id)

@@ -1,0 +1,69 @@
+"""What commands say: results on standard output, everything for people on standard error, nothing that a terminal obeys."""
+
+import json
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from shared.jsontext import Json
+
+_KEPT = frozenset("\n\t")
+
+
+def say(text: str = "") -> None:
+    """Tell a person something, beside the result."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def emit(value: object) -> None:
+    """Write the one JSON document of a ``--json`` command."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def inert(text: str, *, limit: int = 0) -> str:
+    """Return text from elsewhere as it may be shown: control, bidirectional and other invisible characters are spelled out.
+
+    What a person is asked to allow must look like what it is: no escape sequence may hide, move or colour it.
+    """
+    if limit and len(text) > limit:
+        text = f"{text[:limit]}… ({len(text)} characters)"
+    return "".join(char if char in _KEPT or char.isprintable() else _spelled(char) for char in text)
+
+
+def one_line(text: str, limit: int = 100) -> str:
+    """Return inert text on one line, cut to ``limit`` characters."""
+    line = inert(" ".join(text.split()))
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def is_terminal() -> bool:
+    """Say whether a person is there to be asked: standard input and output are both terminals."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in columns, plain, for pipes and terminals alike."""
+    cells = [list(map(str, heads)), *([one_line(cell, 80) for cell in row] for row in rows)]
+    widths = [max(_width(row[column]) for row in cells) for column in range(len(heads))]
+    lines = ["  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join(lines)
+
+
+def compact(value: Json | Mapping[str, Json], limit: int = 200) -> str:
+    """Return a JSON value on one line."""
+    return one_line(json.dumps(value, ensure_ascii=False, default=str), limit)
+
+
+def _spelled(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))

@@ -1,0 +1,35 @@
+"""``soong down``: asks the service of this home to stop, and waits until it has."""
+
+import asyncio
+
+import typer
+
+from orchestrator.cli.console import say
+from orchestrator.embedded.control import ControlClient
+from orchestrator.embedded.starter import living_service
+from shared.errors import UnavailableError
+from shared.settings import load_settings
+
+
+def command(
+    *, wait_s: float = typer.Option(60.0, "--wait", metavar="SECONDS", help="How long to wait for running steps to end.")
+) -> None:
+    """Stop the service: running steps may finish or are handed back, nothing is lost."""
+    asyncio.run(_stop(wait_s))
+
+
+async def _stop(wait_s: float) -> None:
+    record = await living_service(load_settings())
+    if record is None:
+        say("no service is running in this home")
+        return
+    control = await ControlClient.open(record.control)
+    try:
+        await control.ask("stop")
+        async with asyncio.timeout(wait_s):
+            await control.ended()
+    except TimeoutError:
+        raise UnavailableError(f"the service (pid {record.pid}) is still stopping after {wait_s:g} s") from None
+    finally:
+        await control.close()
+    say("stopped")

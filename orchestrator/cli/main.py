@@ -1,0 +1,99 @@
+"""``soong``: finds the command, imports its module and nothing else, turns errors into a sentence and an exit code.
+
+Exit codes: 0 completed, 1 a step failed or the service cannot be used, 2 usage, 3 something was denied, 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+import typer
+
+from shared.errors import SoongError, UsageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command before its module is imported. ``module`` has a function ``command`` or a group ``app``."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "run": Entry("run", "Run a plan and follow it to its end."),
+    "resume": Entry("resume", "Go on with a paused, interrupted or failed task."),
+    "tasks": Entry("tasks", "List, show, validate, draw and cancel tasks."),
+    "runs": Entry("runs", "List, show and follow the runs of agents."),
+    "up": Entry("up", "Start the whole service on this machine and stay."),
+    "down": Entry("down", "Stop the service of this home."),
+    "worker": Entry("worker", "Add a worker process to a service."),
+    "doctor": Entry("doctor", "Say what is wrong here and how to mend it."),
+    "flower": Entry("flower", "Open Flower on the running service."),
+    "orchestrator": Entry("orchestrator", "Run an orchestrator alone, for deployments."),
+    "migrate": Entry("migrate", "Make or upgrade the database's tables."),
+}
+
+
+def main() -> None:
+    """Run the command line; does not return."""
+    try:
+        build(sys.argv[1:])(prog_name="soong")
+    except SoongError as error:
+        sys.stderr.write(f"soong: {error}\n")
+        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; keep the interpreter from complaining at its end.
+        sys.stdout = None
+        sys.exit(EXIT_FAILED)
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """Return the application with the one command that ``arguments`` name; the others stand by their summary."""
+    app = typer.Typer(
+        name="soong",
+        help="Durable task DAGs of agents on Celery workers, with one voice that grants permission.",
+        no_args_is_help=True,
+        add_completion=False,
+        # Rich help costs more time than the rest of the start.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    chosen = next((word for word in arguments if not word.startswith("-")), "")
+    for name, entry in COMMANDS.items():
+        if name == chosen:
+            _mount(app, name, entry)
+        else:
+            app.command(name, help=entry.summary)(_elsewhere)
+    return app
+
+
+def _options(
+    *, version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True)
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of  # noqa: PLC0415  # slow, and rarely asked
+
+        typer.echo(f"soong {version_of('soong')}")
+        raise typer.Exit
+
+
+def _mount(app: typer.Typer, name: str, entry: Entry) -> None:
+    module = import_module(f"orchestrator.cli.{entry.module}")
+    if hasattr(module, "app"):
+        app.add_typer(module.app, name=name, help=entry.summary, rich_help_panel=None)
+    else:
+        app.command(name, help=entry.summary)(module.command)
+
+
+def _elsewhere() -> None:
+    """Stand in for a command that was not called."""

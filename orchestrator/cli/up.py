@@ -1,0 +1,44 @@
+"""``soong up``: the embedded service, in the foreground, until it is told to stop."""
+
+import asyncio
+
+import typer
+
+from orchestrator.cli.console import say
+from orchestrator.embedded.service import EmbeddedService, Owner
+from orchestrator.embedded.service_file import ServiceHeldError
+from orchestrator.embedded.starter import EXIT_HELD
+from shared.log import configure
+from shared.settings import Settings, load_settings
+from shared.store import Store
+
+
+def command(
+    *,
+    ephemeral: bool = typer.Option(False, "--ephemeral", help="End when nobody is attached and nothing runs."),
+    workers: int | None = typer.Option(None, "--workers", min=1, help="Worker processes [SOONG_WORKERS]."),
+    slots: int | None = typer.Option(None, "--slots", min=1, help="Runs that one worker holds at once [SOONG_SLOTS]."),
+) -> None:
+    """Start Redis, the database, an orchestrator and workers on this machine, and stay."""
+    settings = load_settings(workers=workers, slots=slots)
+    configure(settings.log_level, process="orchestrator")
+    service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral)
+
+    def ready() -> None:
+        say(f"soong is up: {settings.workers} workers of {settings.slots} slots, home {settings.home}")
+        if not ephemeral:
+            say("  run a plan from any terminal: soong run PLAN        stop: Ctrl-C or soong down")
+
+    try:
+        asyncio.run(service.run(ready))
+    except ServiceHeldError as error:
+        say(f"soong up: {error}")
+        raise typer.Exit(EXIT_HELD) from None
+
+
+async def build_owner(settings: Settings) -> tuple[Owner, Store]:
+    """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
+    from orchestrator.bootstrap import build  # noqa: PLC0415
+
+    orchestrator = await build(settings)
+    return orchestrator, orchestrator.parts.store

@@ -1,0 +1,41 @@
+"""``soong worker``: one worker process more, for a deployment or for the living service of this home."""
+
+import asyncio
+import os
+
+import typer
+
+from orchestrator.embedded.environment import child_environment, module_command
+from orchestrator.embedded.starter import living_service
+from shared.errors import UsageError
+from shared.settings import Settings, load_settings
+
+
+def command(
+    *,
+    name: str = typer.Option("", "--name", help="Node name before the @, as Flower shows it."),
+    slots: int | None = typer.Option(None, "--slots", min=1, help="Runs held at once [SOONG_SLOTS]."),
+    pools: str | None = typer.Option(None, "--pools", help="Pools it serves, comma separated [SOONG_POOLS]."),
+    labels: str | None = typer.Option(None, "--labels", help="What it announces, comma separated [SOONG_LABELS]."),
+    functions: str | None = typer.Option(
+        None, "--functions", help="Modules that register step functions [SOONG_FUNCTIONS]."
+    ),
+) -> None:
+    """Claim and run steps until told to stop; running ones are finished or handed back."""
+    settings = asyncio.run(_deployment(load_settings()))
+    given = {"--name": name, "--slots": slots, "--pools": pools, "--labels": labels, "--functions": functions}
+    options = [part for option, value in given.items() if value for part in (option, str(value))]
+    argv = module_command("worker", *options)
+    # This process becomes the worker, so that signals and exit codes are the worker's own.
+    os.execve(argv[0], argv, child_environment(settings))  # noqa: S606  # an argv, no shell
+
+
+async def _deployment(settings: Settings) -> Settings:
+    if settings.redis_url and settings.database_url:
+        return settings
+    record = await living_service(settings)
+    if record is None:
+        raise UsageError(
+            "there is no service to join: start one with `soong up`, or set SOONG_DATABASE_URL and SOONG_REDIS_URL"
+        )
+    return settings.model_copy(update={"redis_url": record.redis_url})

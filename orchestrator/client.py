@@ -1,0 +1,208 @@
+"""The client of a service: writes a session and a task, asks its owner for things, follows what happens.
+
+It owns nothing: a session that it writes has no owner until an orchestrator adopts it, and what it wants of a task is a
+command row. Its channel is SQL for what is and Redis for "look again".
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.clock import Clock
+from shared.errors import ConflictError, UnavailableError
+from shared.ids import new_id
+from shared.permissions.request import PermissionCallback, PermissionRequest
+from shared.runs.events import Event
+from shared.sessions.session import Command, CommandKind, Session, Worker
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import NewTask, Step, Task
+from shared.wire.ring import Ring, Switchboard
+
+LOOK_EVERY_S: Final = 1.0
+LOOK_AT_MOST_EVERY_S: Final = 0.2
+COMMAND_LIMIT_S: Final = 30.0
+PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A task as it stands, for people who watch it."""
+
+    task: Task
+    steps: tuple[Step, ...]
+    workers: tuple[Worker, ...]
+    questions: tuple[PermissionRequest, ...]
+
+    @property
+    def counts(self) -> Mapping[StepStatus, int]:
+        return Counter(step.status for step in self.steps)
+
+    @property
+    def held(self) -> int:
+        """The number of steps that a worker holds."""
+        return sum(step.status.is_leased for step in self.steps)
+
+
+@dataclass(slots=True)
+class Client:
+    """One connection to a deployment. Whoever opened it closes it."""
+
+    store: Store
+    ring: Ring
+    switchboard: Switchboard
+    clock: Clock
+    settings: Settings
+    closers: Sequence[Callable[[], Awaitable[None]]] = ()
+    _responders: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def close(self) -> None:
+        for task in self._responders:
+            task.cancel()
+        await asyncio.gather(*self._responders, return_exceptions=True)
+        for close in self.closers:
+            await close()
+
+    async def submit(self, session: Session, task: NewTask) -> None:
+        """Write a session without an owner and its task, and ask owners to adopt it."""
+        await self.store.open_session(session)
+        await self.store.create_task(task)
+        await self.ring.wake_owners([session.id])
+
+    def attach(
+        self,
+        session: Session,
+        callback: PermissionCallback,
+        *,
+        channel: str,
+        notify: Callable[[str], None] = lambda _sentence: None,
+    ) -> None:
+        """Fill the session's one callback from here until the client is closed."""
+        from orchestrator.responders import RemoteResponder  # noqa: PLC0415  # most clients answer nothing
+
+        responder = RemoteResponder(
+            self.store,
+            self.ring,
+            self.switchboard,
+            session.id,
+            session.principal,
+            channel,
+            callback,
+            self.settings,
+            self.clock,
+            notify,
+        )
+        self._responders.append(asyncio.get_running_loop().create_task(responder.run()))
+
+    async def view(self, task_id: str) -> View:
+        """Raises: NotFoundError."""
+        task = await self.store.task(task_id)
+        steps = await self.store.steps(task_id)
+        workers = await self.store.workers()
+        questions = await self.store.pending(task.session_id)
+        return View(task, tuple(steps), tuple(workers), tuple(one for one in questions if one.identity.task_id == task_id))
+
+    async def follow(self, task_id: str, *, is_settled: Callable[[View], bool]) -> AsyncIterator[View]:
+        """Yield how the task stands whenever something may have changed; end after the first view that is settled.
+
+        A database or Redis that is away for a while is waited for: the rows still say what happened.
+        """
+        session_id = (await self.store.task(task_id)).session_id
+        ear = await self.switchboard.session_ear(session_id)
+        try:
+            while True:
+                view = await self._view_again(task_id)
+                yield view
+                if is_settled(view):
+                    return
+                # At most a few looks a second however many hints come: this is for eyes, nothing depends on it.
+                await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
+                await ear.wait(LOOK_EVERY_S)
+        finally:
+            await ear.close()
+
+    async def command(self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S) -> None:
+        """Ask the task's owner for something and wait until it is done.
+
+        Raises:
+            ConflictError: the owner refused; its words.
+            UnavailableError: no owner did it in time. The command stands and will be carried out by the next owner.
+        """
+        command = Command(
+            new_id("cmd"),
+            task.session_id,
+            kind,
+            task.session_id if kind is CommandKind.CLOSE else task.id,
+            "local",
+            self.clock.now_us(),
+            {"reason": reason} if reason else {},
+        )
+        ear = await self.switchboard.session_ear(task.session_id)
+        try:
+            await self.store.send_command(command)
+            await self.ring.wake_owners([task.session_id])
+            async with asyncio.timeout(limit_s):
+                while True:
+                    asked, has_ended = await self.store.command(command.id)
+                    if has_ended:
+                        break
+                    await ear.wait(LOOK_AT_MOST_EVERY_S)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"no orchestrator carried out {kind} of {task.id} within {limit_s:g} s; it stays asked for"
+            ) from error
+        finally:
+            await ear.close()
+        if asked.refusal:
+            raise ConflictError(asked.refusal)
+
+    async def pause(self, task: Task, *, reason: str, limit_s: float) -> bool:
+        """Pause a task and wait until no worker holds a step of it; False when that took longer than the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.command(CommandKind.PAUSE, task, reason=reason, limit_s=limit_s)
+                while (await self.view(task.id)).held:
+                    await asyncio.sleep(LOOK_AT_MOST_EVERY_S / 2)
+        except (TimeoutError, UnavailableError):
+            return False
+        return True
+
+    async def resume(self, task: Task) -> None:
+        """Let a paused task go on, or give the failed and cancelled steps of an ended one new runs.
+
+        Raises: ConflictError when there is nothing to resume; UnavailableError.
+        """
+        match task.status:
+            case TaskStatus.COMPLETED:
+                raise ConflictError(f"task {task.id} is completed: there is nothing left to do")
+            case TaskStatus.FAILED | TaskStatus.CANCELLED:
+                await self.command(CommandKind.RETRY, task, reason="resumed")
+            case TaskStatus.PAUSED | TaskStatus.RUNNING:
+                await self.command(CommandKind.RESUME, task, reason="resumed")
+
+    async def events(self, run_id: str) -> list[Event]:
+        """Return all events of a run."""
+        return await all_events(self.store, run_id)
+
+    async def _view_again(self, task_id: str) -> View:
+        while True:
+            try:
+                return await self.view(task_id)
+            except UnavailableError:
+                await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def all_events(store: Store, run_id: str) -> list[Event]:
+    """Return all events of a run, page by page."""
+    found: list[Event] = []
+    while page := await store.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
+        found.extend(page)
+    return found
+
+
+def has_ended(view: View) -> bool:
+    """Say whether nothing more will happen to the task by itself."""
+    return view.task.status.is_terminal or (view.task.status is TaskStatus.PAUSED and not view.held)

@@ -1,0 +1,38 @@
+"""Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
+
+from orchestrator.client import Client
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.store import open_store
+from shared.clock import SystemClock
+from shared.errors import InvalidConfigError
+from shared.settings import Settings
+from shared.store import Store
+
+
+async def open_client(settings: Settings) -> Client:
+    """Connect to the deployment that the settings name.
+
+    Raises:
+        InvalidConfigError: no Redis is named.
+        UnavailableError, SchemaVersionError: the database cannot be used.
+    """
+    if not settings.redis_url:
+        raise InvalidConfigError("SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL")
+    store = await open_store(settings.effective_database_url, migrate=False)
+    clients = RedisClients.of(settings.redis_url, name="soong-client")
+    ring = RedisRing(clients.commands)
+    switchboard = RedisSwitchboard(clients.blocking)
+    return Client(store, ring, switchboard, SystemClock(), settings, closers=(ring.close, clients.close, store.close))
+
+
+async def open_rows(settings: Settings) -> Store:
+    """Open the store alone: what is only read needs no Redis. Raises: UnavailableError, SchemaVersionError."""
+    return await open_store(settings.effective_database_url, migrate=False)
+
+
+async def migrate(settings: Settings) -> None:
+    """Bring the database to this program's schema. Raises: UnavailableError, SchemaVersionError."""
+    store = await open_store(settings.effective_database_url, migrate=True)
+    await store.close()

@@ -1,0 +1,154 @@
+"""The control socket of an embedded service: who it is, who is attached, stop.
+
+JSON, a line a message, over a unix socket in a 0700 folder: whoever reaches it is the same user. A connection that has
+said ``attach`` keeps an ephemeral service alive until it closes; a client that dies closes it by dying.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shared.errors import UnavailableError
+from shared.jsontext import Json
+
+CONTROL_VERSION = 1
+LINE_LIMIT_BYTES = 64 * 1024
+
+Answer = Mapping[str, Json]
+
+
+@dataclass(slots=True)
+class ControlServer:
+    """Answers ``hello``, ``attach``, ``status`` and ``stop``.
+
+    ``status`` returns what the service says of itself; ``stop`` begins its stop and returns at once.
+    """
+
+    path: Path
+    status: Callable[[], Answer]
+    stop: Callable[[], None]
+    attached: int = 0
+    ever_attached: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_closing: bool = False
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self) -> None:
+        """Bind the socket. The caller holds the service lock, so a socket that is there belongs to nobody."""
+        self.path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=LINE_LIMIT_BYTES)
+        self.path.chmod(0o600)
+
+    async def refuse(self) -> None:
+        """Let nobody else attach: from now on every ``attach`` is told that the service is stopping."""
+        self.is_closing = True
+        self.path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close every connection: clients see the end of the service as the end of theirs."""
+        self.is_closing = True
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        self.path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        is_attached = False
+        try:
+            while line := await reader.readline():
+                operation = _operation(line)
+                if operation == "attach" and not self.is_closing and not is_attached:
+                    is_attached = True
+                    self._count(1)
+                writer.write(_line(self._answer(operation, is_attached=is_attached)))
+                await writer.drain()
+        except (OSError, ValueError):
+            pass  # a client that is gone or talks nonsense has no claim on us
+        finally:
+            if is_attached:
+                self._count(-1)
+            self._writers.discard(writer)
+            writer.close()
+
+    def _count(self, change: int) -> None:
+        self.attached += change
+        self.ever_attached = True
+        self.changed.set()
+
+    def _answer(self, operation: str, *, is_attached: bool) -> Answer:
+        match operation:
+            case "hello" | "status":
+                return {"ok": True, **self.status()}
+            case "attach":
+                return {"ok": is_attached, "problem": "" if is_attached else "stopping", **self.status()}
+            case "stop":
+                self.stop()
+                return {"ok": True}
+            case _:
+                return {"ok": False, "problem": f"unknown operation {operation!r}"}
+
+
+@dataclass(slots=True)
+class ControlClient:
+    """One connection to a control socket. While it is open after ``attach``, an ephemeral service stays."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, path: str | Path, *, timeout_s: float = 2.0) -> "ControlClient":
+        """Connect. Raises: UnavailableError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return cls(*await asyncio.open_unix_connection(str(path), limit=LINE_LIMIT_BYTES))
+        except (OSError, TimeoutError) as error:
+            raise UnavailableError(f"the control socket {str(path)!r} does not answer: {error or 'timeout'}") from error
+
+    async def ask(self, operation: str, *, timeout_s: float = 2.0) -> dict[str, Json]:
+        """Send one operation and return the answer. Raises: UnavailableError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.writer.write(_line({"v": CONTROL_VERSION, "op": operation}))
+                await self.writer.drain()
+                line = await self.reader.readline()
+                answer = json.loads(line) if line else None
+        except (OSError, TimeoutError, ValueError) as error:
+            raise UnavailableError(f"the service does not answer: {error or 'timeout'}") from error
+        if not isinstance(answer, dict):
+            raise UnavailableError("the service closed the connection")
+        return answer
+
+    async def ended(self) -> None:
+        """Return when the service has closed the connection."""
+        with suppress(OSError):
+            while await self.reader.read(1024):
+                pass
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+
+
+async def ask_once(path: str | Path, operation: str, *, timeout_s: float = 2.0) -> dict[str, Json]:
+    """Connect, ask one thing, close. Raises: UnavailableError."""
+    client = await ControlClient.open(path, timeout_s=timeout_s)
+    try:
+        return await client.ask(operation, timeout_s=timeout_s)
+    finally:
+        await client.close()
+
+
+def _operation(line: bytes) -> str:
+    value = json.loads(line)
+    return str(value.get("op", "")) if isinstance(value, dict) else ""
+
+
+def _line(value: Answer) -> bytes:
+    return json.dumps({"v": CONTROL_VERSION, **value}).encode() + b"\n"

@@ -1,0 +1,32 @@
+"""What the processes that we start are told: our settings, and where our own packages are.
+
+Children run ``python -P``, so the folder they are started in is not on their path. ``PYTHONPATH`` still is: in a
+project that sets it and has a ``worker/`` or ``shared/`` of its own, ours have to come first.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from shared.settings import Settings
+
+INSTALL_ROOT = Path(__file__).resolve().parents[2]
+
+
+def child_environment(settings: Settings, **more: str) -> dict[str, str]:
+    """Return the environment of a child: this process's own, with the home and the service's URLs settled."""
+    environment = dict(os.environ)
+    environment["SOONG_AGENT_HOME"] = str(settings.home)
+    for name, value in (("SOONG_REDIS_URL", settings.redis_url), ("SOONG_DATABASE_URL", settings.database_url)):
+        environment.pop(f"{name}_FILE", None)
+        if value:
+            environment[name] = value
+    path = environment.get("PYTHONPATH", "")
+    if path:
+        environment["PYTHONPATH"] = os.pathsep.join((str(INSTALL_ROOT), path))
+    return {**environment, **more}
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the argv that runs a module of ours in this environment's interpreter."""
+    return [sys.executable, "-P", "-m", module, *arguments]

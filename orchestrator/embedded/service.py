@@ -1,0 +1,190 @@
+"""The embedded service as one process: Redis, an orchestrator and workers, started and stopped in order.
+
+Start: lock, folders, Redis, store and orchestrator, control socket, workers, record. Stop is the reverse: nobody may
+attach, workers drain, the orchestrator releases its sessions, Redis ends, the record goes, the lock is let go.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Literal, Protocol
+
+from shared.clock import SystemClock
+from shared.errors import UnavailableError
+from shared.jsontext import Json
+from shared.log import get_logger
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.status import TaskStatus
+
+from orchestrator.embedded.control import ControlServer
+from orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
+from orchestrator.embedded.leftovers import expire_dead
+from orchestrator.embedded.redis import find_redis, redis_url
+from orchestrator.embedded.service_file import ServiceLock, own_record
+from orchestrator.embedded.supervisor import Supervisor
+
+log = get_logger(__name__)
+
+FIRST_ATTACH_S = 15.0
+"""An ephemeral service that nobody has attached to by then was started by a client that died."""
+
+IDLE_GRACE_S = 1.0
+STOP_MARGIN_S = 15.0
+
+State = Literal["starting", "ready", "stopping"]
+
+
+class Owner(Protocol):
+    """What the service needs of its orchestrator (orchestrator.service)."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def worker_died(self, pid: int) -> None: ...
+
+
+@dataclass(slots=True)
+class EmbeddedService:
+    """One run of the service. ``build`` opens the store and makes the orchestrator of the settings it is given."""
+
+    settings: Settings
+    build: Callable[[Settings], Awaitable[tuple[Owner, Store]]]
+    is_ephemeral: bool = False
+    state: State = "starting"
+    _owner: Owner | None = None
+    _store: Store | None = None
+    _supervisor: Supervisor | None = None
+    _control: ControlServer | None = None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _signals: int = 0
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until told to stop (a signal, the control socket) or, if ephemeral, until nobody needs it.
+
+        Raises:
+            ServiceHeldError: the home has a service already; nothing was touched.
+            UsageError, UnavailableError: a part cannot be started; what had been started is stopped again.
+        """
+        lock = ServiceLock(prepare_home(self.settings))
+        lock.acquire()
+        try:
+            self._listen_to_signals()
+            await self._start(lock)
+            ready()
+            await self._until_stopped()
+        finally:
+            await self._shut_down()
+            lock.release()
+
+    async def _start(self, lock: ServiceLock) -> None:
+        folder = prepare_runtime_folder(self.settings)
+        self._control = ControlServer(folder / CONTROL_SOCKET, self._status, self._stop.set)
+        settings = self.settings
+        if not settings.redis_url:
+            settings = settings.model_copy(update={"redis_url": redis_url(folder)})
+        self._supervisor = Supervisor(settings, folder, self._worker_died)
+        if not self.settings.redis_url:
+            await self._supervisor.start_redis(find_redis())
+        self._owner, self._store = await self.build(settings)
+        await expire_dead(
+            self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us()
+        )
+        await self._owner.start()
+        await self._supervisor.start_workers(settings.workers, settings.slots)
+        await self._control.start()
+        self.state = "ready"
+        lock.write(
+            own_record(
+                control=self._control.path,
+                redis_url=settings.redis_url,
+                database_url=settings.effective_database_url,
+                version=version("soong"),
+                is_ephemeral=self.is_ephemeral,
+            )
+        )
+
+    async def _until_stopped(self) -> None:
+        idle = asyncio.get_running_loop().create_task(self._until_idle()) if self.is_ephemeral else None
+        stop = asyncio.get_running_loop().create_task(self._stop.wait())
+        tasks = [task for task in (idle, stop) if task is not None]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_idle(self) -> None:
+        assert self._control is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ATTACH_S):
+                while not self._control.ever_attached:
+                    await self._changed()
+        while True:
+            if not await self._is_needed():
+                await asyncio.sleep(IDLE_GRACE_S)
+                if not await self._is_needed():
+                    return
+            with suppress(TimeoutError):
+                # Attached clients announce their end; tasks that run without one are looked at now and then.
+                async with asyncio.timeout(None if self._control.attached else IDLE_GRACE_S):
+                    await self._changed()
+
+    async def _changed(self) -> None:
+        assert self._control is not None
+        self._control.changed.clear()
+        await self._control.changed.wait()
+
+    async def _is_needed(self) -> bool:
+        assert self._control is not None
+        assert self._store is not None
+        if self._control.attached:
+            return True
+        try:
+            tasks = await self._store.tasks(limit=1000)
+        except UnavailableError:
+            return True  # not knowing is no reason to leave work behind
+        return any(task.status is TaskStatus.RUNNING for task in tasks)
+
+    async def _shut_down(self) -> None:
+        self.state = "stopping"
+        if self._control is not None:
+            await self._control.refuse()
+        if self._supervisor is not None:
+            await self._supervisor.stop_workers(self.settings.drain_s + STOP_MARGIN_S)
+        if self._owner is not None:
+            await self._owner.stop()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        if self._control is not None:
+            await self._control.close()
+
+    async def _worker_died(self, pid: int) -> None:
+        if self._owner is not None:
+            await self._owner.worker_died(pid)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        """The first signal stops in order, the second ends the workers at once."""
+        self._signals += 1
+        self._stop.set()
+        if self._signals > 1 and self._supervisor is not None:
+            self._supervisor.kill_workers()
+
+    def _status(self) -> dict[str, Json]:
+        return {
+            "state": self.state,
+            "pid": os.getpid(),
+            "version": version("soong"),
+            "is_ephemeral": self.is_ephemeral,
+            "attached": self._control.attached if self._control is not None else 0,
+            "children": list(self._supervisor.facts()) if self._supervisor is not None else [],
+        }

@@ -1,0 +1,111 @@
+"""The record of the embedded service of a home: who holds it and where it answers.
+
+``service.lock`` is held by flock for the service's whole life, so there is at most one; the kernel lets go of it
+whatever ends the process. ``service.json`` says the rest and is replaced whole. A record proves nothing by itself:
+pid and start time must fit a living process, and its control socket must answer.
+"""
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from shared.errors import ConflictError, InvalidConfigError
+
+LOCK_FILE = "service.lock"
+RECORD_FILE = "service.json"
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecord:
+    """``started_at`` is the process's start in seconds since the epoch, as the kernel tells it: pids are used again."""
+
+    pid: int
+    started_at: float
+    control: str
+    redis_url: str
+    database_url: str
+    version: str
+    is_ephemeral: bool = False
+
+    @property
+    def is_process_alive(self) -> bool:
+        """Say whether the process that wrote it still is: the same pid with the same start."""
+        start = start_of(self.pid)
+        return start is not None and abs(start - self.started_at) < 1.0
+
+
+class ServiceHeldError(ConflictError):
+    """Another process holds the home's service lock."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(f"a service holds {str(home)!r} already; `soong doctor` says which")
+
+
+class ServiceLock:
+    """The right to be the service of a home. Held from ``acquire`` to ``release`` or the end of the process."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._descriptor = -1
+
+    def acquire(self) -> None:
+        """Take the lock without waiting. Raises: ServiceHeldError."""
+        descriptor = os.open(self._home / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ServiceHeldError(self._home) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise InvalidConfigError(
+                f"{str(self._home)!r} cannot be locked ({error.strerror}); a home on a network file system is refused"
+            ) from error
+        self._descriptor = descriptor
+
+    def write(self, record: ServiceRecord) -> None:
+        """Replace the record. Only the holder of the lock may."""
+        fresh = self._home / f"{RECORD_FILE}.{os.getpid()}"
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"v": RECORD_VERSION, **asdict(record)}, file, indent=1)
+        fresh.replace(self._home / RECORD_FILE)
+
+    def release(self) -> None:
+        """Remove the record and let go of the lock."""
+        if self._descriptor >= 0:
+            (self._home / RECORD_FILE).unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_record(home: Path) -> ServiceRecord | None:
+    """Return the record of a home, or None when there is none that can be read."""
+    try:
+        value = json.loads((home / RECORD_FILE).read_text(encoding="utf-8"))
+        return ServiceRecord(**{name: value[name] for name in ServiceRecord.__slots__})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def own_record(*, control: Path, redis_url: str, database_url: str, version: str, is_ephemeral: bool) -> ServiceRecord:
+    """Return the record of this process."""
+    pid = os.getpid()
+    return ServiceRecord(
+        pid, start_of(pid) or time.time(), str(control), redis_url, database_url, version, is_ephemeral
+    )
+
+
+def start_of(pid: int) -> float | None:
+    """Return when a living process started, in seconds since the epoch; None when there is no such process."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None

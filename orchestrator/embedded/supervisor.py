@@ -1,0 +1,210 @@
+"""The supervisor: starts the service's children, reaps them, starts them again when they die.
+
+It owns one Redis and the worker processes. Each child has a process group of its own, so that Ctrl-C in a terminal
+reaches the service alone, which then stops them in order; none outlives the service: Redis is on a leash
+(:mod:`orchestrator.embedded.leash`), workers watch a pipe whose other end is here.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shared.errors import UnavailableError
+from shared.log import get_logger
+from shared.settings import Settings
+
+from orchestrator.embedded import leash
+from orchestrator.embedded.environment import child_environment, module_command
+from orchestrator.embedded.folders import REDIS_SOCKET
+from orchestrator.embedded.redis import RedisProgram, redis_arguments
+
+log = get_logger(__name__)
+
+PARENT_FD = "SOONG_PARENT_FD"
+REDIS_START_LIMIT_S = 20.0
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+STEADY_AFTER_S = 30.0
+"""A child that lived this long has proved itself: its next death is the first of a new row."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that is kept running. ``deaths`` counts those in a row; it spaces out the starts."""
+
+    name: str
+    argv: Sequence[str]
+    environment: dict[str, str]
+    pass_fds: tuple[int, ...] = ()
+    output: int = 2
+    """Where it writes: our standard error, so that there is one log. Standard output belongs to whoever started us."""
+    process: asyncio.subprocess.Process | None = None
+    deaths: int = 0
+    last_exit: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None and self.process.returncode is None else 0
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next start."""
+        return float(min(FIRST_PAUSE_S * 2 ** max(0, self.deaths - 1), LONGEST_PAUSE_S))
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps children running until :meth:`stop`. ``worker_died`` hears the pid of each worker that was reaped."""
+
+    settings: Settings
+    folder: Path
+    worker_died: Callable[[int], Awaitable[None]]
+    _redis: Child | None = None
+    _workers: list[Child] = field(default_factory=list)
+    _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _pipe: tuple[int, int] | None = None
+    _redis_log: int = -1
+    _is_stopping: bool = False
+
+    async def start_redis(self, program: RedisProgram) -> None:
+        """Start Redis and return when it answers. Raises: UnavailableError."""
+        argv = leash.command(redis_arguments(program, self.folder))
+        # A file of its own, made anew: what Redis says about the kernel's settings is nothing for a person's terminal.
+        log_file = self.settings.home / "logs" / "redis.log"
+        log_file.parent.mkdir(mode=0o700, exist_ok=True)
+        self._redis_log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        self._redis = Child("redis", argv, {"PATH": os.defpath, "LC_ALL": "C"}, output=self._redis_log)
+        self._keep(self._redis, self._redis_died)
+        await self._answering(self._redis)
+
+    async def start_workers(self, count: int, slots: int) -> None:
+        """Start the worker processes; they register by themselves when they are ready."""
+        self._pipe = os.pipe()
+        environment = child_environment(self.settings, **{PARENT_FD: str(self._pipe[0])})
+        for number in range(1, count + 1):
+            argv = module_command("worker", "--name", f"worker-{number}", "--slots", str(slots))
+            child = Child(f"worker-{number}", argv, environment, (self._pipe[0],))
+            self._workers.append(child)
+            self._keep(child, self.worker_died)
+
+    def facts(self) -> list[dict[str, str | int]]:
+        """Return what there is to say of each child."""
+        children = ([self._redis] if self._redis is not None else []) + self._workers
+        return [
+            {"name": child.name, "pid": child.pid, "deaths": child.deaths, "last_exit": _exit_text(child.last_exit)}
+            for child in children
+        ]
+
+    async def stop_workers(self, grace_s: float) -> None:
+        """Ask the workers to finish; kill what has not ended after the grace."""
+        self._is_stopping = True
+        for child in self._workers:
+            child.signal(signal.SIGTERM)
+        await self._wait_for(self._workers, grace_s)
+
+    def kill_workers(self) -> None:
+        for child in self._workers:
+            child.signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End what is left, Redis last."""
+        self._is_stopping = True
+        await self._wait_for(self._workers, 0.0)
+        if self._redis is not None:
+            self._redis.signal(signal.SIGTERM)
+            await self._wait_for([self._redis], 5.0)
+        for descriptor in (*(self._pipe or ()), self._redis_log):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pipe, self._redis_log = None, -1
+
+    def _keep(self, child: Child, died: Callable[[int], Awaitable[None]]) -> None:
+        self._keepers[child.name] = asyncio.get_running_loop().create_task(self._run(child, died))
+
+    async def _run(self, child: Child, died: Callable[[int], Awaitable[None]]) -> None:
+        while not self._is_stopping:
+            started = asyncio.get_running_loop().time()
+            child.process = await self._spawn(child)
+            pid = child.process.pid
+            child.last_exit = await child.process.wait()
+            if not self._is_stopping:
+                lived_s = asyncio.get_running_loop().time() - started
+                child.deaths = 1 if lived_s > STEADY_AFTER_S else child.deaths + 1
+                log.warning("child_died", name=child.name, pid=pid, exit=_exit_text(child.last_exit), deaths=child.deaths)
+            try:
+                await died(pid)
+            except UnavailableError as error:
+                log.warning("death_untold", name=child.name, error=str(error))  # its lease will run out instead
+            if not self._is_stopping:
+                await asyncio.sleep(child.pause_s())
+
+    async def _spawn(self, child: Child) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *child.argv,
+            env=child.environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=child.output,
+            stderr=child.output,
+            pass_fds=child.pass_fds,
+            process_group=0,
+            # A worker's own folder is nobody's project: relative paths in steps are never resolved against it.
+            cwd=str(self.settings.home),
+        )
+
+    async def _redis_died(self, _pid: int) -> None:
+        """Nothing to tell: the owner's sweep rings again from the rows."""
+
+    async def _answering(self, child: Child) -> None:
+        deadline = asyncio.get_running_loop().time() + REDIS_START_LIMIT_S
+        while not await answers(self.folder / REDIS_SOCKET):
+            if child.deaths >= 3 or asyncio.get_running_loop().time() > deadline:
+                raise UnavailableError(
+                    f"the embedded Redis does not start ({_exit_text(child.last_exit) or 'no answer'}); "
+                    f"its words are in {self.settings.home / 'logs' / 'redis.log'}"
+                )
+            await asyncio.sleep(0.01)
+
+    async def _wait_for(self, children: Sequence[Child], grace_s: float) -> None:
+        keepers = [self._keepers[child.name] for child in children if child.name in self._keepers]
+        for child, keeper in zip(children, keepers, strict=False):
+            if not child.pid:
+                keeper.cancel()  # between two starts: there is nothing to wait for
+        if keepers:
+            await asyncio.wait(keepers, timeout=max(grace_s, 0.001))
+        for child in children:
+            child.signal(signal.SIGKILL)
+        if keepers:
+            await asyncio.wait(keepers, timeout=5.0)
+
+
+async def answers(socket_path: Path) -> bool:
+    """Say whether a Redis answers at that unix socket."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(socket_path))
+    except OSError:
+        return False
+    try:
+        writer.write(b"PING\r\n")
+        async with asyncio.timeout(2.0):
+            return await reader.readline() == b"+PONG\r\n"
+    except (OSError, TimeoutError):
+        return False
+    finally:
+        writer.close()
+
+
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return ""
+    if code < 0:
+        with suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

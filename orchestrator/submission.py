@@ -1,0 +1,74 @@
+"""What is written for a plan: a session without an owner and a task. Nothing is written here.
+
+Everything that can be wrong with a plan, its inputs and its rules is found here, before a service is started.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.catalogue import Catalogue
+from shared.clock import Clock
+from shared.errors import UsageError
+from shared.ids import new_id
+from shared.jsontext import Json
+from shared.permissions.policy import Policy, parse_allow
+from shared.sessions.session import AnswerMode, Session
+from shared.tasks.expansion import new_task
+from shared.tasks.inputs import bind_inputs
+from shared.tasks.plan import Plan
+from shared.tasks.step import NewTask
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A session and its first task, ready to be written."""
+
+    session: Session
+    task: NewTask
+
+
+def submission(
+    plan: Plan,
+    inputs: Mapping[str, Json],
+    *,
+    project: Path,
+    answer_mode: AnswerMode,
+    model: str,
+    allow: Sequence[str],
+    catalogue: Catalogue,
+    clock: Clock,
+) -> Submission:
+    """Bind and check everything.
+
+    Raises:
+        UsageError: the project is no folder, an input or a rule is wrong, a step has neither model nor script.
+    """
+    policy = Policy().with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
+    session = Session(
+        id=new_id("sess"),
+        project=str(existing_folder(project)),
+        cwd=str(Path.cwd()),
+        answer_mode=answer_mode,
+        created_us=clock.now_us(),
+        policy=policy.as_json(),
+    )
+    task = new_task(
+        plan,
+        bind_inputs(plan, inputs),
+        session,
+        surface_of=catalogue.surface_of,
+        default_model=model,
+        now_us=clock.now_us(),
+    )
+    return Submission(session, task)
+
+
+def existing_folder(path: Path) -> Path:
+    """Return the folder, absolute and resolved. Raises: UsageError."""
+    folder = Path(os.path.realpath(path.expanduser()))
+    if not folder.is_dir():
+        problem = "is no folder" if folder.exists() else "does not exist"
+        raise UsageError(f"--project {str(path)!r} {problem}; name the folder that the steps should work in")
+    return folder

@@ -94,14 +94,26 @@ class Orchestrator:
 
     async def stop(self) -> None:
         """Stop looking, release the sessions for a successor, close every part."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.parts.desk.close()
+        await self._stop_looking()
         try:
             await self.parts.store.release_owner(self.owner_id)
         except UnavailableError as error:
             log.warning("release_unanswered", error=str(error))
+        await self._close()
+
+    async def abandon(self) -> None:
+        """End without releasing anything, as a killed process would: successors wait for the lease. For tests."""
+        await self._stop_looking()
+        await self._close()
+
+    async def _stop_looking(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.parts.desk.close()
+
+    async def _close(self) -> None:
         await asyncio.to_thread(self.parts.dispatcher.close)
         for close in self.parts.closers:
             await close()

@@ -13,22 +13,8 @@ from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
 from shared.runs.store import CallRow, RunStore
 from shared.tools import stored
 from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
-from shared.tools.result import ErrorType, ToolResult
+from shared.tools.result import ToolResult
 from worker.deliverables import keep_deliverable
-
-DENIALS = frozenset(
-    {
-        ErrorType.PERMISSION_DENIED,
-        ErrorType.PERMISSION_TIMEOUT,
-        ErrorType.PERMISSION_NO_CALLBACK,
-        ErrorType.PERMISSION_FAILED,
-        ErrorType.PERMISSION_WITHDRAWN,
-        ErrorType.PERMISSION_STALE,
-        ErrorType.HOOK_DENIED,
-        ErrorType.TOOL_NOT_AVAILABLE,
-        ErrorType.PATH_PROTECTED,
-    }
-)
 
 
 @dataclass(slots=True)
@@ -124,4 +110,4 @@ class RunCallLog:
 def _end_type(result: ToolResult) -> EventType:
     if result.error is None:
         return EventType.TOOL_COMPLETED
-    return EventType.TOOL_DENIED if result.error.type in DENIALS else EventType.TOOL_FAILED
+    return EventType.TOOL_DENIED if result.error.type.is_denial else EventType.TOOL_FAILED

@@ -1,0 +1,209 @@
+"""A deployment of real processes: an orchestrator in the test's own, workers as the processes that users start.
+
+The store is the one the test names, Redis is real, and every worker is killed, stopped or frozen by its pid alone.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeVar
+
+from orchestrator.bootstrap import build
+from orchestrator.catalogue import Catalogue
+from orchestrator.service import Orchestrator
+from shared.adapters.sql.store import SqlStore, open_store
+from shared.clock import SystemClock
+from shared.ids import new_id
+from shared.jsontext import Json, JsonObject
+from shared.permissions.policy import Policy, parse_allow
+from shared.permissions.request import PermissionCallback
+from shared.sessions.session import AnswerMode, Command, CommandKind, ProcessState, Session
+from shared.settings import Settings
+from shared.tasks.expansion import new_task
+from shared.tasks.inputs import bind_inputs
+from shared.tasks.reading import load_plan, plan_from_json
+from shared.tasks.step import Step, Task
+
+T = TypeVar("T")
+
+LEASE_S = 2.0
+BEAT_S = 0.5
+SWEEP_S = 0.2
+
+
+@dataclass
+class Deployment:
+    """``async with Deployment(url, redis_url, tmp_path) as service``; times are scaled to tests."""
+
+    database_url: str
+    redis_url: str
+    home: Path
+    extra: Mapping[str, str] = field(default_factory=dict)
+    workers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        self.settings = Settings(
+            agent_home=self.home / "home",
+            database_url=self.database_url,
+            redis_url=self.redis_url,
+            beat_s=BEAT_S,
+            lease_s=LEASE_S,
+            sweep_s=SWEEP_S,
+            responder_wait_s=1.0,
+            permission_timeout_s=5.0,
+        ).model_copy(update={name: value for name, value in self.extra.items() if name.islower()})
+        self.settings.home.mkdir(parents=True, exist_ok=True)
+        await self.start_orchestrator()
+        self.store: SqlStore = await open_store(self.database_url, migrate=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self.workers:
+            end(worker)
+        await self.orchestrator.stop()
+        await self.store.close()
+
+    async def start_orchestrator(self) -> None:
+        self.orchestrator: Orchestrator = await build(self.settings)
+        await self.orchestrator.start()
+
+    async def kill_orchestrator(self) -> None:
+        """Let the orchestrator end as if killed: it releases nothing and says goodbye to nobody."""
+        await self.orchestrator.abandon()
+
+    async def command(self, task: Task, kind: str) -> None:
+        """Ask the task's owner for something and wait until it has been carried out."""
+        command = Command(new_id("cmd"), task.session_id, CommandKind(kind), task.id, "local", SystemClock().now_us())
+        await self.store.send_command(command)
+        await self.orchestrator.parts.ring.wake_owners([task.session_id])
+
+        async def has_ended() -> bool:
+            return (await self.store.command(command.id))[1]
+
+        await self.until(has_ended, within_s=5)
+        assert (await self.store.command(command.id))[0].refusal == ""
+
+    # -- workers
+    async def start_workers(self, count: int, *, slots: int = 8, **environment: str) -> None:
+        """Start worker processes and wait until they are registered."""
+        before = len(await self._live_pids())
+        for _ in range(count):
+            self.workers.append(self._spawn(slots, environment))
+        await self.until(lambda: self._are_live(before + count), within_s=30)
+
+    def _spawn(
+        self, slots: int, environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()
+    ) -> "subprocess.Popen[bytes]":
+        settings = {
+            "SOONG_AGENT_HOME": str(self.settings.home),
+            "SOONG_DATABASE_URL": self.database_url,
+            "SOONG_REDIS_URL": self.redis_url,
+            "SOONG_BEAT_S": str(BEAT_S),
+            "SOONG_LEASE_S": str(LEASE_S),
+            "SOONG_SWEEP_S": str(SWEEP_S),
+            "SOONG_DRAIN_S": "5",
+        }
+        name = f"w{len(self.workers) + 1}"
+        log = (self.home / f"{name}.log").open("wb")
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker", "--name", name, "--slots", str(slots)],
+            env={**os.environ, **settings, **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=self.home,
+            pass_fds=pass_fds,
+        )
+
+    def spawn_with_parent(self, descriptor: int) -> "subprocess.Popen[bytes]":
+        """Start a worker that ends when the other end of this pipe is closed."""
+        environment = {"SOONG_PARENT_FD": str(descriptor)}
+        self.workers.append(self._spawn(2, environment, pass_fds=(descriptor,)))
+        return self.workers[-1]
+
+    async def _live_pids(self) -> set[int]:
+        return {worker.pid for worker in await self.store.workers() if worker.state is ProcessState.LIVE}
+
+    async def _are_live(self, count: int) -> bool:
+        for process in self.workers:
+            if process.poll() is not None and process.returncode > 0:
+                raise AssertionError(f"a worker ended with {process.returncode}:\n{self.logs()}")
+        return len(await self._live_pids()) >= count
+
+    async def worker_of(self, step: Step) -> "subprocess.Popen[bytes]":
+        """Return the process that holds a step."""
+        pid = next(worker.pid for worker in await self.store.workers() if worker.id == step.worker_id)
+        return next(process for process in self.workers if process.pid == pid)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.home.glob("w*.log")))
+
+    # -- tasks
+    async def submit(
+        self,
+        plan: JsonObject | Path,
+        inputs: Mapping[str, Json] | None = None,
+        *,
+        project: Path | None = None,
+        callback: PermissionCallback | None = None,
+        answer_mode: AnswerMode = AnswerMode.ATTACHED,
+        allow: tuple[str, ...] = (),
+    ) -> Task:
+        """Write a session and a task, as a client does, and ring."""
+        catalogue = Catalogue()
+        read = load_plan(plan, catalogue.known()) if isinstance(plan, Path) else plan_from_json(plan, "test")
+        folder = str(project or self.home)
+        rules = Policy().with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
+        session = Session(new_id("sess"), folder, folder, answer_mode, SystemClock().now_us(), rules.as_json())
+        task = new_task(
+            read,
+            bind_inputs(read, inputs or {}),
+            session,
+            surface_of=catalogue.surface_of,
+            default_model="script",
+            now_us=SystemClock().now_us(),
+        )
+        if callback is not None:
+            self.orchestrator.attach_callback(session.id, callback)
+        await self.store.open_session(session)
+        await self.store.create_task(task)
+        await self.orchestrator.parts.ring.wake_owners([session.id])
+        return await self.store.task(task.id)
+
+    async def finished(self, task: Task, *, within_s: float = 40) -> Task:
+        """Return the task once it has ended."""
+
+        async def has_ended() -> bool:
+            return (await self.store.task(task.id)).status.is_terminal
+
+        await self.until(has_ended, within_s=within_s)
+        return await self.store.task(task.id)
+
+    async def steps(self, task: Task) -> dict[str, Step]:
+        return {step.step_id: step for step in await self.store.steps(task.id)}
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 20) -> None:
+        """Wait until a condition holds, looking every 20 ms; fail with the workers' logs after ``within_s``."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not await holds():
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not within {within_s} s; workers' logs:\n{self.logs()}") from None
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that this test started, by asking and then by force."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=5)

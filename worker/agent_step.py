@@ -1,0 +1,168 @@
+"""Agent steps: puts a child agent together from its claim and turns its end into the step's end.
+
+What the agent may do stands in its run's row and nowhere else: its tools are those of the stored surface, its rules
+those of its session. This is where the ports of the agent loop and of the pipeline meet the store.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from shared.agents.definition import AgentDefinitionRegistry, AgentLimits, builtin_definitions
+from shared.agents.model import resolve_model
+from shared.agents.ports import AgentEnd, AgentTask
+from shared.clock import Clock
+from shared.errors import InvalidConfigError, NotFoundError, UsageError
+from shared.jsontext import Json, JsonObject
+from shared.permissions.policy import Policy
+from shared.runs.events import NewEvent, NewNode, Node
+from shared.runs.status import EndReason
+from shared.runs.store import CallRow, RunStore
+from shared.sandbox.paths import PathPolicy
+from shared.sandbox.redact import Redactor
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.inputs import BoundStep
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, StepEnd
+from shared.tools.definition import ToolDefinition, Workplace
+from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from shared.tools.ports import ArtifactStore
+from shared.tools.registry import ToolRegistry
+from shared.tools.surface import Surface
+from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.tasks import TaskTools
+from shared.wire.ring import Ring
+from worker.call_log import RunCallLog
+from worker.gate import DecisionInbox, WorkerGate
+from worker.incarnation import Incarnation
+from worker.python_step import failed
+
+
+@dataclass(slots=True)
+class RunTranscript:
+    """The run's nodes and events under its fence; what the call log has kept back goes first."""
+
+    runs: RunStore
+    log: RunCallLog
+    clock: Clock
+    run_id: str
+    fence: int
+
+    async def nodes(self) -> Sequence[Node]:
+        return await self.runs.nodes(self.run_id)
+
+    async def calls(self) -> Sequence[CallRow]:
+        return await self.runs.calls(self.run_id)
+
+    async def append(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> None:
+        every = [*self.log.take(), *events]
+        await self.runs.append(self.run_id, self.fence, nodes=nodes, events=every, now_us=self.clock.now_us())
+
+
+@dataclass(slots=True)
+class AgentRuns:
+    """Runs child agents of one worker process."""
+
+    store: Store
+    ring: Ring
+    inbox: DecisionInbox
+    incarnation: Incarnation
+    artifacts: ArtifactStore
+    clock: Clock
+    settings: Settings
+    definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+    redactor: Redactor = field(default_factory=Redactor)
+    _registry: ToolRegistry = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._registry = ToolRegistry()
+        self._registry.add(CodeTools(PathPolicy(agent_home=self.settings.home)), is_builtin=True)
+        self._registry.add(TaskTools(self.store, self._worker_id, self.clock), is_builtin=True)
+
+    async def run(self, claim: Claim, bound: BoundStep) -> StepEnd:
+        """Run the agent of a claimed step from where it stands to its end."""
+        try:
+            tools = self._tools(claim)
+            model = resolve_model(claim.identity.model or self.settings.model, _script(claim.spec))
+            policy = Policy.from_json(claim.policy)
+            task = self._task(claim, bound, tools)
+        except InvalidConfigError as error:
+            return failed(claim, "worker_incompatible", str(error))
+        except (NotFoundError, UsageError) as error:
+            return failed(claim, "invalid_input", str(error))
+        from shared.agents.loop import run_agent  # the model library costs half a second; only agent steps pay it
+
+        self.inbox.worker_id = self.incarnation.worker_id
+        log = RunCallLog(self.store, self.artifacts, self.clock, claim.identity.run_id, claim.fence)
+        pipeline = self._pipeline(claim, tools, policy, log)
+        transcript = RunTranscript(self.store, log, self.clock, claim.identity.run_id, claim.fence)
+        end = await run_agent(task, model, pipeline, transcript, log, self.clock)
+        return _step_end(claim, end, log)
+
+    def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
+        """Return the stored surface's tools. Raises: InvalidConfigError when this worker lacks one of them."""
+        names = Surface.from_json(claim.surface).tools
+        missing = [name for name in names if self._registry.get(name) is None]
+        if missing:
+            raise InvalidConfigError(f"this worker has no tool {', '.join(missing)}: its version is not the run's")
+        return self._registry.select(names)
+
+    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition]) -> AgentTask:
+        definition = self.definitions.get(claim.identity.definition)
+        workplace = self._workplace(claim)
+        output = claim.spec.get("output")
+        return AgentTask(
+            identity=claim.identity,
+            system=definition.instructions,
+            instructions=bound.instructions,
+            inputs=bound.inputs,
+            tools=tools,
+            workplace={"project": str(workplace.project), "cwd": str(workplace.cwd)},
+            output_schema=output if isinstance(output, dict) else None,
+            limits=AgentLimits(max_turns=self.settings.max_turns),
+            is_resumed=claim.is_resumed,
+        )
+
+    def _workplace(self, claim: Claim) -> Workplace:
+        run_dir = self.settings.home / "runs" / claim.identity.run_id
+        roots = (Path(claim.project), Path(claim.cwd), run_dir / "workspace", run_dir / "deliverables")
+        return Workplace(Path(claim.project), Path(claim.cwd), run_dir, roots)
+
+    def _pipeline(self, claim: Claim, tools: Sequence[ToolDefinition], policy: Policy, log: RunCallLog) -> ToolPipeline:
+        gate = WorkerGate(self.store, self.ring, self.inbox, self.clock, policy, claim.token, self.redactor)
+        config = PipelineConfig(
+            default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
+            max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
+            max_result_chars=self.settings.max_result_chars,
+        )
+        scope = RunScope(claim.identity, claim.fence, self._workplace(claim))
+        return ToolPipeline(
+            tools, scope, gate, log, artifacts=self.artifacts, redactor=self.redactor, clock=self.clock, config=config
+        )
+
+    def _worker_id(self) -> str:
+        return self.incarnation.worker_id
+
+
+def _step_end(claim: Claim, end: AgentEnd, log: RunCallLog) -> StepEnd:
+    is_done = end.end_reason is EndReason.COMPLETED
+    return StepEnd(
+        claim.step_key,
+        claim.identity.run_id,
+        claim.fence,
+        StepStatus.COMPLETED if is_done else StepStatus.FAILED,
+        end.end_reason,
+        outcome=end.outcome,
+        output=end.output,
+        error=end.error,
+        usage=end.usage,
+        nodes=end.nodes,
+        events=(*log.take(), *end.events),
+    )
+
+
+def _script(spec: JsonObject) -> Sequence[Json] | None:
+    script = spec.get("script")
+    return script if isinstance(script, list) else None

@@ -12,8 +12,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from orchestrator import rulings
+from orchestrator.presence import Presence
+from orchestrator.responders import DirectResponder, Lane, lane_of
+from orchestrator.rulings import Ruling
 from shared.clock import Clock
-from shared.errors import AlreadyDecidedError, InvalidConfigError, NotOwnerError, SoongError
+from shared.errors import (
+    AlreadyDecidedError,
+    InvalidConfigError,
+    NotFoundError,
+    NotOwnerError,
+    SoongError,
+    UnavailableError,
+)
 from shared.log import get_logger
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy
@@ -23,11 +34,6 @@ from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings
 from shared.store import Store
 from shared.wire.ring import Ring
-
-from orchestrator import rulings
-from orchestrator.presence import Presence
-from orchestrator.responders import DirectResponder, Lane, lane_of
-from orchestrator.rulings import Ruling
 
 log = get_logger(__name__)
 
@@ -84,6 +90,11 @@ class _SessionDesk:
             self.away_since_s = self.tools.clock.monotonic_s()
             self.task = asyncio.get_running_loop().create_task(self._run())
 
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is left to remember."""
+        return self.callback is None and not self.open and not len(self.grants) and (not self.task or self.task.done())
+
     async def close(self) -> None:
         tasks = [task for task in (self.task, *(entry.asking for entry in self.open.values())) if task is not None]
         for task in tasks:
@@ -104,12 +115,14 @@ class _SessionDesk:
             self.poked.clear()
             try:
                 await self._look()
-            except NotOwnerError as error:
+            except (NotOwnerError, NotFoundError) as error:
                 log.info("desk_left", session=self.session_id, reason=str(error))
                 self._leave()
                 return
-            except SoongError as error:  # the database is away: the questions wait where they are
-                log.warning("desk_look_failed", session=self.session_id, error=str(error))
+            except UnavailableError as error:  # the questions wait where they are
+                log.warning("desk_unanswered", session=self.session_id, error=str(error))
+            except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
+                log.exception("desk_look_failed", session=self.session_id)
             else:
                 if not self.open and not self.poked.is_set():
                     return
@@ -132,7 +145,12 @@ class _SessionDesk:
         if pending and session.answer_mode is AnswerMode.ATTACHED:
             await self._observe()
         for lane in lanes.values():
-            await self._serve(session, lane)
+            try:
+                await self._serve(session, lane)
+            except (NotOwnerError, UnavailableError):
+                raise
+            except SoongError as error:  # what is wrong with one question must not hold back the others
+                log.error("question_failed", session=self.session_id, tool=lane[0].tool, error=str(error))
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
         for request in lane:
@@ -163,9 +181,12 @@ class _SessionDesk:
         answer = await self.tools.store.answer_of(request.id)
         if answer is not None:
             return rulings.by_answer(session, request, answer, may_grant=may_grant)
-        return self._ask(session, request, entry)
+        if entry.asked_s is None:
+            entry.asked_s = self.tools.clock.monotonic_s()
+            await self.tools.ring.wake_session(self.session_id)
+        return self._ask(session, request, entry, entry.asked_s)
 
-    def _ask(self, session: Session, request: PermissionRequest, entry: _Open) -> Ruling | None:
+    def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
         """See that somebody is being asked; rule when the time for that has run out."""
         if self.callback is not None and entry.asking is None:
             responder = DirectResponder(self.tools.store, self.callback, session.principal, self.tools.clock)
@@ -174,12 +195,11 @@ class _SessionDesk:
         if session.answer_mode is AnswerMode.INBOX:
             return None
         now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
-        entry.asked_s = now_s if entry.asked_s is None else entry.asked_s
         if self.is_attended:
             entry.attended_s = now_s if entry.attended_s is None else entry.attended_s
             is_late = now_s - entry.attended_s >= settings.permission_timeout_s
             return rulings.timed_out(settings.permission_timeout_s) if is_late else None
-        is_alone = now_s - max(entry.asked_s, self.away_since_s) >= settings.responder_wait_s
+        is_alone = now_s - max(asked_s, self.away_since_s) >= settings.responder_wait_s
         return rulings.no_callback(settings.responder_wait_s) if is_alone else None
 
     async def _close(self, session: Session, request: PermissionRequest, ruling: Ruling) -> None:
@@ -266,6 +286,7 @@ class Desk:
             signer = self._tools.signer
             await self._tools.store.publish_key(signer.key_id, signer.public_key, now_us=self._tools.clock.now_us())
             self._is_key_published = True
+        self._sessions = {id_: desk for id_, desk in self._sessions.items() if not desk.is_idle}
         for session_id in session_ids:
             self._of(session_id).poke()
 

@@ -25,6 +25,10 @@ log = get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
 MAX_REASON_CHARS = 2_000
+GRANT_SETTLES_S = 5.0
+"""How long questions that our grant answers are not shown, while the owner decides them one after another."""
+OTHERS_SETTLE_S = 0.5
+"""The same after somebody else's answer, which may have been a grant."""
 
 Lane = tuple[str, str]
 
@@ -50,7 +54,7 @@ async def _ask(callback: PermissionCallback, request: PermissionRequest) -> tupl
         if task is None or task.cancelling():
             raise
         return None, "the callback was cancelled from within"
-    except Exception as error:  # a stranger's function: whatever it raises is an answer that failed
+    except Exception as error:  # noqa: BLE001  # a stranger's function: whatever it raises is a failed answer
         log.warning("callback_failed", request=request.id, error=repr(error))
         return None, f"the callback raised {type(error).__name__}: {error}"
     if isinstance(decision, PermissionDecision) and isinstance(decision.choice, Choice):
@@ -110,6 +114,8 @@ class RemoteResponder:
     _shown: PermissionRequest | None = None
     _asking: asyncio.Task[None] | None = None
     _answered: set[str] = field(default_factory=set)
+    _lanes: dict[str, Lane] = field(default_factory=dict)
+    _held: dict[Lane, float] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Answer until cancelled. While the database is away it waits; questions stay where they are."""
@@ -157,6 +163,7 @@ class RemoteResponder:
             log.warning("pending_unanswered", error=str(error))
             return
         ids = {request.id for request in pending}
+        self._hold_settled(pending)
         self._answered &= ids
         if self._asking is not None and self._asking.done():
             self._asking, self._shown = None, None
@@ -167,9 +174,18 @@ class RemoteResponder:
         if self._shown is None:
             self._show_next(pending)
 
+    def _hold_settled(self, pending: Sequence[PermissionRequest]) -> None:
+        """Hold back what is like a question that was settled elsewhere just now: perhaps by a grant for all of them."""
+        now_s = asyncio.get_running_loop().time()
+        lanes = {request.id: lane_of(request) for request in pending}
+        for request_id in self._lanes.keys() - lanes.keys() - self._answered:
+            self._held.setdefault(self._lanes[request_id], now_s + OTHERS_SETTLE_S)
+        self._lanes = lanes
+        self._held = {lane: until_s for lane, until_s in self._held.items() if until_s > now_s}
+
     def _show_next(self, pending: Sequence[PermissionRequest]) -> None:
         """Show the oldest question whose like is not waiting for the owner to act on an answer just given."""
-        busy = {lane_of(request) for request in pending if request.id in self._answered}
+        busy = self._held.keys() | {lane_of(request) for request in pending if request.id in self._answered}
         for request in pending:
             if request.id not in self._answered and lane_of(request) not in busy:
                 self._shown = request
@@ -184,6 +200,8 @@ class RemoteResponder:
         state = await insert_answer(self.store, answer)
         if state:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
+        elif answer.choice is Choice.ALLOW_FOR_SESSION:
+            self._held[lane_of(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
         await self.ring.wake_owners([self.session_id])
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from shared.clock import Clock
 from shared.errors import ForgedError, SoongError, UnavailableError
+from shared.jsontext import digest
 from shared.log import get_logger
 from shared.permissions.gate import check_binding, request_of, stale, verdict_of_policy, withdrawn
 from shared.permissions.policy import Effect, Policy, PolicyVerdict, evaluate
@@ -153,7 +154,9 @@ class WorkerGate:
             return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
         try:
             await self._check_signature(decision)
-            return check_binding(decision, request, now_us=self.clock.now_us())
+            # The input is digested again: what runs is what was decided, not what was asked a while ago.
+            as_it_runs = replace(request, input_digest=digest(call.permission_input))
+            return check_binding(decision, as_it_runs, now_us=self.clock.now_us())
         except ForgedError as error:
             await self._report(request, decision, error)
             return stale(f"{error}; it was not used")

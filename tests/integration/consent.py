@@ -1,0 +1,292 @@
+"""A bench for consent: one session, its desk, and as many worker processes with gates as a test wants, in one loop.
+
+Everything is real but the tools and, by default, the store and the hints, which are the in-memory ones. Time stands
+still until a test moves it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Protocol
+
+from orchestrator.desk import Desk
+from orchestrator.responders import RemoteResponder
+from shared.jsontext import JsonObject, digest
+from shared.permissions.policy import Policy
+from shared.permissions.request import (
+    Choice,
+    PermissionCallback,
+    PermissionDecision,
+    PermissionRequest,
+)
+from shared.permissions.signing import Signer
+from shared.runs.events import Event, EventType
+from shared.sessions.session import AnswerMode, Ownership
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.step import Claim
+from shared.testing.builders import make_owner, make_session, make_step, make_task, open_session, open_worker
+from shared.testing.clock import FakeClock
+from shared.testing.memory import MemoryStore
+from shared.testing.memory.ring import MemorySwitchboard
+from shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
+from shared.tools.ports import GateCall, Verdict
+from shared.wire.ring import Ring, Switchboard
+from worker.gate import DecisionInbox, WorkerGate
+
+LIMIT_S = 10.0
+HOME = "/home/someone"
+
+
+async def _unused(_context: ToolContext, _input: JsonObject) -> None:
+    raise AssertionError("a gate runs no tool")
+
+
+WRITE_FILE = ToolDefinition(
+    name="code.write_file",
+    description="Write a file.",
+    input_schema={"type": "object"},
+    handler=_unused,
+    permission=Permission.WRITE,
+    tags=frozenset({"code", "filesystem", "write"}),
+)
+
+
+def make_call(claim: Claim, call_id: str = "call_1", folder: str = "/work/out", **overrides: object) -> GateCall:
+    """Return a call that writes a file into ``folder``."""
+    call_input: JsonObject = {"path": f"{folder}/report.md", "content": "words"}
+    call = GateCall(
+        identity=claim.identity,
+        fence=claim.fence,
+        tool_call_id=call_id,
+        definition=WRITE_FILE,
+        permission_input=call_input,
+        input_digest=digest(call_input),
+        traits=Traits(),
+        target=Target(kind="path", scope=folder, shown=f"{folder}/report.md", precondition="absent", preview="5 bytes"),
+        risk=Risk.WRITE,
+        cwd="/project",
+    )
+    return replace(call, **overrides)  # type: ignore[arg-type]  # a test names real fields
+
+
+class BothPorts(Ring, Switchboard, Protocol):
+    """Hints in one object, as the in-memory adapter is."""
+
+
+@dataclass(slots=True)
+class Callback:
+    """A person: answers by ``choices`` in turn (the last one for ever), and remembers what was shown."""
+
+    choices: Sequence[Choice] = (Choice.ALLOW_ONCE,)
+    shown: list[PermissionRequest] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    gate: asyncio.Event | None = None
+
+    async def __call__(self, request: PermissionRequest) -> PermissionDecision:
+        self.shown.append(request)
+        choice = self.choices[min(len(self.shown), len(self.choices)) - 1]
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            await asyncio.sleep(0)
+        finally:
+            self.at_once -= 1
+        return PermissionDecision(choice, reason=f"because {choice}")
+
+
+@dataclass(slots=True)
+class Bench:
+    """The parts and a few sentences about them."""
+
+    store: Store
+    ring: Ring
+    switchboard: Switchboard
+    clock: FakeClock
+    settings: Settings
+    ownership: Ownership
+    signer: Signer
+    desk: Desk
+    claims: list[Claim] = field(default_factory=list)
+    inboxes: dict[str, DecisionInbox] = field(default_factory=dict)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def session_id(self) -> str:
+        return self.ownership.session_id
+
+    def gate(self, claim: Claim, worker_id: str, policy: Policy | None = None, *, token: str = "") -> WorkerGate:
+        if worker_id not in self.inboxes:
+            self.inboxes[worker_id] = DecisionInbox(self.store, self.switchboard, worker_id)
+        return WorkerGate(
+            self.store,
+            self.ring,
+            self.inboxes[worker_id],
+            self.clock,
+            policy if policy is not None else Policy.from_json(claim.policy),
+            token or claim.token,
+            home=HOME,
+        )
+
+    async def claim(self, count: int = 1) -> list[tuple[Claim, str]]:
+        """Claim ``count`` steps of one task, each in a worker process of its own."""
+        task = make_task(self.session_id, *(make_step(f"s{number}") for number in range(count)))
+        await self.store.create_task(task)
+        held = []
+        for _ in range(count):
+            worker_id = await open_worker(self.store)
+            held.append((await self.claim_for(worker_id), worker_id))
+        return held
+
+    async def claim_for(self, worker_id: str) -> Claim:
+        advance = await self.store.advance(
+            worker_id,
+            (),
+            claim=1,
+            pools=("default",),
+            capabilities=(),
+            live_workers=1,
+            now_us=self.clock.now_us(),
+        )
+        return advance.claims[0]
+
+    async def events(self, claim: Claim) -> list[Event]:
+        return list(await self.store.events(claim.identity.run_id))
+
+    async def event(self, claim: Claim, type: EventType) -> Event:
+        """Return the one event of that type in the run's log."""
+        (found,) = [event for event in await self.events(claim) if event.type == type]
+        return found
+
+    async def pending(self, count: int = 1) -> list[PermissionRequest]:
+        """Wait until exactly ``count`` questions are open."""
+        await until(lambda: self._has_pending(count))
+        return list(await self.store.pending(self.session_id))
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass and have the desk look at what that means."""
+        self.clock.advance(timedelta(seconds=seconds))
+        await self.desk.review([self.session_id])
+
+    async def settle(self) -> None:
+        """Have the desk look, and wait until it has done so."""
+        await self.desk.review([self.session_id])
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def new_desk(self, owner_id: str) -> Desk:
+        return Desk(
+            self.store,
+            self.ring,
+            self.signer,
+            self.clock,
+            self.settings,
+            owner_id=lambda: owner_id,
+            home=HOME,
+        )
+
+    def attach(self, callback: PermissionCallback, principal: str = "local") -> RemoteResponder:
+        """Attach a client; it answers until the bench is closed."""
+        responder = RemoteResponder(
+            self.store,
+            self.ring,
+            self.switchboard,
+            self.session_id,
+            principal,
+            "terminal",
+            callback,
+            self.settings,
+            self.clock,
+        )
+        self.tasks.append(asyncio.get_running_loop().create_task(responder.run()))
+        return responder
+
+    async def _has_pending(self, count: int) -> bool:
+        return len(await self.store.pending(self.session_id)) == count
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait until a condition holds; fail when it takes too long."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            outcome = condition()
+            if outcome if isinstance(outcome, bool) else await outcome:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def verdicts(*asking: Awaitable[Verdict]) -> list[Verdict]:
+    """Wait for the verdicts on several calls, made at the same time."""
+    async with asyncio.timeout(LIMIT_S):
+        return list(await asyncio.gather(*asking))
+
+
+@asynccontextmanager
+async def open_bench(
+    callback: PermissionCallback | None = None,
+    *,
+    policy: Policy | None = None,
+    mode: AnswerMode = AnswerMode.ATTACHED,
+    store: Store | None = None,
+    ring: Ring | None = None,
+    switchboard: Switchboard | None = None,
+) -> AsyncIterator[Bench]:
+    """Open a session whose owner's desk hears questions, with ``callback`` in the owner's process if there is one."""
+    memory = MemorySwitchboard()
+    opened = store if store is not None else MemoryStore()
+    session = make_session(answer_mode=mode, policy=(policy or Policy()).as_json())
+    ownership = await open_session(opened, session)
+    bench = Bench(
+        store=opened,
+        ring=ring or memory,
+        switchboard=switchboard or memory,
+        clock=FakeClock(),
+        settings=Settings(),
+        ownership=ownership,
+        signer=Signer.generate(),
+        desk=None,  # type: ignore[arg-type]  # made of the bench itself, below
+    )
+    bench.desk = bench.new_desk(ownership.owner_id)
+    if callback is not None:
+        bench.desk.attach(ownership.session_id, callback)
+    bench.tasks += [asyncio.get_running_loop().create_task(hear(bench)) for hear in (_hear_questions, _hear_owners)]
+    try:
+        yield bench
+    finally:
+        for task in bench.tasks:
+            task.cancel()
+        await asyncio.gather(*bench.tasks, return_exceptions=True)
+        for inbox in bench.inboxes.values():
+            await inbox.close()
+        await bench.desk.close()
+
+
+async def next_owner(bench: Bench) -> None:
+    """Let the owner's process die and another take its session."""
+    await bench.desk.close()
+    await bench.store.release_owner(bench.ownership.owner_id)
+    successor = make_owner()
+    await bench.store.register_owner(successor)
+    (session,) = await bench.store.adopt_sessions(successor.id)
+    bench.ownership, bench.desk = session.ownership, bench.new_desk(successor.id)
+
+
+async def _hear_questions(bench: Bench) -> None:
+    ear = await bench.switchboard.permission_ear()
+    while True:
+        for request_id in await ear.wait(1.0):
+            request, _ = await bench.store.request(request_id)
+            await bench.desk.review([request.identity.session_id])
+
+
+async def _hear_owners(bench: Bench) -> None:
+    ear = await bench.switchboard.owner_ear()
+    while True:
+        for session_id in await ear.wait(1.0):
+            if session_id:
+                await bench.desk.review([session_id])

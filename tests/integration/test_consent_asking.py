@@ -1,0 +1,232 @@
+"""A question of a worker reaches the session's one callback, and its answer exactly that call (CARD-3, PER-01..07)."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import AlreadyConsumedError
+from shared.identity import Role
+from shared.permissions.policy import Mode, Policy, parse_allow
+from shared.permissions.request import Choice, RequestState
+from shared.runs.events import EventType
+from shared.runs.store import CallRow
+from shared.sessions.session import AnswerMode
+from shared.tools.definition import Permission, Risk, Traits
+from shared.tools.result import ErrorType
+from tests.integration.consent import Callback, make_call, open_bench, until, verdicts
+
+
+@pytest.mark.spec("CARD-3", "PER-01", "PER-06")
+async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_rows() -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        (first, first_worker), (second, second_worker) = await bench.claim(2)
+        lies = replace(second.identity, role=Role.MAIN, agent_id="agent_of_another", parent_run_id="", step_title="x")
+
+        await verdicts(
+            bench.gate(first, first_worker).decide(make_call(first)),
+            bench.gate(second, second_worker).decide(make_call(second, folder="/work/two", identity=lies)),
+        )
+
+        shown = {request.identity.run_id: request for request in callback.shown}
+        for claim in (first, second):
+            assert shown[claim.identity.run_id].identity == claim.identity
+        request = shown[first.identity.run_id]
+        assert (request.tool, request.permission, request.risk, request.scope, request.shown, request.preview) == (
+            "code.write_file",
+            "write",
+            "write",
+            "/work/out",
+            "/work/out/report.md",
+            "5 bytes",
+        )
+        assert request.arguments == {"path": "/work/out/report.md", "content": "words"}
+        assert request.proof == ""
+
+
+@pytest.mark.spec("PER-07")
+async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_allowed_for_the_session() -> None:
+    callback = Callback([Choice.ALLOW_FOR_SESSION])
+    async with open_bench(callback) as bench:
+        claims = await bench.claim(2)
+
+        answers = await verdicts(*(bench.gate(claim, worker).decide(make_call(claim)) for claim, worker in claims))
+        (late, worker) = (await bench.claim(1))[0]
+        (later,) = await verdicts(bench.gate(late, worker).decide(make_call(late)))
+
+        assert len(callback.shown) == 1
+        assert sorted(answer.author for answer in answers) == ["grant", "person"]
+        assert (later.is_allowed, later.author, later.rule) == (True, "grant", "grant code.write_file:/work/out")
+        assert [grant.scope for grant in bench.desk.grants(bench.session_id)] == ["/work/out"]
+
+
+@pytest.mark.spec("PER-07")
+async def test_of_two_workers_that_ask_for_one_scope_each_is_asked_in_turn_when_it_is_allowed_once() -> None:
+    callback = Callback([Choice.ALLOW_ONCE])
+    async with open_bench(callback) as bench:
+        claims = await bench.claim(2)
+
+        answers = await verdicts(*(bench.gate(claim, worker).decide(make_call(claim)) for claim, worker in claims))
+
+        assert all(answer.is_allowed and answer.author == "person" for answer in answers)
+        assert {request.identity.run_id for request in callback.shown} == {c.identity.run_id for c, _ in claims}
+        assert callback.most_at_once == 1
+
+
+@pytest.mark.spec("PER-03", "PER-04", "PER-07")
+async def test_a_no_answers_only_what_was_shown_and_is_not_remembered() -> None:
+    callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
+    async with open_bench(callback) as bench:
+        claims = await bench.claim(2)
+
+        answers = await verdicts(*(bench.gate(claim, worker).decide(make_call(claim)) for claim, worker in claims))
+
+        (denied,) = [answer for answer in answers if not answer.is_allowed]
+        assert (denied.author, denied.error, denied.reason) == ("person", ErrorType.PERMISSION_DENIED, "because deny")
+        assert len(callback.shown) == 2
+
+
+async def test_questions_about_different_scopes_are_asked_at_the_same_time() -> None:
+    callback = Callback(gate=asyncio.Event())
+    async with open_bench(callback) as bench:
+        claims = await bench.claim(3)
+
+        asking = asyncio.gather(
+            *(bench.gate(c, w).decide(make_call(c, folder=f"/work/{n}")) for n, (c, w) in enumerate(claims))
+        )
+        await until(lambda: callback.at_once == 3)
+        assert callback.gate is not None
+        callback.gate.set()
+
+        assert all(answer.is_allowed for answer in await asking)
+
+
+@pytest.mark.spec("PER-02")
+async def test_what_only_reads_is_allowed_without_a_question_or_a_row() -> None:
+    callback = Callback([Choice.DENY])
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        call = make_call(claim)
+        reading = replace(
+            call,
+            definition=replace(
+                call.definition, name="code.read_file", permission=Permission.READONLY, tags=frozenset()
+            ),
+            traits=Traits(is_read_only=True, is_concurrency_safe=True),
+            risk=Risk.READ,
+        )
+
+        (answer,) = await verdicts(bench.gate(claim, worker).decide(reading))
+
+        assert (answer.is_allowed, answer.author, answer.decision_id) == (True, "rule", "")
+        assert not callback.shown
+        assert EventType.PERMISSION_REQUESTED not in {event.type for event in await bench.events(claim)}
+
+
+@pytest.mark.spec("PER-19", "REG-08")
+async def test_a_rule_for_exactly_that_scope_allows_without_asking_and_is_named() -> None:
+    policy = Policy((parse_allow("code.write_file:/work/out", home="/home/someone"),))
+    async with open_bench(policy=policy, mode=AnswerMode.NONE) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+
+        inside, outside = await verdicts(
+            gate.decide(make_call(claim)), gate.decide(make_call(claim, "call_2", "/work/other"))
+        )
+
+        assert (inside.is_allowed, inside.rule) == (True, "allow code.write_file:/work/out (--allow)")
+        assert (outside.is_allowed, outside.error) == (False, ErrorType.PERMISSION_NO_CALLBACK)
+
+
+@pytest.mark.spec("PER-19")
+async def test_question_and_decision_stand_in_the_runs_log_with_their_author() -> None:
+    async with open_bench(Callback([Choice.ALLOW_FOR_SESSION])) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        (answer,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        asked = await bench.event(claim, EventType.PERMISSION_REQUESTED)
+        decided = await bench.event(claim, EventType.PERMISSION_DECIDED)
+        assert asked.seq < decided.seq
+        assert decided.data["decision_id"] == answer.decision_id
+        assert (decided.data["author"], decided.data["choice"]) == ("person", "allow_for_session")
+        assert (decided.data["principal"], decided.data["channel"]) == ("local", "callback")
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_decision_runs_one_call_once() -> None:
+    async with open_bench(Callback()) as bench:
+        ((claim, worker),) = await bench.claim()
+        call = make_call(claim)
+        (answer,) = await verdicts(bench.gate(claim, worker).decide(call))
+        row = CallRow(
+            claim.identity.run_id,
+            call.tool_call_id,
+            call.definition.name,
+            "e",
+            True,
+            call.input_digest,
+            {},
+            {},
+            answer.decision_id,
+        )
+
+        await bench.store.start_call(row, claim.fence, events=(), now_us=1)
+
+        with pytest.raises(AlreadyConsumedError):
+            await bench.store.start_call(replace(row, tool_call_id="call_2"), claim.fence, events=(), now_us=1)
+
+
+@pytest.mark.spec("PER-20")
+async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answered_anyway() -> None:
+    callback = Callback([Choice.ALLOW_FOR_SESSION])
+    async with open_bench(callback, policy=Policy(mode=Mode.STRICT)) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        (answer,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        assert not callback.shown[0].offers_session
+        assert answer.error is ErrorType.PERMISSION_FAILED
+        assert "only allow_once and deny" in answer.reason
+
+
+@pytest.mark.spec("PER-08")
+@pytest.mark.parametrize("folder", ["/", "/home/someone", "/home"])
+async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(folder: str) -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        await verdicts(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
+
+        assert not callback.shown[0].offers_session
+
+
+@pytest.mark.spec("PER-15")
+async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking() -> None:
+    callback = Callback(gate=asyncio.Event())
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
+        (request,) = await bench.pending()
+        await until(lambda: callback.at_once == 1)
+
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        assert await bench.pending(0) == []
+        _, state = await bench.store.request(request.id)
+        assert state is RequestState.WITHDRAWN
+        await until(lambda: callback.at_once == 0)
+
+
+async def test_a_lost_hint_costs_a_second_and_no_answer() -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, _),) = await bench.claim()
+
+        # The inbox listens under another worker's name: no hint about the decision ever reaches it.
+        (answer,) = await verdicts(bench.gate(claim, "wrk_deaf").decide(make_call(claim)))
+
+        assert answer.is_allowed

@@ -1,0 +1,234 @@
+"""Every way of not getting a yes is told apart, and the call gets its answer all the same (PER-05, PER-14)."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import AlreadyDecidedError
+from shared.permissions.policy import Effect, Policy, Rule
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.runs.events import EventType
+from shared.sessions.session import AnswerMode
+from shared.testing.builders import make_answer, make_responder
+from shared.tools.ports import Verdict
+from shared.tools.result import ErrorType
+from tests.integration.consent import Bench, Callback, make_call, open_bench, until, verdicts
+
+
+async def ask(bench: Bench) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
+    """Raise a question and wait until it is on the desk."""
+    ((claim, worker),) = await bench.claim()
+    bench.claims.append(claim)
+    asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
+    (request,) = await bench.pending()
+    await bench.settle()
+    return asking, request
+
+
+async def ask_at_once(bench: Bench) -> "asyncio.Task[Verdict]":
+    """Raise a question that may be settled before anybody could look at it."""
+    ((claim, worker),) = await bench.claim()
+    bench.claims.append(claim)
+    return asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
+
+
+async def ended(bench: Bench, asking: "asyncio.Task[Verdict]", error: ErrorType) -> Verdict:
+    """Wait for the verdict; hold it and the run's log to ``error``."""
+    async with asyncio.timeout(10):
+        verdict = await asking
+    assert (verdict.is_allowed, verdict.author, verdict.error) == (False, "system", error)
+    failed = await bench.event(bench.claims[-1], EventType.PERMISSION_FAILED)
+    assert (failed.data["reason"], failed.data["message"]) == (str(error), verdict.reason)
+    decided = await bench.event(bench.claims[-1], EventType.PERMISSION_DECIDED)
+    assert decided.data["error"] == str(error)
+    return verdict
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait() -> None:
+    async with open_bench() as bench:
+        asking, _ = await ask(bench)
+
+        await bench.pass_time(bench.settings.responder_wait_s - 1)
+        await bench.settle()
+        assert not asking.done()
+        await bench.pass_time(1)
+
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_NO_CALLBACK)
+        assert "30 s" in verdict.reason
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_the_reason() -> None:
+    async def raising(_request: PermissionRequest) -> PermissionDecision:
+        raise RuntimeError("no terminal")
+
+    async with open_bench(raising) as bench:
+        asking = await ask_at_once(bench)
+
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+
+        assert verdict.reason == "the callback raised RuntimeError: no terminal"
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+async def test_a_callback_that_cancels_itself_is_denied_as_failed() -> None:
+    async def cancelled(_request: PermissionRequest) -> PermissionDecision:
+        raise asyncio.CancelledError
+
+    async with open_bench(cancelled) as bench:
+        asking = await ask_at_once(bench)
+
+        await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.parametrize("nonsense", [None, True, "allow_once", PermissionDecision("yes")], ids=repr)  # type: ignore[arg-type]  # that is the point
+async def test_a_callback_that_returns_no_decision_is_denied_as_failed(nonsense: object) -> None:
+    async def careless(_request: PermissionRequest) -> PermissionDecision:
+        return nonsense  # type: ignore[return-value]  # as an untyped callback would
+
+    async with open_bench(careless) as bench:
+        asking = await ask_at_once(bench)
+
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+
+        assert "not a PermissionDecision" in verdict.reason
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_stopped() -> None:
+    silent = Callback(gate=asyncio.Event())
+    async with open_bench(silent) as bench:
+        asking, _ = await ask(bench)
+        await until(lambda: silent.at_once == 1)
+
+        await bench.pass_time(bench.settings.permission_timeout_s - 1)
+        await bench.settle()
+        assert not asking.done()
+        await bench.pass_time(1)
+
+        await ended(bench, asking, ErrorType.PERMISSION_TIMEOUT)
+        await until(lambda: silent.at_once == 0)
+
+
+@pytest.mark.spec("PER-14")
+async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking() -> None:
+    async with open_bench(Callback([Choice.DENY])) as bench:
+        asking = await ask_at_once(bench)
+
+        (verdict,) = await verdicts(asking)
+
+        assert (verdict.author, verdict.error) == ("person", ErrorType.PERMISSION_DENIED)
+        assert EventType.PERMISSION_FAILED not in {event.type for event in await bench.events(bench.claims[0])}
+
+
+@pytest.mark.spec("PER-14")
+async def test_a_session_without_anybody_to_ask_denies_at_once() -> None:
+    async with open_bench(Callback(), mode=AnswerMode.NONE) as bench:
+        asking = await ask_at_once(bench)
+
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_NO_CALLBACK)
+
+        assert "--allow" in verdict.reason
+
+
+@pytest.mark.spec("PER-13")
+async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer() -> None:
+    async with open_bench(mode=AnswerMode.INBOX) as bench:
+        asking, request = await ask(bench)
+        await bench.pass_time(86_000)
+        await bench.settle()
+        assert not asking.done()
+
+        await bench.store.answer(make_answer(request, principal="somebody@example.org"))
+        await bench.settle()
+
+        (verdict,) = await verdicts(asking)
+        assert (verdict.is_allowed, verdict.author) == (True, "person")
+
+
+@pytest.mark.spec("PER-14")
+async def test_a_responder_that_goes_away_and_does_not_come_back_is_no_callback() -> None:
+    async with open_bench() as bench:
+        responder = make_responder(bench.session_id)
+        await bench.store.attach_responder(responder)
+        asking, _ = await ask(bench)
+
+        await bench.pass_time(bench.settings.responder_lease_s)  # its beat has not moved: it is away from now on
+        await bench.settle()
+        await bench.pass_time(bench.settings.responder_wait_s - 1)
+        await bench.settle()
+        assert not asking.done()
+        await bench.pass_time(1)
+
+        await ended(bench, asking, ErrorType.PERMISSION_NO_CALLBACK)
+        assert not await bench.store.responders(bench.session_id)
+
+
+async def test_a_responder_that_beats_keeps_the_question_open() -> None:
+    async with open_bench() as bench:
+        responder = make_responder(bench.session_id)
+        await bench.store.attach_responder(responder)
+        asking, _ = await ask(bench)
+
+        for _ in range(10):
+            await bench.store.beat_responder(responder.id)
+            await bench.pass_time(10)
+            await bench.settle()
+
+        assert not asking.done()
+        asking.cancel()
+
+
+@pytest.mark.spec("PER-14")
+@pytest.mark.parametrize(
+    ("principal", "digest", "words"),
+    [("intruder", "", "'intruder' answered"), ("local", "0" * 64, "another input")],
+    ids=["principal", "digest"],
+)
+async def test_an_answer_that_does_not_fit_the_question_allows_nothing(principal: str, digest: str, words: str) -> None:
+    async with open_bench() as bench:
+        asking, request = await ask(bench)
+        answer = make_answer(request, principal=principal)
+
+        await bench.store.answer(replace(answer, input_digest=digest or request.input_digest))
+        await bench.settle()
+
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+        assert words in verdict.reason
+
+
+@pytest.mark.spec("PER-15")
+async def test_a_second_answer_is_told_that_it_comes_too_late() -> None:
+    async with open_bench() as bench:
+        asking, request = await ask(bench)
+        await bench.store.answer(make_answer(request, Choice.DENY))
+
+        with pytest.raises(AlreadyDecidedError):
+            await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+
+        await bench.settle()
+        (verdict,) = await verdicts(asking)
+        assert verdict.error is ErrorType.PERMISSION_DENIED
+        with pytest.raises(AlreadyDecidedError):
+            await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+
+
+@pytest.mark.spec("PER-10")
+async def test_a_deny_rule_wins_over_a_callback_that_would_say_yes() -> None:
+    callback = Callback()
+    policy = Policy((Rule(Effect.DENY, "code.write_*", source="runtime"), Rule(Effect.ALLOW, "code.write_file")))
+    async with open_bench(callback, policy=policy) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        # The worker obeys the policy by itself; a worker with an older policy is refused by the owner.
+        own, older = await verdicts(
+            bench.gate(claim, worker).decide(make_call(claim)),
+            bench.gate(claim, worker, Policy()).decide(make_call(claim, "call_2")),
+        )
+
+        assert (own.author, own.error) == ("rule", ErrorType.PERMISSION_DENIED)
+        assert (older.author, older.error) == ("rule", ErrorType.PERMISSION_DENIED)
+        assert not callback.shown

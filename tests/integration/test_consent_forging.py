@@ -1,0 +1,178 @@
+"""What is forged, altered, foreign or stale allows nothing and is written down (PER-12)."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
+from shared.permissions.signing import Signer
+from shared.runs.events import EventType
+from shared.testing.memory import MemoryStore
+from shared.tools.definition import Target
+from shared.tools.result import ErrorType
+from tests.integration.consent import Bench, Callback, make_call, open_bench, verdicts
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_request_without_the_proof_of_its_run_is_withdrawn_and_nobody_is_asked() -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        (verdict,) = await verdicts(bench.gate(claim, worker, token="stolen").decide(make_call(claim)))
+
+        assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_WITHDRAWN)
+        assert not callback.shown
+        security = await bench.event(claim, EventType.SECURITY)
+        assert security.data["what"] == "forged_request"
+        _, state = await bench.store.request(str(security.data["request_id"]))
+        assert state is RequestState.WITHDRAWN
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda request: replace(request, tool="code.read_file"),
+        lambda request: replace(request, scope="/work"),
+        lambda request: replace(request, shown="/etc/passwd"),
+        lambda request: replace(request, input_digest="0" * 64),
+        lambda request: replace(request, arguments={"path": "harmless"}),
+        lambda request: replace(request, risk="read"),
+        lambda request: replace(request, proof=""),
+    ],
+    ids=["tool", "scope", "shown", "digest", "arguments", "risk", "no proof"],
+)
+async def test_a_request_row_that_was_altered_is_shown_to_nobody(
+    alter: Callable[[PermissionRequest], PermissionRequest],
+) -> None:
+    callback = Callback()
+
+    class AlteringStore(MemoryStore):
+        """Someone who may write request rows but has no run's token."""
+
+        async def raise_request(self, request: PermissionRequest, **rest: object) -> PermissionRequest:
+            return await super().raise_request(alter(request), **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
+
+    async with open_bench(callback, store=AlteringStore()) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        assert not verdict.is_allowed
+        assert not callback.shown
+
+
+class DecidingStore(MemoryStore):
+    """Someone who may write decision rows but has no owner's key: ``alter`` sees each before a worker does."""
+
+    alter: Callable[[Decision], Decision] = staticmethod(lambda decision: decision)
+
+    async def decision_of(self, request_id: str) -> Decision | None:
+        decision: Decision | None = await super().decision_of(request_id)
+        return None if decision is None else self.alter(decision)
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None),
+        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None, signature="00" * 64),
+        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None, signature="not hexadecimal"),
+        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None, signature=""),
+        lambda decision: replace(decision, key_id="key_unknown"),
+        lambda decision: Signer.generate().sign(replace(decision, choice=Choice.ALLOW_ONCE, error=None)),
+        lambda decision: replace(decision, expires_us=decision.expires_us + 1),
+    ],
+    ids=["verdict", "zero", "text", "none", "key", "other signer", "expiry"],
+)
+async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decision], Decision]) -> None:
+    store = DecidingStore()
+    store.alter = alter
+    async with open_bench(Callback([Choice.DENY]), store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        assert (verdict.is_allowed, verdict.error, verdict.decision_id) == (False, ErrorType.PERMISSION_STALE, "")
+        assert (await bench.event(claim, EventType.SECURITY)).data["what"] == "forged_decision"
+
+
+@pytest.mark.spec("PER-12", "PER-16")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda decision: replace(decision, run_id="run_other"),
+        lambda decision: replace(decision, session_id="sess_other"),
+        lambda decision: replace(decision, request_id="req_other"),
+        lambda decision: replace(decision, tool_call_id="call_other"),
+        lambda decision: replace(decision, tool="code.run_command"),
+        lambda decision: replace(decision, input_digest="f" * 64),
+    ],
+    ids=["run", "session", "request", "call", "tool", "input"],
+)
+async def test_a_decision_signed_for_something_else_is_not_used(change: Callable[[Decision], Decision]) -> None:
+    store = DecidingStore()
+    async with open_bench(Callback(), store=store) as bench:
+        store.alter = lambda decision: bench.signer.sign(change(decision))
+        ((claim, worker),) = await bench.claim()
+
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_STALE)
+        assert "made for another" in verdict.reason
+        await bench.event(claim, EventType.SECURITY)
+
+
+async def allowed_before(bench: Bench) -> tuple[object, str]:
+    """Have a call allowed whose worker then dies before it used the decision."""
+    ((claim, worker),) = await bench.claim()
+    (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+    assert verdict.is_allowed
+    return claim, verdict.decision_id
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_decision_that_expired_unused_allows_nothing_and_says_to_ask_anew() -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        await verdicts(gate.decide(make_call(claim)))
+
+        await bench.pass_time(bench.settings.decision_ttl_s)
+        again, anew = await verdicts(gate.decide(make_call(claim)), gate.decide(make_call(claim, "call_2")))
+
+        assert (again.is_allowed, again.error) == (False, ErrorType.PERMISSION_STALE)
+        assert "ask anew" in again.reason
+        assert anew.is_allowed
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_target_that_changed_while_the_question_waited_is_a_path_conflict() -> None:
+    async with open_bench(Callback()) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        await verdicts(gate.decide(make_call(claim)))
+        changed = Target(kind="path", scope="/work/out", shown="/work/out/report.md", precondition="1:2:3")
+
+        (verdict,) = await verdicts(gate.decide(make_call(claim, target=changed)))
+
+        assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PATH_CONFLICT)
+
+
+async def test_a_question_that_names_a_scope_no_grant_may_have_gives_none() -> None:
+    """A worker that offers ``/`` by itself is judged by the owner (PER-08)."""
+    callback = Callback([Choice.ALLOW_FOR_SESSION])
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = replace(bench.gate(claim, worker), home="/nowhere")
+
+        async with asyncio.timeout(10):
+            verdict = await gate.decide(make_call(claim, folder="/home/someone"))
+
+        assert verdict.error is ErrorType.PERMISSION_FAILED
+        assert not bench.desk.grants(bench.session_id)

@@ -1,0 +1,264 @@
+"""Questions outlive whoever asks, decides and answers (PER-13, PER-15; DAG-07)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.runs.events import EventType
+from shared.tasks.step import Claim, Held
+from shared.testing.builders import make_answer, open_worker
+from shared.tools.ports import Verdict
+from shared.tools.result import ErrorType
+from tests.integration.consent import Bench, Callback, make_call, next_owner, open_bench, until, verdicts
+
+
+async def resumed(bench: Bench, claim: Claim, worker: str) -> tuple[Claim, str]:
+    """Hand the run back and let another worker take it up."""
+    await bench.store.hand_back(
+        worker, [Held(claim.step_key, claim.identity.run_id, claim.fence)], reason="test", now_us=1
+    )
+    successor = await open_worker(bench.store)
+    return await bench.claim_for(successor), successor
+
+
+def start(bench: Bench, claim: Claim, worker: str) -> "asyncio.Task[Verdict]":
+    return asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_resumed_run_uses_the_decision_its_former_life_was_given() -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        (before,) = await verdicts(start(bench, claim, worker))
+
+        again, successor = await resumed(bench, claim, worker)
+        (after,) = await verdicts(start(bench, again, successor))
+
+        assert again.fence > claim.fence
+        assert (after.is_allowed, after.decision_id) == (True, before.decision_id)
+        assert len(callback.shown) == 1
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_resumed_run_waits_for_the_question_that_its_former_life_asked() -> None:
+    callback = Callback(gate=asyncio.Event())
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        dead = start(bench, claim, worker)
+        (request,) = await bench.pending()
+        await bench.inboxes[worker].close()  # its process is gone: nobody withdraws anything
+
+        again, successor = await resumed(bench, claim, worker)
+        asking = start(bench, again, successor)
+        await until(lambda: callback.at_once == 1)
+        assert callback.gate is not None
+        callback.gate.set()
+
+        (verdict,) = await verdicts(asking)
+        assert verdict.is_allowed
+        assert [shown.id for shown in callback.shown] == [request.id]
+        await asyncio.gather(dead, return_exceptions=True)
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id() -> None:
+    silent, callback = Callback(gate=asyncio.Event()), Callback()
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = start(bench, claim, worker)
+        await until(lambda: silent.at_once == 1)
+
+        await next_owner(bench)
+        bench.desk.attach(bench.session_id, callback)
+        await bench.settle()
+
+        (verdict,) = await verdicts(asking)
+        assert verdict.is_allowed
+        assert [request.id for request in callback.shown] == [request.id for request in silent.shown]
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_new_owner_that_finds_an_answer_asks_nobody() -> None:
+    silent, callback = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = start(bench, claim, worker)
+        (request,) = await bench.pending()
+        await until(lambda: silent.at_once == 1)
+        await bench.desk.close()
+        await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+
+        await next_owner(bench)
+        bench.desk.attach(bench.session_id, callback)
+        await bench.settle()
+
+        (verdict,) = await verdicts(asking)
+        assert (verdict.is_allowed, verdict.author) == (True, "person")
+        assert not callback.shown
+
+
+@pytest.mark.spec("PER-04")
+async def test_a_new_owner_has_no_grants_and_asks_anew() -> None:
+    callback = Callback([Choice.ALLOW_FOR_SESSION])
+    async with open_bench(callback) as bench:
+        (first, first_worker), (second, second_worker) = await bench.claim(2)
+        await verdicts(start(bench, first, first_worker))
+
+        await next_owner(bench)
+        bench.desk.attach(bench.session_id, callback)
+        await verdicts(start(bench, second, second_worker))
+
+        assert len(callback.shown) == 2
+
+
+async def test_an_owner_that_lost_its_session_decides_nothing_more() -> None:
+    silent = Callback(gate=asyncio.Event())
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = start(bench, claim, worker)
+        await until(lambda: silent.at_once == 1)
+        former, session = bench.desk, bench.ownership
+        await bench.store.release_owner(session.owner_id)
+        successor = await bench.store.session(bench.session_id)
+        assert successor.owner_id == ""
+
+        await former.review([bench.session_id])
+
+        await until(lambda: silent.at_once == 0)
+        assert not asking.done()
+        asking.cancel()
+
+
+@pytest.mark.spec("PER-15")
+async def test_the_question_of_a_run_that_has_ended_is_withdrawn() -> None:
+    silent = Callback(gate=asyncio.Event())
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = start(bench, claim, worker)
+        await until(lambda: silent.at_once == 1)
+        held = await bench.store.cancel_task(bench.ownership, claim.identity.task_id, reason="test", now_us=1)
+        assert held == {worker}
+        await bench.inboxes[worker].close()
+        await bench.store.expire_worker(worker, 0, max_lost_leases=3, now_us=1)
+
+        await bench.pass_time(10)
+
+        assert await bench.pending(0) == []
+        await until(lambda: silent.at_once == 0)
+        await bench.event(claim, EventType.PERMISSION_WITHDRAWN)
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_terminal_answers_through_rows_one_question_at_a_time() -> None:
+    person = Callback([Choice.ALLOW_ONCE, Choice.DENY, Choice.ALLOW_ONCE])
+    async with open_bench() as bench:
+        bench.attach(person)
+        claims = await bench.claim(3)
+
+        answers = await verdicts(
+            *(bench.gate(c, w).decide(make_call(c, folder=f"/work/{n}")) for n, (c, w) in enumerate(claims))
+        )
+
+        assert sorted(answer.is_allowed for answer in answers) == [False, True, True]
+        assert person.most_at_once == 1
+        assert {request.identity.run_id for request in person.shown} == {c.identity.run_id for c, _ in claims}
+
+
+@pytest.mark.spec("PER-07")
+async def test_a_terminal_that_allows_for_the_session_is_not_shown_the_like_again() -> None:
+    person = Callback([Choice.ALLOW_FOR_SESSION])
+    async with open_bench() as bench:
+        bench.attach(person)
+        claims = await bench.claim(5)
+
+        answers = await verdicts(*(start(bench, claim, worker) for claim, worker in claims))
+
+        assert all(answer.is_allowed for answer in answers)
+        assert len(person.shown) == 1
+
+
+@pytest.mark.spec("PER-14")
+async def test_a_terminal_that_breaks_is_reported_as_a_failed_answer() -> None:
+    async def broken(_request: PermissionRequest) -> PermissionDecision:
+        raise EOFError("standard input ended")
+
+    async with open_bench() as bench:
+        bench.attach(broken)
+        ((claim, worker),) = await bench.claim()
+
+        (verdict,) = await verdicts(start(bench, claim, worker))
+
+        assert verdict.error is ErrorType.PERMISSION_FAILED
+        assert "EOFError: standard input ended" in verdict.reason
+
+
+@pytest.mark.spec("PER-15")
+async def test_of_two_terminals_the_first_answer_wins_and_the_other_stops_showing() -> None:
+    slow, quick = Callback(gate=asyncio.Event()), Callback()
+    sentences: list[str] = []
+    async with open_bench() as bench:
+        bench.attach(slow).notify = sentences.append
+        ((claim, worker),) = await bench.claim()
+        asking = start(bench, claim, worker)
+        await until(lambda: slow.at_once == 1)
+
+        bench.attach(quick)
+
+        (verdict,) = await verdicts(asking)
+        assert verdict.is_allowed
+        await until(lambda: bool(sentences))
+        assert slow.at_once == 0
+        assert sentences == ["the question about code.write_file has been settled elsewhere"]
+
+
+async def test_a_terminal_that_was_taken_for_gone_attaches_again() -> None:
+    async with open_bench() as bench:
+        bench.settings = bench.settings.model_copy(update={"responder_lease_s": 0.3})
+        bench.attach(Callback())
+        await until(lambda: _has_responders(bench, 1))
+        (first,) = await bench.store.responders(bench.session_id)
+
+        await bench.store.detach_responder(first.id)
+
+        await until(lambda: _has_responders(bench, 1))
+        (second,) = await bench.store.responders(bench.session_id)
+        assert second.id != first.id
+
+
+async def _has_responders(bench: Bench, count: int) -> bool:
+    found: Sequence[object] = await bench.store.responders(bench.session_id)
+    return len(found) == count
+
+
+async def test_detaching_a_callback_hands_its_question_to_the_next() -> None:
+    silent, callback = Callback(gate=asyncio.Event()), Callback()
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = start(bench, claim, worker)
+        await until(lambda: silent.at_once == 1)
+
+        bench.desk.detach(bench.session_id)
+        await until(lambda: silent.at_once == 0)
+        bench.desk.attach(bench.session_id, callback)
+
+        (verdict,) = await verdicts(asking)
+        assert verdict.is_allowed
+
+
+async def test_a_question_of_another_session_is_none_of_the_desks() -> None:
+    async with open_bench(Callback()) as bench, open_bench(store=bench.store) as other:
+        ((claim, worker),) = await other.claim()
+        asking = start(other, claim, worker)
+        await other.pending()
+
+        await bench.settle()
+
+        assert not asking.done()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert replace(claim).identity.session_id != bench.session_id

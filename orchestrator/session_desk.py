@@ -1,0 +1,263 @@
+"""The questions of one session on its owner's desk.
+
+A look goes over the pending rows: is the request proven by its run, does the policy deny it by now, does a grant cover
+it, has somebody answered, has its time run out. What is shown to people is one question at a time of those that one
+session grant would answer (a lane). Grants and deadlines are kept in memory; everything else is in rows.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from orchestrator import rulings
+from orchestrator.presence import Presence
+from orchestrator.responders import DirectResponder, Lane, lane_of
+from orchestrator.rulings import Ruling
+from shared.clock import Clock
+from shared.errors import (
+    AlreadyDecidedError,
+    InvalidConfigError,
+    NotFoundError,
+    NotOwnerError,
+    SoongError,
+    UnavailableError,
+)
+from shared.log import get_logger
+from shared.permissions.grants import Grant, GrantBook
+from shared.permissions.policy import Policy
+from shared.permissions.request import Choice, PermissionCallback, PermissionRequest
+from shared.permissions.signing import Signer, check_proof
+from shared.sessions.session import AnswerMode, Session
+from shared.settings import Settings
+from shared.store import Store
+from shared.wire.ring import Ring
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question on the desk. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
+
+    is_proven: bool = False
+    asked_s: float | None = None
+    attended_s: float | None = None
+    asking: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeskTools:
+    """What every session's desk works with."""
+
+    store: Store
+    ring: Ring
+    signer: Signer
+    clock: Clock
+    settings: Settings
+    owner_id: Callable[[], str]
+    home: str
+
+
+@dataclass(slots=True)
+class SessionDesk:
+    """The questions of one session under one ownership. Its task lives while there are any."""
+
+    tools: DeskTools
+    session_id: str
+    callback: PermissionCallback | None = None
+    epoch: int | None = None
+    presence: Presence = field(init=False)
+    grants: GrantBook = field(default_factory=GrantBook)
+    open: dict[str, _Open] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    is_attended: bool = False
+    away_since_s: float = 0.0
+    orphans_looked_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
+
+    def poke(self) -> None:
+        """Look soon; begin to, if nobody does."""
+        self.poked.set()
+        if self.task is None or self.task.done():
+            self.away_since_s = self.tools.clock.monotonic_s()
+            self.task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is left to remember."""
+        return self.callback is None and not self.open and not len(self.grants) and (not self.task or self.task.done())
+
+    async def close(self) -> None:
+        tasks = [task for task in (self.task, *(entry.asking for entry in self.open.values())) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.open.clear()
+
+    def set_callback(self, callback: PermissionCallback | None) -> None:
+        """Change who answers in this process; what the former was being asked is asked anew."""
+        self.callback = callback
+        for entry in self.open.values():
+            if entry.asking is not None:
+                entry.asking.cancel()
+                entry.asking = None
+
+    async def _run(self) -> None:
+        while True:
+            self.poked.clear()
+            try:
+                await self._look()
+            except (NotOwnerError, NotFoundError) as error:
+                log.info("desk_left", session=self.session_id, reason=str(error))
+                self._leave()
+                return
+            except UnavailableError as error:  # the questions wait where they are
+                log.warning("desk_unanswered", session=self.session_id, error=str(error))
+            except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
+                log.exception("desk_look_failed", session=self.session_id)
+            else:
+                if not self.open and not self.poked.is_set():
+                    return
+            try:
+                await asyncio.wait_for(self.poked.wait(), LOOK_EVERY_S)
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        """Settle what can be settled now, and see that the first of each lane is being asked."""
+        pending = await self.tools.store.pending(self.session_id)
+        if pending and await self._withdraw_orphans():
+            pending = await self.tools.store.pending(self.session_id)
+        for request_id in self.open.keys() - {request.id for request in pending}:
+            self._forget(request_id)
+        if not pending:
+            return
+        session = await self._owned_session()
+        lanes: dict[Lane, list[PermissionRequest]] = {}
+        for request in pending:
+            self.open.setdefault(request.id, _Open())
+            lanes.setdefault(lane_of(request), []).append(request)
+        if session.answer_mode is AnswerMode.ATTACHED:
+            await self._observe()
+        for lane in lanes.values():
+            try:
+                await self._serve(session, lane)
+            except (NotOwnerError, UnavailableError):
+                raise
+            except SoongError as error:  # what is wrong with one question must not hold back the others
+                log.error("question_failed", session=self.session_id, tool=lane[0].tool, error=str(error))
+
+    async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
+        for request in lane:
+            ruling = await self._ruling(session, request)
+            if ruling is not None:
+                await self._close(session, request, ruling)
+            elif session.answer_mode is not AnswerMode.INBOX:
+                return  # it has to be answered before the next of its lane is shown
+
+    async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
+        entry = self.open[request.id]
+        if not entry.is_proven:
+            if not check_proof(await self.tools.store.run_token(request.identity.run_id), request):
+                log.error("forged_request", request=request.id, run=request.identity.run_id)
+                return rulings.forged()
+            entry.is_proven = True
+        try:
+            policy = Policy.from_json(session.policy)
+        except InvalidConfigError as error:
+            return rulings.failed(f"the session's policy cannot be read: {error}")
+        may_grant = rulings.offers_session(policy, request, self.tools.home)
+        grant = self.grants.find(request.tool, request.scope) if may_grant else None
+        by_policy = rulings.by_policy(session, policy, request)
+        if by_policy is not None:
+            return by_policy
+        if grant is not None:
+            return rulings.by_grant(grant)
+        answer = await self.tools.store.answer_of(request.id)
+        if answer is not None:
+            return rulings.by_answer(session, request, answer, may_grant=may_grant)
+        if entry.asked_s is None:
+            entry.asked_s = self.tools.clock.monotonic_s()
+            await self.tools.ring.wake_session(self.session_id)
+        return self._ask(session, request, entry, entry.asked_s)
+
+    def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
+        """See that somebody is being asked; rule when the time for that has run out."""
+        if self.callback is not None and entry.asking is None:
+            responder = DirectResponder(self.tools.store, self.callback, session.principal, self.tools.clock)
+            entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
+            entry.asking.add_done_callback(lambda _task: self.poked.set())
+        if session.answer_mode is AnswerMode.INBOX:
+            return None
+        now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
+        if self.is_attended:
+            entry.attended_s = now_s if entry.attended_s is None else entry.attended_s
+            is_late = now_s - entry.attended_s >= settings.permission_timeout_s
+            return rulings.timed_out(settings.permission_timeout_s) if is_late else None
+        is_alone = now_s - max(asked_s, self.away_since_s) >= settings.responder_wait_s
+        return rulings.no_callback(settings.responder_wait_s) if is_alone else None
+
+    async def _close(self, session: Session, request: PermissionRequest, ruling: Ruling) -> None:
+        """Write the signed decision, remember a grant, tell the worker and the clients."""
+        store, now_us = self.tools.store, self.tools.clock.now_us()
+        ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
+        decision = self.tools.signer.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
+        try:
+            await store.decide(
+                session.ownership, decision, state=ruling.state, events=ruling.events(decision), now_us=now_us
+            )
+        except AlreadyDecidedError as error:
+            log.info("decided_meanwhile", request=request.id, state=error.state)
+        else:
+            if ruling.choice is Choice.ALLOW_FOR_SESSION:
+                self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
+        self._forget(request.id)
+        run = await store.run(request.identity.run_id)
+        if run.worker_id:
+            await self.tools.ring.permission_decided(request.id, run.worker_id)
+        await self.tools.ring.wake_session(self.session_id)
+
+    async def _owned_session(self) -> Session:
+        """Return the session, or raise when it is another's: grants belong to one ownership and die with it."""
+        session = await self.tools.store.session(self.session_id)
+        self.epoch = session.owner_epoch if self.epoch is None else self.epoch
+        if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
+            raise NotOwnerError(self.session_id, self.epoch)
+        return session
+
+    async def _observe(self) -> None:
+        now_s = self.tools.clock.monotonic_s()
+        is_there, away = self.presence.observe(await self.tools.store.responders(self.session_id), now_s)
+        is_attended = is_there or self.callback is not None
+        if self.is_attended and not is_attended:
+            self.away_since_s = now_s
+        self.is_attended = is_attended
+        for responder_id in away:
+            await self.tools.store.detach_responder(responder_id)
+
+    async def _withdraw_orphans(self) -> bool:
+        """Close the questions of runs that have ended, now and then; say whether there were any."""
+        now_s = self.tools.clock.monotonic_s()
+        if self.orphans_looked_s is not None and now_s - self.orphans_looked_s < self.tools.settings.sweep_s:
+            return False
+        self.orphans_looked_s = now_s
+        withdrawn = await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
+        if withdrawn:
+            await self.tools.ring.wake_session(self.session_id)
+        return bool(withdrawn)
+
+    def _forget(self, request_id: str) -> None:
+        entry = self.open.pop(request_id, None)
+        if entry is not None and entry.asking is not None:
+            entry.asking.cancel()
+
+    def _leave(self) -> None:
+        for request_id in list(self.open):
+            self._forget(request_id)
+        self.grants, self.epoch = GrantBook(), None

@@ -15,8 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-_CHUNK_BYTES = 64 * 1024
 _STDERR_BYTES = 16 * 1024
+_LAST_WORDS_S = 1.0
+"""How long output may still come after the exit; it is in the pipe already unless a grandchild holds that open."""
 
 Ended = Literal["exited", "timeout", "output_limit"]
 
@@ -55,7 +56,9 @@ async def run(command: Command) -> Finished:
         OSError: it cannot be started.
         ValueError: an argument holds NUL.
     """
-    process = await asyncio.create_subprocess_exec(
+    loop = asyncio.get_running_loop()
+    transport, child = await loop.subprocess_exec(
+        lambda: _Child(command.max_stdout_bytes),
         *command.argv,
         stdin=asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin,
         stdout=asyncio.subprocess.PIPE,
@@ -65,63 +68,66 @@ async def run(command: Command) -> Finished:
         close_fds=True,
         start_new_session=True,
     )
+    pid = transport.get_pid()
     try:
-        return await _collect(process, command)
+        ended = await child.end(command.timeout)
     finally:
-        _kill_group(process.pid)
-        await _reap(process)
+        _kill_group(pid)
+        await _reap(child)
+        transport.close()
+    return Finished(transport.get_returncode() or 0, bytes(child.kept[1]), bytes(child.kept[2]), ended)
 
 
-async def _collect(process: asyncio.subprocess.Process, command: Command) -> Finished:
-    assert process.stdout is not None and process.stderr is not None  # noqa: PT018  # both are pipes
-    stderr = bytearray()
-    stdout = bytearray()
-    errors = asyncio.create_task(_read(process.stderr, stderr, _STDERR_BYTES, stop_when_full=False))
-    ended: Ended = "exited"
+class _Child(asyncio.SubprocessProtocol):
+    """What one child says, bounded, and when it ends. A pipe that a stray grandchild holds open holds nothing up."""
+
+    def __init__(self, max_stdout_bytes: int) -> None:
+        self.kept = {1: bytearray(), 2: bytearray()}
+        self._limits = {1: max_stdout_bytes, 2: _STDERR_BYTES}
+        self._open = {1, 2}
+        self.exited = asyncio.Event()
+        self._silent = asyncio.Event()
+        self._full = asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        room = self._limits[fd] - len(self.kept[fd])
+        self.kept[fd] += data[:room]
+        if fd == 1 and len(data) > room:
+            self._full.set()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002  # the protocol's signature
+        self._open.discard(fd)
+        if not self._open:
+            self._silent.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    async def end(self, timeout: timedelta) -> Ended:
+        """Wait for the exit, the time or the amount, whichever comes first."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.exited, self._full)]
+        try:
+            seconds = timeout.total_seconds()
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self.exited.is_set() and not self._full.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._silent.wait(), min(seconds, _LAST_WORDS_S))
+        finally:
+            for each in waiting:
+                each.cancel()
+        if self._full.is_set():
+            return "output_limit"
+        return "exited" if self.exited.is_set() else "timeout"
+
+
+async def _reap(child: _Child) -> None:
+    """Wait for the killed child, also when the caller is being cancelled: no zombie stays."""
+    exited = asyncio.ensure_future(child.exited.wait())
     try:
-        async with asyncio.timeout(command.timeout.total_seconds()):
-            is_full = await _read(process.stdout, stdout, command.max_stdout_bytes, stop_when_full=True)
-            if is_full:
-                ended = "output_limit"
-                _kill_group(process.pid)
-            await process.wait()
-    except TimeoutError:
-        ended = "timeout"
-        _kill_group(process.pid)
-        await process.wait()
-    finally:
-        # A grandchild that left the group may hold the pipe open for ever; what came until now is what there is.
-        await asyncio.wait({errors}, timeout=0.2)
-        errors.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await errors
-    return Finished(process.returncode or 0, bytes(stdout), bytes(stderr), ended)
-
-
-async def _read(stream: asyncio.StreamReader, into: bytearray, limit: int, *, stop_when_full: bool) -> bool:
-    """Read up to ``limit`` bytes; return whether there was more. Reads on and drops it unless told to stop."""
-    is_full = False
-    while chunk := await stream.read(_CHUNK_BYTES):
-        room = limit - len(into)
-        into += chunk[:room]
-        is_full = is_full or len(chunk) > room
-        if is_full and stop_when_full:
-            return True
-    return is_full
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    """Wait for the killed child, also when the caller is being cancelled: no zombie and no open transport stays."""
-    waiting = asyncio.ensure_future(process.wait())
-    try:
-        await asyncio.shield(waiting)
+        await asyncio.shield(exited)
     except asyncio.CancelledError:
-        await asyncio.wait({waiting})
+        await asyncio.wait({exited})
         raise
-    finally:
-        transport = getattr(process, "_transport", None)  # closing the pipes has no public call in asyncio
-        if transport is not None:
-            transport.close()
 
 
 def _kill_group(pid: int) -> None:

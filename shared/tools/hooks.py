@@ -51,11 +51,11 @@ class PostOutcome:
 
 
 class PreHook(Protocol):
-    async def __call__(self, call: HookCall) -> PreOutcome: ...
+    async def __call__(self, call: HookCall, /) -> PreOutcome: ...
 
 
 class PostHook(Protocol):
-    async def __call__(self, call: HookCall, result: ToolResult) -> PostOutcome: ...
+    async def __call__(self, call: HookCall, result: ToolResult, /) -> PostOutcome: ...
 
 
 @dataclass(frozen=True, slots=True)

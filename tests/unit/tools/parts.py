@@ -103,8 +103,8 @@ class Bench:
     log: RecordingLog
     artifacts: Artifacts
 
-    async def call(self, tool: str, arguments: Json = None, id: str = "call_1", **fields: Json) -> ToolResult:
-        return await self.pipeline.execute(ToolCall(id, tool, fields if arguments is None else arguments))
+    async def call(self, tool: str, arguments: Json = None, /, **fields: Json) -> ToolResult:
+        return await self.pipeline.execute(ToolCall("call_1", tool, fields if arguments is None else arguments))
 
     @property
     def ended(self) -> ToolResult:

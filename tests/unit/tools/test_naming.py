@@ -28,7 +28,7 @@ def test_canonical_names_are_dotted_lower_case(name: str) -> None:
         "",
         "read_file",
         "Code.read_file",
-        "cоde.read_file",
+        "c\u043ede.read_file",
         "code..x",
         ".x",
         "code.",
@@ -47,7 +47,7 @@ def test_an_alias_may_be_another_products_name_but_only_ascii() -> None:
     check_alias("code.read_file", "ReadFile")
 
     with pytest.raises(InvalidToolError, match="alias"):
-        check_alias("code.read_file", "Reаd")
+        check_alias("code.read_file", "Re\u0430d")
 
 
 @pytest.mark.spec("REG-04")

@@ -1,0 +1,90 @@
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.sandbox import descriptors
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened, opened_directory, opened_file
+
+
+@pytest.fixture(params=["openat2", "walk"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both ways of opening hold the same contract; the kernel of the test machine has the first."""
+    if request.param == "openat2" and not descriptors.has_openat2():
+        pytest.skip("this kernel has no openat2")
+    monkeypatch.setattr(descriptors, "has_openat2", lambda: request.param == "openat2")
+    yield request.param
+
+
+def refusal(path: Path, *, folder: bool = False) -> PathRefusal:
+    with pytest.raises(PathRefusedError) as caught, (opened_directory if folder else opened_file)(path):
+        pass
+    return caught.value.refusal
+
+
+def test_a_regular_file_is_opened_by_its_resolved_path(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x").write_text("hi")
+
+    with opened_file(tmp_path / "a/x") as descriptor:
+        assert os.read(descriptor, 10) == b"hi"
+        assert not os.get_inheritable(descriptor)
+
+
+@pytest.mark.spec("FS-07")
+def test_no_link_is_followed_anywhere_in_a_path(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/x").write_text("hi")
+    (tmp_path / "dir").symlink_to("real")
+    (tmp_path / "file").symlink_to("real/x")
+
+    assert refusal(tmp_path / "file") is PathRefusal.CHANGED
+    # The walk meets a link where a directory is wanted and cannot tell the two refusals apart.
+    assert refusal(tmp_path / "dir/x") in (PathRefusal.CHANGED, PathRefusal.NOT_FOUND)
+    assert refusal(tmp_path / "dir", folder=True) is PathRefusal.CHANGED
+
+
+def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hi")
+
+    assert refusal(tmp_path / "y") is PathRefusal.NOT_FOUND
+    assert refusal(tmp_path / "x/y") is PathRefusal.NOT_FOUND
+    assert refusal(tmp_path / ("n" * 300)) is PathRefusal.INVALID
+
+
+@pytest.mark.spec("RES-05")
+def test_special_files_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s")) if len(str(tmp_path)) < 90 else listener.bind("\0soong-test")
+        special = [tmp_path / "fifo", Path("/dev/zero"), Path("/dev/tty"), tmp_path]
+        if (tmp_path / "s").exists():
+            special.append(tmp_path / "s")
+
+        assert {refusal(path) for path in special} == {PathRefusal.NOT_REGULAR}
+
+
+def test_a_file_of_the_kernel_is_refused_although_it_claims_to_be_regular() -> None:
+    assert refusal(Path(f"/proc/{os.getpid()}/environ")) is PathRefusal.NOT_REGULAR
+    assert refusal(Path("/sys/kernel"), folder=True) is PathRefusal.NOT_REGULAR
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hi")
+
+    assert refusal(tmp_path / "x", folder=True) is PathRefusal.INVALID
+
+
+def test_the_descriptor_is_closed_afterwards(tmp_path: Path) -> None:
+    with opened(tmp_path, os.O_RDONLY) as descriptor:
+        pass
+
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
+def test_root_itself_can_be_opened() -> None:
+    with opened_directory(Path("/")) as descriptor:
+        assert os.fstat(descriptor).st_ino == Path("/").stat().st_ino

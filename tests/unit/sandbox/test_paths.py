@@ -1,0 +1,186 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.paths import PathPolicy, is_below, shown_path
+from tests.unit.tools.parts import make_workplace
+
+POLICY = PathPolicy(Path("/home/u/.soong-home"))
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/home/u/.ssh",
+        "/home/u/.ssh/id_rsa",
+        ".gnupg/x",
+        "a/.aws/credentials",
+        "/home/u/.config/gcloud/token",
+        "x.pem",
+        "deep/SERVER.KEY",
+        ".env",
+        ".env.local",
+        ".ENV.local",
+        ".env ",
+        ".env.",
+        ".ENV/bin/python",
+        "ｘ.ｐｅｍ",
+        ".e\u200bnv",
+        "a//.env",
+    ],
+)
+def test_sensitive_names_are_seen_through_every_spelling(path: str) -> None:
+    assert POLICY.is_sensitive(path)
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize(
+    "path",
+    ["env", "my.env", ".environment", "pem", "x.pem.txt", "keys/x", ".config/other", "gcloud", ".sshx", "a.keys"],
+)
+def test_ordinary_names_are_not_sensitive(path: str) -> None:
+    assert not POLICY.is_sensitive(path)
+
+
+@given(st.lists(st.sampled_from([".env", "a", "b.pem", "c.py", ".ssh", "x"]), min_size=1, max_size=5))
+def test_a_path_is_sensitive_exactly_when_a_part_of_it_is(parts: list[str]) -> None:
+    assert POLICY.is_sensitive("/".join(parts)) == bool({".env", "b.pem", ".ssh"} & set(parts))
+
+
+@pytest.mark.spec("FS-09")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/p/.git/hooks/pre-commit",
+        "/p/.git/hooks",
+        "/p/.git/config",
+        "/p/.git/config.worktree",
+        "/p/.git",
+        "/p/.git/modules/sub/hooks/post-checkout",
+        "/p/.git/modules/sub/config",
+        "/p/.GIT/Config",
+        "/p/.git./config",
+        "/p/sub/.mcp.json",
+        "/p/.soong/settings.json",
+        "/p/.soong/hooks/x",
+        "/home/u/.soong-home/tools/x.json",
+        "/home/u/.soong-home/settings.toml",
+        "/home/u/.soong-home/hooks",
+        "/home/u/.soong-home",
+    ],
+)
+def test_controls_are_protected_whether_they_exist_or_not(path: str) -> None:
+    assert POLICY.is_protected(Path(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/p/git/config",
+        "/p/hooks/x",
+        "/p/.github/workflows/x.yml",
+        "/home/u/.soong-home/runs/r/deliverables/x",
+        "/p/.gitignore",
+    ],
+)
+def test_ordinary_files_are_not_protected(path: str) -> None:
+    assert not POLICY.is_protected(Path(path))
+
+
+@pytest.mark.spec("FS-07")
+def test_links_are_resolved_before_anything_is_said(tmp_path: Path) -> None:
+    project, outside = tmp_path / "project", tmp_path / "project-evil"
+    project.mkdir()
+    outside.mkdir()
+    (project / "link").symlink_to(outside)
+    (project / "dangling").symlink_to(outside / "new.txt")
+    (outside / ".env").write_text("A=1")
+    (project / "plain.txt").symlink_to(outside / ".env")
+    roots = make_workplace(project)
+
+    through, dangling, secret = (POLICY.locate(roots, name) for name in ("link/x", "dangling", "plain.txt"))
+
+    assert (through.resolved, through.is_inside_project, through.is_inside_write_roots) == (outside / "x", False, False)
+    assert (dangling.resolved, dangling.is_inside_write_roots) == (outside / "new.txt", False)
+    assert secret.is_sensitive
+
+
+@pytest.mark.spec("FS-07")
+def test_a_folder_whose_name_begins_alike_is_not_inside(tmp_path: Path) -> None:
+    roots = make_workplace(tmp_path / "proj")
+
+    assert not POLICY.locate(roots, str(tmp_path / "proj-evil/x")).is_inside_write_roots
+    assert not POLICY.locate(roots, "../proj-evil/x").is_inside_project
+    assert is_below(Path("/a/b"), Path("/")) and is_below(Path("/"), Path("/"))
+
+
+@pytest.mark.spec("FS-07")
+def test_a_runs_own_folders_are_write_roots(tmp_path: Path) -> None:
+    roots = make_workplace(tmp_path / "p", run_dir=tmp_path / "runs/r", write_roots=())
+
+    inside = [
+        POLICY.locate(roots, str(tmp_path / "runs/r" / name)).is_inside_write_roots
+        for name in ("workspace/x", "deliverables/x", "x")
+    ]
+
+    assert inside == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["~/x", "~root", "$HOME/x", "%2e%2e/x", "file:///etc/passwd", "C:\\x", "\\\\host\\share", "-r", "\x1b[0m", "a\nb"],
+)
+def test_nothing_in_a_path_is_expanded(tmp_path: Path, path: str) -> None:
+    located = POLICY.locate(make_workplace(tmp_path), path)
+
+    assert located.resolved == Path(os.path.normpath(tmp_path / path))
+    assert located.is_inside_project
+
+
+@pytest.mark.parametrize(
+    "path", ["", "a\0b", "x" * 5000, "a/" * 3000, "\ud800"], ids=["empty", "nul", "long", "deep", "surrogate"]
+)
+def test_a_path_that_cannot_be_used_is_refused_before_the_disk_is_asked(tmp_path: Path, path: str) -> None:
+    with pytest.raises(PathRefusedError) as caught:
+        POLICY.locate(make_workplace(tmp_path), path)
+
+    assert caught.value.refusal is PathRefusal.INVALID
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/self/environ",
+        "/proc/1/root/etc/shadow",
+        "/proc/self/fd/3",
+        "/dev/fd/0",
+        "/sys/kernel",
+        "a/../../../../../../../../proc/self/mem",
+    ],
+)
+def test_the_kernels_own_file_systems_are_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(PathRefusedError) as caught:
+        POLICY.locate(make_workplace(tmp_path), path)
+
+    assert caught.value.refusal is PathRefusal.NOT_REGULAR
+
+
+def test_a_link_into_proc_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "innocent").symlink_to("/proc/self/environ")
+
+    with pytest.raises(PathRefusedError):
+        POLICY.locate(make_workplace(tmp_path), "innocent")
+
+
+def test_paths_are_shown_relative_inside_the_project_and_as_valid_text(tmp_path: Path) -> None:
+    roots = make_workplace(tmp_path)
+
+    assert shown_path(tmp_path / "a/b.py", roots) == "a/b.py"
+    assert shown_path(tmp_path, roots) == "."
+    assert shown_path(Path("/etc/x"), roots) == "/etc/x"
+    assert shown_path(tmp_path / os.fsdecode(b"bad\xff"), roots) == "bad\ufffd"

@@ -1,0 +1,147 @@
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shared.sandbox.process import Command, Finished, run
+from shared.sandbox.threads import StoppedError, check, run_blocking
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+async def python(folder: int, tmp_path: Path, code: str, **overrides: Any) -> Finished:
+    options: dict[str, Any] = {"timeout": timedelta(seconds=20), "max_stdout_bytes": 1_000_000, "env": {}, **overrides}
+    return await run(Command([sys.executable, "-I", "-c", code], folder, tmp_path, **options))
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(5):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_child_runs_in_the_directory_with_no_input_and_only_the_given_environment(
+    folder: int, tmp_path: Path
+) -> None:
+    os.environ["SECRET_OF_PARENT"] = "x"
+    code = "import os,sys; print(os.getcwd(), sys.stdin.read() == '', sorted(os.environ), os.listdir('/proc/self/fd'))"
+
+    ended = await python(folder, tmp_path, code, env={"LC_ALL": "C.UTF-8"})
+
+    words = ended.stdout.decode()
+    assert ended.code == 0
+    assert words.startswith(f"{tmp_path} True ['LC_ALL'] ")
+    assert len(words.partition("] ")[2].split(",")) == 4  # three of its own and the listing itself
+
+
+async def test_a_child_that_says_too_much_is_killed_and_its_beginning_kept(folder: int, tmp_path: Path) -> None:
+    ended = await python(folder, tmp_path, "while True: print('y' * 1000)", max_stdout_bytes=5_000)
+
+    assert (ended.ended, len(ended.stdout)) == ("output_limit", 5_000)
+
+
+async def test_a_child_over_its_time_is_killed_with_its_whole_group(folder: int, tmp_path: Path) -> None:
+    code = (
+        "import subprocess,sys,time; p = subprocess.Popen(['sleep', '100']); print(p.pid, flush=True); time.sleep(100)"
+    )
+
+    ended = await python(folder, tmp_path, code, timeout=timedelta(seconds=1.5))
+
+    assert ended.ended == "timeout"
+    await gone(int(ended.stdout))
+
+
+async def test_a_child_ends_with_a_cancelled_caller(folder: int, tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    code = f"import os,time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+    task = asyncio.ensure_future(python(folder, tmp_path, code))
+    async with asyncio.timeout(10):
+        while not (marker.exists() and marker.read_text()):
+            await asyncio.sleep(0.01)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await gone(int(marker.read_text()))
+
+
+async def test_errors_are_kept_and_bounded(folder: int, tmp_path: Path) -> None:
+    ended = await python(folder, tmp_path, "import sys; sys.stderr.write('e' * 100000); sys.exit(3)")
+
+    assert (ended.code, len(ended.stderr)) == (3, 16 * 1024)
+
+
+async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_caller(folder: int, tmp_path: Path) -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '30'], start_new_session=True).pid)"
+    begun = time.monotonic()
+
+    ended = await python(folder, tmp_path, code)
+
+    os.kill(int(ended.stdout), 9)
+    assert time.monotonic() - begun < 10
+
+
+async def test_a_program_that_is_not_there_is_an_os_error(folder: int, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await run(Command(["/nonexistent/x"], folder, tmp_path, {}, timedelta(seconds=1), 10))
+
+
+async def test_cancelled_thread_work_is_asked_to_stop_and_waited_for() -> None:
+    begun, seen = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def work(stop: Any) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert stop.wait(5)
+        seen.append("stopped")
+        check(stop)
+
+    task = asyncio.ensure_future(run_blocking(work))
+    await asyncio.wait_for(begun.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert seen == ["stopped"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_an_effect_that_happened_is_reported_where_asked_for(keep: bool) -> None:
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(stop: Any) -> str:
+        loop.call_soon_threadsafe(begun.set)
+        stop.wait(5)
+        return "done"
+
+    task = asyncio.ensure_future(run_blocking(work, keep_result=keep))
+    await asyncio.wait_for(begun.wait(), 5)
+    task.cancel()
+
+    if keep:
+        assert await task == "done"
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_an_error_of_thread_work_is_raised() -> None:
+    def work(_stop: Any) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        await run_blocking(work)

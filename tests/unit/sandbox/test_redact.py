@@ -1,0 +1,109 @@
+import base64
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shared.sandbox.redact import MARK, redactor
+
+SECRET = 'pa"ss/word-üöä-long'
+KEY_BLOCK = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow\n" * 40 + "-----END RSA PRIVATE KEY-----"
+TOKENS = [
+    "AKIAIOSFODNN7EXAMPLE",
+    "sk-" + "a1B2" * 10,
+    "ghp_" + "a1B2" * 9,
+    "github_pat_" + "a1B2" * 10,
+    "xoxb-1234567890-abcdef",
+    "AIza" + "a" * 35,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl",
+    KEY_BLOCK,
+]
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
+def test_well_known_tokens_are_taken_out(token: str) -> None:
+    assert redactor().text(f"before {token} after") == f"before {MARK} after"
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("Authorization: Bearer abcdefghij0123456789", f"Authorization: Bearer {MARK}"),
+        ("postgres://user:hunter2@db/x", f"postgres://{MARK}@db/x"),
+        ("redis://:hunter2@db/0", f"redis://{MARK}@db/0"),
+    ],
+)
+def test_only_the_secret_part_goes(text: str, clean: str) -> None:
+    assert redactor().text(text) == clean
+
+
+@pytest.mark.parametrize("text", ["sk-short", "http://example.org:80/a@b", "a key to nothing", "ghp_short", "AKIA"])
+def test_ordinary_text_stays_the_same_object(text: str) -> None:
+    assert redactor([SECRET]).text(text) is text
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize(
+    "form",
+    [SECRET, json.dumps(SECRET)[1:-1], quote(SECRET, safe=""), base64.b64encode(SECRET.encode()).decode()],
+    ids=["plain", "json", "url", "base64"],
+)
+def test_a_marked_value_is_found_in_its_usual_encodings(form: str) -> None:
+    assert SECRET not in redactor([SECRET]).text(f"x{form}x")
+    assert form.rstrip("=") not in redactor([SECRET]).text(f"x{form}x")
+
+
+def test_a_secret_inside_another_does_not_cut_it_open() -> None:
+    assert redactor(["secret1", "secret1-and-more"]).text("secret1-and-more") == MARK
+
+
+def test_very_short_values_are_left_alone() -> None:
+    assert redactor(["on", ""]).text("on and on") == "on and on"
+
+
+@pytest.mark.spec("EVT-05")
+def test_json_values_are_redacted_in_values_and_keys() -> None:
+    value = {"a": [SECRET, 1, None, {"b": f"x {SECRET}"}], SECRET: True}
+
+    assert redactor([SECRET]).value(value) == {"a": [MARK, 1, None, {"b": f"x {MARK}"}], MARK: True}
+
+
+def test_a_clean_json_value_stays_the_same_object() -> None:
+    value = {"a": ["b", 1, {"c": None}]}
+
+    assert redactor([SECRET]).value(value) is value
+
+
+@pytest.mark.spec("EVT-05")
+@given(st.lists(st.integers(1, 3000), max_size=12), st.sampled_from([SECRET, *TOKENS]), st.integers(0, 9000))
+@example([8192], SECRET, 4090)
+def test_a_secret_in_pieces_never_gets_through_a_stream(cuts: list[int], secret: str, before: int) -> None:
+    text = "y" * before + " " + secret + " " + "z" * 9000
+    stream = redactor([SECRET]).stream()
+    shown, at = "", 0
+    for size in [*cuts, len(text)]:
+        shown += stream.feed(text[at : at + size])
+        at += size
+    shown += stream.close()
+
+    assert shown == "y" * before + f" {MARK} " + "z" * 9000
+
+
+@given(st.lists(st.text(max_size=3000), max_size=20))
+def test_a_stream_without_secrets_comes_out_as_it_went_in(pieces: list[str]) -> None:
+    stream = redactor([SECRET]).stream()
+
+    assert "".join(map(stream.feed, pieces)) + stream.close() == redactor([SECRET]).text("".join(pieces))
+
+
+def test_an_endless_secret_keeps_memory_bounded() -> None:
+    stream = redactor().stream()
+
+    shown = stream.feed("-----BEGIN PRIVATE KEY-----\n") + "".join(stream.feed("k" * 10_000) for _ in range(40))
+
+    assert "kkkk" not in shown.partition(MARK)[0]
+    assert MARK in shown

@@ -1,0 +1,476 @@
+import asyncio
+import errno
+from collections.abc import Awaitable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import AlreadyConsumedError, LeaseLostError
+from shared.jsontext import Json, JsonObject, digest
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.redact import redactor
+from shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
+from shared.tools.pipeline import PipelineConfig
+from shared.tools.ports import ToolCall, Verdict
+from shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
+from tests.unit.tools.parts import TEXT_INPUT, Bench, make_bench, make_tool
+
+DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
+
+
+def raising(error: BaseException) -> Any:
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        raise error
+
+    return handler
+
+
+def returning(value: Any) -> Any:
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        return value  # type: ignore[no-any-return]
+
+    return handler
+
+
+async def failure(bench: Bench, tool: str = "test.echo", **fields: Json) -> ErrorType:
+    result = await bench.call(tool, **fields)
+    assert result.error is not None
+    assert bench.ended == result
+    return result.error.type
+
+
+@pytest.mark.spec("EXE-01", "EXE-06", "EXE-12")
+async def test_a_call_is_permitted_started_and_finished_in_this_order() -> None:
+    bench = make_bench([make_tool()])
+
+    result = await bench.call("test.echo", text="hi")
+
+    assert result.content == (TextBlock("hi"),)
+    assert bench.log.entries == [("started", "call_1"), ("finished", "call_1")]
+    assert bench.gate.asked[0].input_digest == digest({"text": "hi"})
+
+
+@pytest.mark.spec("ETS-02", "RES-05")
+async def test_a_call_outside_the_surface_is_not_available() -> None:
+    bench = make_bench([make_tool()])
+
+    assert await failure(bench, "code.write_file") is ErrorType.TOOL_NOT_AVAILABLE
+    assert bench.gate.asked == []
+    assert bench.log.starts == []
+
+
+@pytest.mark.spec("SCH-03")
+@pytest.mark.parametrize(
+    "arguments",
+    [{"text": 1}, {"extra": 1}, [], 3, "{", '{"text": "a", "text": "b"}', "[]", '{"text": NaN}', {"text": "\ud800"}],
+    ids=str,
+)
+async def test_bad_arguments_reach_neither_permission_nor_handler(arguments: Json) -> None:
+    bench = make_bench([make_tool()])
+
+    result = await bench.call("test.echo", arguments)
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.INVALID_INPUT
+    assert (bench.gate.asked, bench.log.starts) == ([], [])
+
+
+@pytest.mark.spec("SCH-03")
+async def test_arguments_in_a_json_string_are_parsed_first() -> None:
+    bench = make_bench([make_tool()])
+
+    assert (await bench.call("test.echo", '{"text": "hi"}')).data == "hi"
+    assert (await bench.call("test.echo", "")).data == ""
+    assert (await bench.pipeline.execute(ToolCall("c", "test.echo", None))).ok
+
+
+@pytest.mark.spec("REG-05", "SCH-03")
+async def test_the_tools_own_check_of_its_input_is_asked_before_permission() -> None:
+    bench = make_bench([make_tool(validate_input=lambda _: "text must rhyme")])
+
+    result = await bench.call("test.echo", text="orange")
+
+    assert result.error is not None
+    assert (result.error.type, result.error.message) == (ErrorType.INVALID_INPUT, "text must rhyme")
+    assert bench.gate.asked == []
+
+
+@pytest.mark.spec("RES-04", "EXE-06", "PER-03")
+async def test_a_denial_is_a_result_with_the_reason_and_was_never_started() -> None:
+    bench = make_bench([make_tool()], verdict=DENIED)
+
+    result = await bench.call("test.echo", text="x")
+
+    assert result.error is not None
+    assert "not today" in result.error.message
+    assert bench.log.entries == [("finished", "call_1")]
+
+
+@pytest.mark.spec("RES-01", "RES-04")
+@pytest.mark.parametrize(
+    ("error", "type"),
+    [
+        (ToolError(ErrorType.TEXT_NOT_FOUND, "no"), ErrorType.TEXT_NOT_FOUND),
+        (OSError(errno.EACCES, "no", "/x"), ErrorType.SANDBOX_DENIED),
+        (PermissionError(errno.EPERM, "no"), ErrorType.SANDBOX_DENIED),
+        (OSError(errno.EROFS, "no"), ErrorType.SANDBOX_DENIED),
+        (FileNotFoundError(errno.ENOENT, "gone", "/x"), ErrorType.FILE_NOT_FOUND),
+        (OSError(errno.ENOSPC, "full"), ErrorType.EXECUTION_FAILED),
+        (TimeoutError("its own"), ErrorType.EXECUTION_FAILED),
+        (PathRefusedError(PathRefusal.PROTECTED, "x", "no"), ErrorType.PATH_PROTECTED),
+        (RecursionError(), ErrorType.EXECUTION_FAILED),
+        (ValueError("x" * 100_000), ErrorType.EXECUTION_FAILED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
+)
+async def test_whatever_a_handler_raises_becomes_a_named_error(error: Exception, type: ErrorType) -> None:
+    bench = make_bench([make_tool(handler=raising(error))])
+
+    assert await failure(bench) is type
+    assert bench.ended.error is not None
+    assert len(bench.ended.error.message) < 3_000
+
+
+@pytest.mark.parametrize("error", [LeaseLostError("run_1", 7)], ids=["lease"])
+async def test_a_lost_lease_ends_the_run_and_records_nothing_more(error: Exception) -> None:
+    bench = make_bench([make_tool(handler=raising(error))])
+
+    with pytest.raises(LeaseLostError):
+        await bench.call("test.echo")
+
+    assert bench.log.ends == []
+
+
+async def test_a_decision_that_was_used_before_can_be_asked_for_anew() -> None:
+    bench = make_bench([make_tool()])
+    bench.log.fails_start = AlreadyConsumedError("dec_1")
+
+    assert await failure(bench) is ErrorType.PERMISSION_STALE
+
+
+@pytest.mark.spec("RES-01")
+@pytest.mark.parametrize(
+    ("value", "content", "data"),
+    [
+        ("text", (TextBlock("text"),), "text"),
+        ({"a": 1}, (JsonBlock({"a": 1}),), {"a": 1}),
+        ([1, 2], (JsonBlock([1, 2]),), [1, 2]),
+        (3, (JsonBlock(3),), 3),
+        (True, (JsonBlock(True),), True),
+        (None, (), None),
+    ],
+    ids=str,
+)
+async def test_plain_return_values_are_wrapped(value: Json, content: tuple[Any, ...], data: Json) -> None:
+    result = await make_bench([make_tool(handler=returning(value))]).call("test.echo")
+
+    assert (result.content, result.data, result.ok) == (content, data, True)
+
+
+@pytest.mark.spec("RES-02")
+async def test_a_handler_cannot_answer_for_another_call() -> None:
+    bench = make_bench([make_tool(handler=returning(ToolResult("call_other", (TextBlock("x"),))))])
+
+    assert (await bench.call("test.echo")).tool_call_id == "call_1"
+
+
+@pytest.mark.spec("RES-05", "REG-05")
+@pytest.mark.parametrize("value", [{"a": object()}, float("nan"), {"n": "text"}], ids=["object", "nan", "schema"])
+async def test_output_that_is_not_what_was_promised_is_invalid(value: Any) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    bench = make_bench([make_tool(handler=returning(value), output_schema=schema)])
+
+    assert await failure(bench) is ErrorType.INVALID_OUTPUT
+
+
+async def test_output_that_is_not_json_is_invalid_without_any_schema() -> None:
+    assert await failure(make_bench([make_tool(handler=returning({"a": object()}))])) is ErrorType.INVALID_OUTPUT
+
+
+@pytest.mark.spec("RES-03")
+async def test_large_output_becomes_an_artifact_with_a_preview() -> None:
+    bench = make_bench([make_tool(handler=returning("x" * 50_000))])
+
+    result = await bench.call("test.echo")
+
+    preview, ref = result.content
+    assert isinstance(preview, TextBlock)
+    assert len(preview.text) == 12_000
+    assert preview.text.endswith("[truncated: 50000 characters, at most 12000 are shown]")
+    assert isinstance(ref, ArtifactRef)
+    assert (ref.size_bytes, result.artifacts) == (50_000, (ref,))
+    assert (result.metadata["actual_chars"], result.metadata["max_chars"]) == (50_000, 12_000)
+    assert bench.artifacts.stored == [b"x" * 50_000]
+
+
+@pytest.mark.spec("RES-03")
+async def test_the_limit_is_the_tools_own_where_it_has_one() -> None:
+    big = returning({"rows": ["x" * 100] * 3})
+    bench = make_bench(
+        [
+            make_tool("test.small", handler=big, max_result_chars=200),
+            make_tool("test.page", handler=big, max_result_chars=200, keeps_whole_output=True),
+        ]
+    )
+
+    small, page = await bench.call("test.small"), await bench.call("test.page")
+
+    assert small.metadata["truncated"] is True
+    assert small.data == page.data
+    assert page.artifacts == ()
+
+
+async def test_data_for_programs_has_a_limit_of_its_own() -> None:
+    config = PipelineConfig(max_result_chars=100, max_data_chars=500)
+    bench = make_bench([make_tool(handler=returning({"x": "y" * 600}))], config=config)
+
+    result = await bench.call("test.echo")
+
+    assert (result.data, result.metadata["data_left_out"]) == (None, True)
+
+
+@pytest.mark.spec("EVT-05")
+async def test_secrets_are_in_nothing_that_is_kept() -> None:
+    secret = "hunter2-very-secret"
+    handler = returning(ToolResult("", (TextBlock(f"a {secret}"),), secret, {secret: [secret]}, metadata={"m": secret}))
+    bench = make_bench([make_tool(handler=handler)], redactor=redactor([secret]))
+
+    result = await bench.call("test.echo", text=secret)
+
+    assert secret not in repr(result)
+    assert secret not in repr(bench.log.ends)
+    assert bench.log.starts[0].shown_input == {"text": "[redacted]"}
+    assert bench.log.starts[0].call_input == {"text": secret}
+
+
+@pytest.mark.spec("EVT-05")
+async def test_secrets_are_taken_out_before_an_artifact_is_stored() -> None:
+    secret = "hunter2-very-secret"
+    bench = make_bench([make_tool(handler=returning(f"{secret} " * 5_000))], redactor=redactor([secret]))
+
+    await bench.call("test.echo")
+
+    assert secret.encode() not in bench.artifacts.stored[0]
+
+
+@pytest.mark.spec("RES-03", "FS-06")
+async def test_what_an_allowed_sensitive_read_said_reaches_the_model_only() -> None:
+    target = Target("path", "/p", "/p/.env", is_sensitive=True, precondition="1:2")
+    bench = make_bench([make_tool(handler=returning("A=1"), target=lambda *_: target)])
+
+    result = await bench.call("test.echo")
+
+    assert result.content == (TextBlock("A=1"),)
+    assert "A=1" not in repr(bench.log.ends)
+    assert bench.ended.metadata["ref"] == "/p/.env"
+
+
+@pytest.mark.spec("EXE-08")
+async def test_a_handler_over_its_time_ends_as_timeout_and_keeps_its_last_words() -> None:
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        await context.progress.report("half way")
+        await asyncio.Event().wait()
+        return None
+
+    bench = make_bench([make_tool(handler=handler, timeout=timedelta(milliseconds=10))])
+
+    assert await failure(bench) is ErrorType.TIMEOUT
+    assert "half way" in repr(bench.ended.content)
+    assert bench.ended.metadata["partial"] is True
+
+
+@pytest.mark.spec("EXE-08")
+async def test_waiting_for_permission_counts_to_no_time_limit() -> None:
+    bench = make_bench([make_tool(timeout=timedelta(milliseconds=5))])
+    bench.gate.before = lambda: asyncio.sleep(0.03)
+
+    assert (await bench.call("test.echo", text="x")).ok
+
+
+@pytest.mark.spec("EXE-08")
+@pytest.mark.parametrize(
+    ("asked_ms", "limit_s"), [(5, 0.005), (10**9, 1.0), (None, 1.0)], ids=["lower", "higher", "silent"]
+)
+async def test_the_model_can_only_lower_a_time_limit(asked_ms: int | None, limit_s: float) -> None:
+    schema = {"type": "object", "properties": {"timeout_ms": {"type": "integer"}}}
+    tool = make_tool(input_schema=schema, timeout=timedelta(seconds=1))
+    bench = make_bench([tool])
+
+    assert bench.pipeline._limit_s(tool, {} if asked_ms is None else {"timeout_ms": asked_ms}) == limit_s
+    assert bench.pipeline._limit_s(make_tool(is_agent_tool=True), {}) is None
+
+
+@pytest.mark.spec("EXE-09")
+async def test_progress_is_an_event_while_the_handler_runs() -> None:
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        await context.progress.report("reading", {"file": 1})
+        return "done"
+
+    bench = make_bench([make_tool(handler=handler)])
+
+    await bench.call("test.echo")
+
+    assert bench.log.entries == [("started", "call_1"), ("note", "tool_progress"), ("finished", "call_1")]
+    assert bench.log.notes[0][1] == {
+        "tool_call_id": "call_1",
+        "tool": "test.echo",
+        "message": "reading",
+        "data": {"file": 1},
+    }
+
+
+async def _interrupted(work: Awaitable[Any], reached: asyncio.Event) -> None:
+    task = asyncio.ensure_future(work)
+    await asyncio.wait_for(reached.wait(), 5)
+    task.cancel("asked to pause")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.spec("EXE-07", "RES-04")
+async def test_an_abort_cancels_the_handler_and_is_recorded_before_it_goes_on() -> None:
+    reached = asyncio.Event()
+
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        reached.set()
+        await asyncio.Event().wait()
+        return None
+
+    bench = make_bench([make_tool(handler=handler)])
+
+    await _interrupted(bench.call("test.echo"), reached)
+
+    assert bench.ended.error is not None
+    assert bench.ended.error.type is ErrorType.ABORTED
+    assert bench.ended.metadata == {"aborted": True, "partial": False, "abort_reason": "asked to pause"}
+
+
+@pytest.mark.spec("EXE-07")
+async def test_a_tool_that_must_not_be_cut_is_waited_for_and_its_result_kept() -> None:
+    reached, release = asyncio.Event(), asyncio.Event()
+
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        reached.set()
+        await release.wait()
+        return "written"
+
+    bench = make_bench([make_tool(handler=handler, interrupt="block")])
+    task = asyncio.ensure_future(bench.call("test.echo"))
+    await asyncio.wait_for(reached.wait(), 5)
+
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert (bench.ended.ok, bench.ended.data) == (True, "written")
+
+
+@pytest.mark.spec("EXE-07")
+async def test_an_abort_while_permission_is_awaited_is_recorded_as_aborted() -> None:
+    reached = asyncio.Event()
+    bench = make_bench([make_tool()])
+
+    async def wait() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    bench.gate.before = wait
+
+    await _interrupted(bench.call("test.echo"), reached)
+
+    assert bench.log.entries == [("finished", "call_1")]
+
+
+async def test_an_abort_during_the_last_write_does_not_tear_it() -> None:
+    reached, release = asyncio.Event(), asyncio.Event()
+    bench = make_bench([make_tool()])
+    finish = bench.log.finished
+
+    async def slow(call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+        reached.set()
+        await release.wait()
+        await finish(call, result, duration_ms=duration_ms)
+
+    bench.log.finished = slow  # type: ignore[method-assign]
+    task = asyncio.ensure_future(bench.call("test.echo", text="x"))
+    await asyncio.wait_for(reached.wait(), 5)
+
+    task.cancel()
+    await asyncio.sleep(0)
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert bench.ended.data == "x"
+
+
+@pytest.mark.spec("PER-19", "PER-11")
+async def test_the_gate_is_told_traits_target_and_risk_of_this_very_call(tmp_path: Path) -> None:
+    target = Target("resource", "scope", "shown", precondition="absent", is_inside_roots=False)
+    seen: list[ToolContext] = []
+
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        seen.append(context)
+        return None
+
+    tool = make_tool(
+        "mcp.x.run", handler=handler, permission=Permission.WRITE, target=lambda *_: target, tags=frozenset({"network"})
+    )
+    bench = make_bench([tool], project=tmp_path)
+
+    await bench.call("mcp.x.run")
+
+    (asked,) = bench.gate.asked
+    assert (asked.target, asked.risk, asked.fence, asked.cwd) == (target, Risk.EXECUTE, 7, str(tmp_path))
+    assert asked.traits == Traits(is_open_world=True)
+    assert (seen[0].target, seen[0].precondition, seen[0].allowed_outside) == (target, "absent", True)
+    assert (seen[0].effect_id, bench.log.starts[0].is_write) == ("run_1/call_1", True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "type"), [("deny", ErrorType.PERMISSION_DENIED), (RuntimeError(), ErrorType.PERMISSION_DENIED)], ids=str
+)
+async def test_a_tools_own_permission_check_can_only_tighten(verdict: Any, type: ErrorType) -> None:
+    def check(*_: object) -> Any:
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    bench = make_bench([make_tool(check_permissions=check)])
+
+    assert await failure(bench) is type
+    assert bench.gate.asked == []
+
+
+async def test_a_tool_that_asks_to_be_asked_is_asked() -> None:
+    bench = make_bench([make_tool(check_permissions=lambda *_: "ask")])
+
+    await bench.call("test.echo")
+
+    assert bench.gate.asked[0].hook_result == "ask"
+
+
+async def test_a_target_that_refuses_ends_the_call_before_anyone_is_asked() -> None:
+    def target(*_: object) -> Target:
+        raise PathRefusedError(PathRefusal.PROTECTED, ".git/config", "is protected")
+
+    bench = make_bench([make_tool(target=target, input_schema=TEXT_INPUT, tags=frozenset({"filesystem"}))])
+
+    assert await failure(bench) is ErrorType.PATH_PROTECTED
+    assert bench.gate.asked == []
+
+
+@pytest.mark.spec("EXE-04")
+async def test_a_call_that_is_not_made_has_its_recorded_result() -> None:
+    bench = make_bench([make_tool()])
+
+    result = await bench.pipeline.refuse(ToolCall("c", "test.echo", {}), ErrorType.NOT_RUN, "an earlier write failed")
+
+    assert bench.ended == result
+    assert result.error is not None
+    assert result.error.retryable

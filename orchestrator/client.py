@@ -81,7 +81,7 @@ class Client:
         notify: Callable[[str], None] = lambda _sentence: None,
     ) -> None:
         """Fill the session's one callback from here until the client is closed."""
-        from orchestrator.responders import RemoteResponder  # noqa: PLC0415  # most clients answer nothing
+        from orchestrator.responders import RemoteResponder  # most clients answer nothing
 
         responder = RemoteResponder(
             self.store,
@@ -99,11 +99,7 @@ class Client:
 
     async def view(self, task_id: str) -> View:
         """Raises: NotFoundError."""
-        task = await self.store.task(task_id)
-        steps = await self.store.steps(task_id)
-        workers = await self.store.workers()
-        questions = await self.store.pending(task.session_id)
-        return View(task, tuple(steps), tuple(workers), tuple(one for one in questions if one.identity.task_id == task_id))
+        return await view_of(self.store, task_id)
 
     async def follow(self, task_id: str, *, is_settled: Callable[[View], bool]) -> AsyncIterator[View]:
         """Yield how the task stands whenever something may have changed; end after the first view that is settled.
@@ -124,7 +120,9 @@ class Client:
         finally:
             await ear.close()
 
-    async def command(self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S) -> None:
+    async def command(
+        self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S
+    ) -> None:
         """Ask the task's owner for something and wait until it is done.
 
         Raises:
@@ -164,11 +162,18 @@ class Client:
         try:
             async with asyncio.timeout(limit_s):
                 await self.command(CommandKind.PAUSE, task, reason=reason, limit_s=limit_s)
-                while (await self.view(task.id)).held:
-                    await asyncio.sleep(LOOK_AT_MOST_EVERY_S / 2)
+                await self._until_nothing_held(task)
         except (TimeoutError, UnavailableError):
             return False
         return True
+
+    async def _until_nothing_held(self, task: Task) -> None:
+        ear = await self.switchboard.session_ear(task.session_id)
+        try:
+            while (await self.view(task.id)).held:
+                await ear.wait(LOOK_AT_MOST_EVERY_S / 2)
+        finally:
+            await ear.close()
 
     async def resume(self, task: Task) -> None:
         """Let a paused task go on, or give the failed and cancelled steps of an ended one new runs.
@@ -183,16 +188,19 @@ class Client:
             case TaskStatus.PAUSED | TaskStatus.RUNNING:
                 await self.command(CommandKind.RESUME, task, reason="resumed")
 
-    async def events(self, run_id: str) -> list[Event]:
-        """Return all events of a run."""
-        return await all_events(self.store, run_id)
-
     async def _view_again(self, task_id: str) -> View:
         while True:
             try:
                 return await self.view(task_id)
             except UnavailableError:
                 await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def view_of(store: Store, task_id: str) -> View:
+    """Read how a task stands. Raises: NotFoundError."""
+    task = await store.task(task_id)
+    questions = [one for one in await store.pending(task.session_id) if one.identity.task_id == task_id]
+    return View(task, tuple(await store.steps(task_id)), tuple(await store.workers()), tuple(questions))
 
 
 async def all_events(store: Store, run_id: str) -> list[Event]:

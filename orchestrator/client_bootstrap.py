@@ -19,7 +19,9 @@ async def open_client(settings: Settings) -> Client:
         UnavailableError, SchemaVersionError: the database cannot be used.
     """
     if not settings.redis_url:
-        raise InvalidConfigError("SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL")
+        raise InvalidConfigError(
+            "SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL"
+        )
     store = await open_store(settings.effective_database_url, migrate=False)
     clients = RedisClients.of(settings.redis_url, name="soong-client")
     ring = RedisRing(clients.commands)
@@ -36,3 +38,10 @@ async def migrate(settings: Settings) -> None:
     """Bring the database to this program's schema. Raises: UnavailableError, SchemaVersionError."""
     store = await open_store(settings.effective_database_url, migrate=True)
     await store.close()
+
+
+def open_broker(settings: Settings) -> object:
+    """Return the Celery app by which Flower reads the queues and events of a deployment."""
+    from shared.adapters.celery_app import make_celery  # Celery costs a client nothing until it is asked for
+
+    return make_celery(settings.redis_url)

@@ -1,4 +1,4 @@
-"""What commands say: results on standard output, everything for people on standard error, nothing that a terminal obeys."""
+"""What commands say: results on standard output, words for people on standard error, nothing that a terminal obeys."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def emit(value: object) -> None:
 
 
 def inert(text: str, *, limit: int = 0) -> str:
-    """Return text from elsewhere as it may be shown: control, bidirectional and other invisible characters are spelled out.
+    """Return text from elsewhere as it may be shown, with control and other invisible characters spelled out.
 
     What a person is asked to allow must look like what it is: no escape sequence may hide, move or colour it.
     """

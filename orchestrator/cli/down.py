@@ -12,7 +12,8 @@ from shared.settings import load_settings
 
 
 def command(
-    *, wait_s: float = typer.Option(60.0, "--wait", metavar="SECONDS", help="How long to wait for running steps to end.")
+    *,
+    wait_s: float = typer.Option(60.0, "--wait", metavar="SECONDS", help="How long to wait for running steps to end."),
 ) -> None:
     """Stop the service: running steps may finish or are handed back, nothing is lost."""
     asyncio.run(_stop(wait_s))

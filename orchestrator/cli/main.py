@@ -1,6 +1,7 @@
 """``soong``: finds the command, imports its module and nothing else, turns errors into a sentence and an exit code.
 
-Exit codes: 0 completed, 1 a step failed or the service cannot be used, 2 usage, 3 something was denied, 130 interrupted.
+Exit codes: 0 completed, 1 a step failed or the service cannot be used, 2 usage, 3 something was denied, 130
+interrupted.
 """
 
 import sys
@@ -81,7 +82,7 @@ def _options(
     *, version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True)
 ) -> None:
     if version:
-        from importlib.metadata import version as version_of  # noqa: PLC0415  # slow, and rarely asked
+        from importlib.metadata import version as version_of  # slow, and rarely asked
 
         typer.echo(f"soong {version_of('soong')}")
         raise typer.Exit

@@ -12,9 +12,7 @@ from shared.settings import Settings, load_settings
 def command() -> None:
     """Own sessions of SOONG_DATABASE_URL and SOONG_REDIS_URL until told to stop. Several may run beside each other."""
     settings = load_settings()
-    missing = [
-        f"SOONG_{name.upper()}" for name in ("database_url", "redis_url") if not getattr(settings, name)
-    ]
+    missing = [f"SOONG_{name.upper()}" for name in ("database_url", "redis_url") if not getattr(settings, name)]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be set; for a service on this machine alone run `soong up`")
     configure(settings.log_level, process="orchestrator")
@@ -22,7 +20,7 @@ def command() -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    from orchestrator.bootstrap import build  # noqa: PLC0415  # Celery and SQLAlchemy, not needed for --help
+    from orchestrator.bootstrap import build  # Celery and SQLAlchemy, not needed for --help
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

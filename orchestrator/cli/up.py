@@ -38,7 +38,7 @@ def command(
 
 async def build_owner(settings: Settings) -> tuple[Owner, Store]:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
-    from orchestrator.bootstrap import build  # noqa: PLC0415
+    from orchestrator.bootstrap import build
 
     orchestrator = await build(settings)
     return orchestrator, orchestrator.parts.store

@@ -16,6 +16,7 @@ from shared.jsontext import Json
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
+FAREWELL = "stopping"
 
 Answer = Mapping[str, Json]
 
@@ -44,9 +45,11 @@ class ControlServer:
         self.path.chmod(0o600)
 
     async def refuse(self) -> None:
-        """Let nobody else attach: from now on every ``attach`` is told that the service is stopping."""
+        """Let nobody else attach, and say farewell to who is: the end of the connection is then no accident."""
         self.is_closing = True
         self.path.unlink(missing_ok=True)
+        for writer in list(self._writers):
+            writer.write(_line({"event": FAREWELL}))
 
     async def close(self) -> None:
         """Close every connection: clients see the end of the service as the end of theirs."""
@@ -108,7 +111,9 @@ class ControlClient:
             async with asyncio.timeout(timeout_s):
                 return cls(*await asyncio.open_unix_connection(str(path), limit=LINE_LIMIT_BYTES))
         except (OSError, TimeoutError) as error:
-            raise UnavailableError(f"the control socket {str(path)!r} does not answer: {error or 'timeout'}") from error
+            raise UnavailableError(
+                f"the control socket {str(path)!r} does not answer: {str(error) or 'timeout'}"
+            ) from error
 
     async def ask(self, operation: str, *, timeout_s: float = 2.0) -> dict[str, Json]:
         """Send one operation and return the answer. Raises: UnavailableError."""
@@ -119,16 +124,18 @@ class ControlClient:
                 line = await self.reader.readline()
                 answer = json.loads(line) if line else None
         except (OSError, TimeoutError, ValueError) as error:
-            raise UnavailableError(f"the service does not answer: {error or 'timeout'}") from error
+            raise UnavailableError(f"the service does not answer: {str(error) or 'timeout'}") from error
         if not isinstance(answer, dict):
             raise UnavailableError("the service closed the connection")
         return answer
 
-    async def ended(self) -> None:
-        """Return when the service has closed the connection."""
-        with suppress(OSError):
-            while await self.reader.read(1024):
-                pass
+    async def ended(self) -> bool:
+        """Return when the service has closed the connection: True when it said that it would, False when it died."""
+        is_farewell = False
+        with suppress(OSError, ValueError):
+            while line := await self.reader.readline():
+                is_farewell = is_farewell or json.loads(line).get("event") == FAREWELL
+        return is_farewell
 
     async def close(self) -> None:
         self.writer.close()

@@ -5,10 +5,9 @@ Safe only for processes that are known to have ended: the pid is free or belongs
 
 import socket
 
+from orchestrator.embedded.service_file import start_of
 from shared.log import get_logger
 from shared.store import Store
-
-from orchestrator.embedded.service_file import start_of
 
 log = get_logger(__name__)
 

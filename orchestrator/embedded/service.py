@@ -13,6 +13,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
+from orchestrator.embedded.control import ControlServer
+from orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
+from orchestrator.embedded.leftovers import expire_dead
+from orchestrator.embedded.redis import find_redis, redis_url
+from orchestrator.embedded.service_file import ServiceLock, own_record
+from orchestrator.embedded.supervisor import Supervisor
 from shared.clock import SystemClock
 from shared.errors import UnavailableError
 from shared.jsontext import Json
@@ -20,13 +26,6 @@ from shared.log import get_logger
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.status import TaskStatus
-
-from orchestrator.embedded.control import ControlServer
-from orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
-from orchestrator.embedded.leftovers import expire_dead
-from orchestrator.embedded.redis import find_redis, redis_url
-from orchestrator.embedded.service_file import ServiceLock, own_record
-from orchestrator.embedded.supervisor import Supervisor
 
 log = get_logger(__name__)
 
@@ -92,9 +91,7 @@ class EmbeddedService:
         if not self.settings.redis_url:
             await self._supervisor.start_redis(find_redis())
         self._owner, self._store = await self.build(settings)
-        await expire_dead(
-            self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us()
-        )
+        await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         await self._supervisor.start_workers(settings.workers, settings.slots)
         await self._control.start()

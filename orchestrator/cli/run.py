@@ -1,0 +1,134 @@
+"""``soong run``: a client of a living service, or of an ephemeral one that it starts."""
+
+import asyncio
+import sys
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.cli.console import emit, is_terminal, say
+from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
+from orchestrator.embedded.starter import Attachment, attach
+from orchestrator.submission import Submission, submission
+from shared.clock import SystemClock
+from shared.errors import UsageError
+from shared.sessions.session import AnswerMode
+from shared.settings import Settings, load_settings
+from shared.tasks.reading import load_plan
+
+
+class Answer(StrEnum):
+    """Who answers questions: the person at this terminal, or nobody but the rules."""
+
+    ASK = "ask"
+    NONE = "none"
+
+
+def command(
+    plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file."),
+    *,
+    project: Path = typer.Option(Path(), "--project", help="Folder that the steps work in [.]."),
+    given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="An input of the plan; may be repeated."),
+    model: str | None = typer.Option(None, "--model", help="Default model of agent steps [SOONG_MODEL]."),
+    allow: list[str] = typer.Option(
+        [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
+    ),
+    answer: Answer | None = typer.Option(
+        None, "--answer", help="Who answers questions [ask in a terminal, else none]."
+    ),
+    detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
+    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
+) -> None:
+    """Run a plan and follow it to its end."""
+    settings = load_settings(model=model, workers=workers, slots=slots)
+    catalogue = Catalogue()
+    prepared = submission(
+        load_plan(plan, catalogue.known()),
+        read_inputs(given),
+        project=project,
+        answer_mode=answer_mode(answer, is_detached=detach),
+        model=settings.model,
+        allow=allow,
+        catalogue=catalogue,
+        clock=SystemClock(),
+    )
+    arguments = service_arguments(workers, slots)
+    raise typer.Exit(asyncio.run(_run(settings, prepared, arguments, is_detached=detach, is_json=is_json)))
+
+
+def read_inputs(given: list[str]) -> dict[str, str]:
+    """Read ``name=value`` words. Raises: UsageError."""
+    inputs: dict[str, str] = {}
+    for word in given:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise UsageError(f"--input {word!r} has no name or no value; write --input name=value")
+        if name in inputs:
+            raise UsageError(f"--input {name!r} is given twice; give it once")
+        inputs[name] = value
+    return inputs
+
+
+def answer_mode(answer: Answer | None, *, is_detached: bool) -> AnswerMode:
+    """Settle who answers: the person at the terminal unless told otherwise; nobody where there is none.
+
+    Raises:
+        UsageError: somebody is to be asked where nobody can be.
+    """
+    if answer is Answer.ASK and (is_detached or not is_terminal()):
+        where = "--detach leaves nobody to ask" if is_detached else "standard input and output are not a terminal"
+        raise UsageError(f"--answer ask: {where}; use --allow TOOL:SCOPE for what should be allowed")
+    is_asked = answer is None and is_terminal() and not is_detached
+    return AnswerMode.ATTACHED if answer is Answer.ASK or is_asked else AnswerMode.NONE
+
+
+def service_arguments(workers: int | None, slots: int | None) -> tuple[str, ...]:
+    """Return what a service that is started for this command is told."""
+    options = {"--workers": workers, "--slots": slots}
+    return tuple(part for name, value in options.items() if value is not None for part in (name, str(value)))
+
+
+async def _run(
+    settings: Settings, prepared: Submission, arguments: tuple[str, ...], *, is_detached: bool, is_json: bool
+) -> int:
+    interrupts = Interrupts()
+    interrupts.listen()
+    try:
+        attachment = await attached(settings, interrupts, arguments)
+    except InterruptedBeforeStartError:
+        say("\ninterrupted before anything was started")
+        return 130
+    from orchestrator.client_bootstrap import open_client  # SQLAlchemy and Redis, imported while the service starts
+
+    client = await open_client(attachment.settings)
+    watch = Watch(client, attachment, interrupts, settings, is_json)
+    try:
+        await client.submit(prepared.session, prepared.task)
+        if is_detached:
+            _tell_detached(prepared.task.id, is_json=is_json)
+            return 0
+        say(f"task {prepared.task.id}: {prepared.task.title}")
+        if prepared.session.answer_mode is AnswerMode.NONE:
+            say("  nobody is asked: what no --allow rule covers is denied")
+        return await watch.follow(prepared.session, prepared.task.id)
+    finally:
+        await client.close()
+        await watch.leave(wait=False)
+
+
+async def attached(settings: Settings, interrupts: Interrupts, arguments: tuple[str, ...]) -> Attachment:
+    """Attach to a service, starting one if need be. Raises: InterruptedBeforeStartError; UnavailableError."""
+    work = asyncio.create_task(attach(settings, arguments=arguments, tell=say))
+    return await interruptible(interrupts, work)
+
+
+def _tell_detached(task_id: str, *, is_json: bool) -> None:
+    if is_json:
+        emit({"task": task_id, "status": "running", "exit_code": 0})
+        return
+    sys.stdout.write(f"{task_id}\n")
+    say(f"follow it: soong resume {task_id}        look at it: soong tasks show {task_id}")

@@ -1,0 +1,163 @@
+"""``soong runs``: who ran what, under which name, with which tools, and what happened."""
+
+import asyncio
+import json
+import sys
+
+import typer
+
+from orchestrator.cli.console import compact, emit, one_line, table
+from orchestrator.cli.display import time_text
+from orchestrator.cli.ids import deployment, find_run, find_task, open_store
+from shared.clock import rfc3339
+from shared.jsontext import Json
+from shared.runs.events import Event
+from shared.runs.record import Run
+from shared.settings import load_settings
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, or TASK/STEP.")
+FOLLOW_EVERY_S = 0.5
+
+
+@app.command("list")
+def list_runs(
+    *,
+    task: str = typer.Option("", "--task", help="Only the runs of this task."),
+    limit: int = typer.Option(50, "--limit", min=1, help="At most so many, the last ones."),
+    is_json: bool = _JSON,
+) -> None:
+    """List runs in the order they were made."""
+    asyncio.run(_list(task, limit, is_json=is_json))
+
+
+@app.command()
+def show(run: str = _RUN, *, is_json: bool = _JSON) -> None:
+    """Show a run: lineage, tools with the reason for each, usage, times."""
+    asyncio.run(_show(run, is_json=is_json))
+
+
+@app.command()
+def tail(
+    run: str = _RUN,
+    *,
+    follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the run has ended."),
+    is_json: bool = typer.Option(
+        False, "--json", help="Print CloudEvents: one document, or a line each with --follow."
+    ),
+) -> None:
+    """Show what happened in a run, event by event."""
+    asyncio.run(_tail(run, is_followed=follow, is_json=is_json))
+
+
+async def _list(task: str, limit: int, *, is_json: bool) -> None:
+    store = await open_store(load_settings())
+    try:
+        task_id = (await find_task(store, task)).id if task else ""
+        runs = (await store.runs(task_id=task_id, limit=100_000))[-limit:]
+    finally:
+        await store.close()
+    if is_json:
+        emit([run_json(run) for run in runs])
+        return
+    rows = [
+        (
+            run.id,
+            run.identity.step_key.partition("/")[2] or run.identity.role,
+            str(run.status),
+            run.identity.definition,
+            time_text(_seconds(run)),
+            str(run.attempt),
+        )
+        for run in runs
+    ]
+    print(table(("run", "step", "status", "agent", "time", "attempt"), rows))
+
+
+async def _show(text: str, *, is_json: bool) -> None:
+    store = await open_store(load_settings())
+    try:
+        run = await find_run(store, text)
+    finally:
+        await store.close()
+    if is_json:
+        emit(run_json(run))
+        return
+    facts = {**run.identity.as_json(), **run_json(run)}
+    shown = {
+        name: value for name, value in facts.items() if name not in ("surface", "identity") and value not in ("", None)
+    }
+    print(
+        table(
+            ("run", run.id),
+            [(name, compact(value) if isinstance(value, dict) else str(value)) for name, value in shown.items()],
+        )
+    )
+    decisions = run.surface.get("decisions")
+    rows = (
+        [(str(row[0]), "yes" if row[1] else "no", str(row[2])) for row in decisions]
+        if isinstance(decisions, list)
+        else []
+    )
+    if rows:
+        print("\n" + table(("tool", "has it", "because"), rows))
+
+
+async def _tail(text: str, *, is_followed: bool, is_json: bool) -> None:
+    store = await open_store(await deployment(load_settings()))
+    try:
+        run = await find_run(store, text)
+        seen: list[Event] = []
+        while True:
+            run = await store.run(run.id)
+            fresh = await store.events(run.id, after_seq=seen[-1].seq if seen else 0)
+            seen += fresh
+            if is_followed or not is_json:
+                for event in fresh:
+                    _print_event(event, is_json=is_json)
+            if not fresh and (run.status.is_terminal or not is_followed):
+                break
+            if not fresh:
+                await asyncio.sleep(FOLLOW_EVERY_S)
+    finally:
+        await store.close()
+    if is_json and not is_followed:
+        emit([event.envelope() for event in seen])
+
+
+def _print_event(event: Event, *, is_json: bool) -> None:
+    if is_json:
+        sys.stdout.write(json.dumps(event.envelope(), ensure_ascii=False) + "\n")
+    else:
+        data = compact(dict(event.data), 300) if event.data else ""
+        sys.stdout.write(f"{event.seq:>4}  {rfc3339(event.time_us)[11:23]}  {one_line(event.type):<22} {data}\n")
+    sys.stdout.flush()
+
+
+def run_json(run: Run) -> dict[str, Json]:
+    """Return a run for programs. Its token is shown nowhere."""
+    return {
+        "id": run.id,
+        "status": str(run.status),
+        "end_reason": None if run.end_reason is None else str(run.end_reason),
+        "identity": run.identity.as_json(),
+        "attempt": run.attempt,
+        "retry_of": run.retry_of,
+        "fence": run.fence,
+        "worker": run.worker_id,
+        "events": run.last_seq,
+        "nodes": run.last_node,
+        "usage": run.usage.as_json(),
+        "created": rfc3339(run.created_us),
+        "started": None if run.started_us is None else rfc3339(run.started_us),
+        "ended": None if run.ended_us is None else rfc3339(run.ended_us),
+        "surface": dict(run.surface),
+    }
+
+
+def _seconds(run: Run) -> float | None:
+    if run.started_us is None or run.ended_us is None:
+        return None
+    return (run.ended_us - run.started_us) / 1_000_000

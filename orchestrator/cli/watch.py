@@ -1,0 +1,179 @@
+"""Watching a task from a terminal: show it, answer its questions, pause it on Ctrl-C, survive the service's death."""
+
+import asyncio
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from orchestrator.cli.console import emit, say
+from orchestrator.cli.display import Display, make_display
+from orchestrator.cli.summary import EXIT_INTERRUPTED, Summary, summarise
+from orchestrator.client import Client, View, has_ended
+from orchestrator.embedded.starter import Attachment, attach, last_words
+from shared.errors import UnavailableError
+from shared.sessions.session import AnswerMode, CommandKind, Session
+from shared.settings import Settings
+from shared.tasks.status import TaskStatus
+
+PAUSE_LIMIT_S = 10.0
+GONE_LIMIT_S = 20.0
+RESTARTS = 3
+
+
+class InterruptedBeforeStartError(Exception):
+    """Ctrl-C before anything was written."""
+
+
+@dataclass(slots=True)
+class Interrupts:
+    """Counts Ctrl-C, and the signals that mean the same; each waits to be noticed."""
+
+    count: int = 0
+    _first: asyncio.Event = field(default_factory=asyncio.Event)
+    _second: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._hear)
+
+    async def wait(self, number: int) -> None:
+        """Return when there have been at least ``number`` of them (1 or 2)."""
+        await (self._first if number == 1 else self._second).wait()
+
+    def _hear(self) -> None:
+        self.count += 1
+        (self._first if self.count == 1 else self._second).set()
+
+
+@dataclass(slots=True)
+class Watch:
+    """One client command that follows one task. ``attachment`` is replaced when a service that died is started anew."""
+
+    client: Client
+    attachment: Attachment
+    interrupts: Interrupts
+    settings: Settings
+    is_json: bool = False
+    _restarts: int = 0
+    _display: Display | None = None
+
+    async def follow(self, session: Session, task_id: str) -> int:
+        """Follow the task to its end and report; return the exit code."""
+        self._display = make_display(is_plain=self.is_json)
+        try:
+            if session.answer_mode is AnswerMode.ATTACHED:
+                self._answer(session)
+            view = await self._until_ended(task_id)
+        finally:
+            self._display.close()
+        if view is None:
+            return await self._interrupted(task_id)
+        return await self._report(await summarise(self.client.store, view, self.settings.home))
+
+    async def _until_ended(self, task_id: str) -> View | None:
+        """Return the last view, or None when Ctrl-C came first."""
+        following = asyncio.create_task(self._show(task_id))
+        interrupted = asyncio.create_task(self.interrupts.wait(1))
+        alive = asyncio.create_task(self._keep_service())
+        try:
+            await asyncio.wait({following, interrupted, alive}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                return await following
+            if alive.done():
+                await alive
+            return None
+        finally:
+            for task in (following, interrupted, alive):
+                task.cancel()
+            await asyncio.gather(following, interrupted, alive, return_exceptions=True)
+
+    async def _show(self, task_id: str) -> View:
+        assert self._display is not None
+        last: View | None = None
+        async for view in self.client.follow(task_id, is_settled=has_ended):
+            self._display.show(view)
+            last = view
+        assert last is not None
+        return last
+
+    def _answer(self, session: Session) -> None:
+        from orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
+
+        assert self._display is not None
+        prompt = TerminalPrompt(terminal_console(), self._display.hold)
+        self.client.attach(session, prompt, channel="terminal", notify=self._display.note)
+
+    async def _keep_service(self) -> None:
+        """Wait as long as the service lives; start another when it was killed.
+
+        Raises: UnavailableError when it was told to stop, or dies again and again.
+        """
+        while True:
+            if self.attachment.control is None:
+                await asyncio.Event().wait()
+                return
+            is_farewell = await self.attachment.control.ended()
+            if is_farewell:
+                raise UnavailableError("the service was stopped; the task goes on when a service runs again")
+            self._restarts += 1
+            if self._restarts > RESTARTS:
+                raise UnavailableError(f"the service died {self._restarts} times{last_words(self.attachment.log)}")
+            assert self._display is not None
+            self._display.note("the service died; starting another …")
+            await self.attachment.release()
+            self.attachment = await attach(self.settings)
+
+    async def _interrupted(self, task_id: str) -> int:
+        """Pause what this command started; a second Ctrl-C ends the service that it started at once."""
+        say("\npausing … (Ctrl-C again ends it at once)")
+        task = await self.client.store.task(task_id)
+        pausing = asyncio.create_task(self.client.pause(task, reason="interrupted", limit_s=PAUSE_LIMIT_S))
+        second = asyncio.create_task(self.interrupts.wait(2))
+        await asyncio.wait({pausing, second}, return_when=asyncio.FIRST_COMPLETED)
+        if second.done():
+            self.attachment.kill()
+        elif not await pausing:
+            say(f"not everything stopped within {PAUSE_LIMIT_S:g} s; what is left is handed back when its worker ends")
+        for waiting in (pausing, second):
+            waiting.cancel()
+        await asyncio.gather(pausing, second, return_exceptions=True)
+        await self.leave(wait=True)
+        say(f"go on with it: soong resume {task_id}")
+        if self.is_json:
+            emit({"task": task_id, "status": "interrupted", "exit_code": EXIT_INTERRUPTED})
+        return EXIT_INTERRUPTED
+
+    async def leave(self, *, wait: bool) -> None:
+        """Let go of the service; with ``wait`` until the one that this command started has ended."""
+        await self.attachment.release()
+        if wait and not await self.attachment.wait_until_gone(GONE_LIMIT_S):
+            self.attachment.kill()
+
+    async def _report(self, summary: Summary) -> int:
+        task = summary.view.task
+        if task.status is TaskStatus.COMPLETED:
+            await self._close_session(summary)
+        if self.is_json:
+            emit(summary.as_json())
+        else:
+            print(summary.text())
+        return summary.exit_code
+
+    async def _close_session(self, summary: Summary) -> None:
+        """A session whose one task is complete has nothing left to be owned for."""
+        others = await self.client.store.tasks(session_id=summary.view.task.session_id)
+        if all(task.status is TaskStatus.COMPLETED for task in others):
+            with suppress(UnavailableError):  # asked for, and then done by the next owner
+                await self.client.command(CommandKind.CLOSE, summary.view.task, limit_s=2.0)
+
+
+async def interruptible(interrupts: Interrupts, work: "asyncio.Task[Attachment]") -> Attachment:
+    """Wait for work that may be given up at Ctrl-C. Raises: InterruptedBeforeStartError."""
+    interrupted = asyncio.create_task(interrupts.wait(1))
+    await asyncio.wait({work, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    interrupted.cancel()
+    if not work.done():
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        raise InterruptedBeforeStartError
+    return await work

@@ -29,6 +29,8 @@ class RunEvent(StrEnum):
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
+    RETRY = "retry"
+    """A task is tried again and its root run goes on. The run of a step never does: its next attempt is a new run."""
 
 
 class EndReason(StrEnum):
@@ -59,6 +61,8 @@ RUN_TRANSITIONS: Mapping[tuple[RunStatus, RunEvent], RunStatus] = {
     (_R.RUNNING, _E.FAIL): _R.FAILED,
     (_R.QUEUED, _E.FAIL): _R.FAILED,
     **{(status, _E.CANCEL): _R.CANCELLED for status in (_R.QUEUED, _R.RUNNING, _R.PARKED)},
+    (_R.FAILED, _E.RETRY): _R.RUNNING,
+    (_R.CANCELLED, _E.RETRY): _R.RUNNING,
 }
 
 

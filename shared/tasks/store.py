@@ -81,12 +81,13 @@ class TaskStore(Protocol):
         live_workers: int,
         now_us: int,
     ) -> Advance:
-        """Write the ends, unlock what they were waited for by, and claim at most ``claim`` further steps: one transaction.
+        """Write the ends, unlock what waited for them, and claim at most ``claim`` further steps: one transaction.
 
         An end counts only while its step is leased with that fence by that worker; otherwise its run id is in ``stale``
-        and nothing of it is written. Dependents' ``open_deps`` fall by the number of ended dependencies, rows locked in
-        key order; what reaches 0 becomes ready (a map: expanding). A map step whose last child ended completes here, with
-        its dependents. A failed end leaves its dependents as they are: the owner settles it.
+        and nothing of it is written. A completed end without a result node gets one with its output. The dependents'
+        ``open_deps`` fall by the number of ended dependencies, rows locked in key order; what reaches 0 becomes ready
+        (a map: expanding). A map step whose last child ended completes here, with its dependents. A failed end leaves
+        its dependents as they are: the owner settles it.
 
         The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
 
@@ -205,7 +206,8 @@ class TaskStore(Protocol):
         """Put the failed, cancelled and skipped steps of an ended task back to pending, each with its new run.
 
         ``runs`` are matched by their step key; a map step needs none: with children it waits for them again, without it
-        is expanded again. A run without a step becomes the task's new root run. Lost leases are forgotten.
+        is expanded again. A run without a step becomes the task's new root run; without one the old root run goes on.
+        Lost leases are forgotten.
 
         Raises: InvalidTransitionError when the task has not ended (or ConflictError: a step of it is still leased).
         """

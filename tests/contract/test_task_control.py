@@ -266,6 +266,22 @@ async def test_retried_map_waits_for_the_children_it_has(scene: Scene) -> None:
     assert (await scene.claim_one()).dependencies["m"].output == ["kept", "now"]
 
 
+@pytest.mark.spec("DAG-08")
+async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    await cancel(scene, task_id)
+    root_run_id = (await scene.store.task(task_id)).root_run_id
+
+    await scene.retry_task(task_id)
+    root = await scene.store.run(root_run_id)
+    assert (root.status, root.end_reason, root.ended_us) == (RunStatus.RUNNING, None, None)
+    await scene.store.append(root_run_id, 0, now_us=scene.now_us)
+    await scene.complete(await scene.claim_one())
+    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+
+    assert (await scene.store.run(root_run_id)).end_reason is EndReason.COMPLETED
+
+
 async def test_running_task_is_not_retried(scene: Scene) -> None:
     task_id = await scene.task("a")
 

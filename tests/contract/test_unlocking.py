@@ -140,6 +140,16 @@ async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: Sce
     assert [stored.payload for stored in await scene.store.nodes(claim.identity.run_id)] == [node.payload]
 
 
+@pytest.mark.spec("EVT-01")
+async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_none(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    await scene.complete(claim, {"n": 1})
+
+    (node,) = await scene.store.nodes(claim.identity.run_id)
+    assert (node.kind, node.payload) == (NodeKind.RESULT, {"v": 1, "output": {"n": 1}})
+
+
 async def test_owner_is_named_when_the_last_step_has_ended(scene: Scene) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 

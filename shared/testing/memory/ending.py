@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shared.runs.events import EventType
+from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.status import EndReason, RunEvent
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from shared.tasks.step import Outcome, Step, StepEnd, StepError, StepKind, StepResult
@@ -21,7 +21,7 @@ _STEP_EVENT = {
 def write_end(rows: Rows, end: StepEnd, now_us: int) -> None:
     """Write what a worker says of a step that it holds, and unlock what waited for it."""
     event, note, run_event = _STEP_EVENT[end.status]
-    write_nodes(rows, end.run_id, end.nodes, now_us)
+    write_nodes(rows, end.run_id, _with_result(end), now_us)
     write_events(rows, end.run_id, end.events, now_us)
     step = replace(_move(rows, end.step_key, event, now_us), output=end.output, error=end.error)
     if end.status is StepStatus.COMPLETED:
@@ -34,6 +34,12 @@ def write_end(rows: Rows, end: StepEnd, now_us: int) -> None:
         rows.settled.add(step.key)
     if end.status is StepStatus.COMPLETED:
         unlock_after(rows, step.key, now_us)
+
+
+def _with_result(end: StepEnd) -> tuple[NewNode, ...]:
+    if end.status is not StepStatus.COMPLETED or any(node.kind is NodeKind.RESULT for node in end.nodes):
+        return end.nodes
+    return (*end.nodes, NewNode(NodeKind.RESULT, {"v": 1, "output": end.output}))
 
 
 def unlock_after(rows: Rows, step_key: str, now_us: int) -> None:

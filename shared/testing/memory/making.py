@@ -55,7 +55,7 @@ def _insert_step(rows: Rows, new: NewStep, now_us: int) -> None:
         status=StepStatus.PENDING,
         spec=new.spec,
         depends_on=new.depends_on,
-        open_deps=len(new.depends_on),
+        open_deps=len(set(new.depends_on)),
         priority=new.priority,
         pool=new.pool,
         needs=new.needs,
@@ -79,7 +79,7 @@ def _insert_step(rows: Rows, new: NewStep, now_us: int) -> None:
         ended_us=None,
     )
     rows.steps[step.key] = step
-    for needed in new.depends_on:
+    for needed in dict.fromkeys(new.depends_on):
         rows.dependents[needed] = (*rows.dependents.get(needed, ()), step.key)
     note_step(rows, step, EventType.STEP_CREATED, now_us)
 

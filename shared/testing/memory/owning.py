@@ -13,7 +13,7 @@ from shared.sessions.session import Ownership
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, TaskStatus, advance_step, advance_task
 from shared.tasks.step import FailurePolicy, NewStep, Step, StepError, StepKind, Task
 from shared.testing.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
-from shared.testing.memory.logs import end_run, note_run, note_step
+from shared.testing.memory.logs import end_run, move_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps, open_step
 from shared.testing.memory.rows import Rows, transaction
 
@@ -200,6 +200,9 @@ class MemoryOwning:
         by_step = {run.identity.step_key: run for run in runs}
         root = by_step.pop("", None)
         root_run_id = root.identity.run_id if root else task.root_run_id
+        if root is None:
+            again_root = move_run(self.rows, root_run_id, RunEvent.RETRY)
+            self.rows.runs[root_run_id] = replace(again_root, end_reason=None, ended_us=None)
         for run in runs:
             insert_run(self.rows, run, RunStatus.RUNNING if run is root else RunStatus.QUEUED, now_us)
         self.rows.tasks[task_id] = replace(task, status=status, reason="", ended_us=None, root_run_id=root_run_id)

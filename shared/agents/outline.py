@@ -1,21 +1,26 @@
 """What a Python source text contains, as facts with lines: read from its syntax tree, never imported or run.
 
 Owns one pure operation of the script language, with which a scripted review confirms by reading what a search only
-suspected. Each fact is an object with ``kind``, ``line`` (1-based) and what belongs to the kind:
+suspected. Every fact has its ``line``, counted from 1, and what belongs to its list:
 
-- ``function``: ``name``, ``lines`` (from its ``def`` to its end)
-- ``handler``: a broad ``except`` (bare, ``Exception``, ``BaseException``): ``catches``; ``swallows`` is true when its
+- ``functions``: ``name``, ``lines`` (from its ``def`` to its end)
+- ``handlers``, the broad ones (bare, ``Exception``, ``BaseException``): ``catches``; ``swallows`` is true when the
   body only passes, continues, breaks, or returns nothing or a constant
-- ``call``: ``name`` as imported (``from pickle import loads as f`` makes ``f()`` a ``pickle.loads``), ``keywords`` with
+- ``calls``: ``name`` as imported (``from pickle import loads as f`` makes ``f()`` a ``pickle.loads``), ``keywords`` with
   constant values or source text, ``arguments`` as source text
-- ``mutable_default``: ``name`` of the function, ``default`` as source text
+- ``mutable_defaults``: ``name`` of the function, ``default`` as source text
 """
 
 import ast
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeAlias
 
 from shared.jsontext import Json
+
+Fact: TypeAlias = dict[str, Json]
+
+KINDS: Final = ("functions", "handlers", "calls", "mutable_defaults")
 
 _BROAD = frozenset({"Exception", "BaseException"})
 _MAKERS = frozenset({"list", "dict", "set", "bytearray"})
@@ -23,61 +28,65 @@ MAX_SOURCE_CHARS = 4_000_000
 
 
 def python_outline(source: str) -> dict[str, Json]:
-    """Return ``{"facts": [...], "problem": ""}``; ``problem`` says why the text could not be read as Python."""
+    """Return the lists of facts in line order, and as ``problem`` why the text could not be read as Python."""
     if len(source) > MAX_SOURCE_CHARS:
-        return {"facts": [], "problem": f"the file has {len(source)} characters"}
+        return _nothing(f"the file has {len(source)} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the audited code is warned of is not our process's matter
-            tree = ast.parse(source)
+            nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError as error:
-        return {"facts": [], "problem": f"line {error.lineno}: {error.msg}"}
+        return _nothing(f"line {error.lineno}: {error.msg}")
     except (ValueError, RecursionError, MemoryError) as error:
-        return {"facts": [], "problem": f"it cannot be parsed: {type(error).__name__}"}
-    aliases = _aliases(tree)
-    facts: list[dict[str, Json]] = [fact for node in ast.walk(tree) for fact in _facts_of(node, aliases)]
-    facts.sort(key=lambda fact: (int(str(fact["line"])), str(fact["kind"])))
-    return {"facts": facts, "problem": ""}
+        return _nothing(f"it cannot be parsed: {type(error).__name__}")
+    aliases = _aliases(nodes)
+    found: dict[str, list[Fact]] = {kind: [] for kind in KINDS}
+    for node in nodes:
+        for kind, fact in _facts_of(node, aliases):
+            found[kind].append(fact)
+    ordered = {kind: sorted(facts, key=lambda fact: int(str(fact["line"]))) for kind, facts in found.items()}
+    return {**ordered, "problem": ""}
 
 
-def _aliases(tree: ast.Module) -> dict[str, str]:
+def _nothing(problem: str) -> dict[str, Json]:
+    return {**{kind: [] for kind in KINDS}, "problem": problem}
+
+
+def _aliases(nodes: Sequence[ast.AST]) -> dict[str, str]:
     """Return what imported names stand for, wherever in the file they are imported."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
-            for one in node.names:
-                if one.asname:
-                    found[one.asname] = one.name
+            found |= {one.asname: one.name for one in node.names if one.asname}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for one in node.names:
-                found[one.asname or one.name] = f"{node.module}.{one.name}"
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
     return found
 
 
-def _facts_of(node: ast.AST, aliases: dict[str, str]) -> Iterator[dict[str, Json]]:
+def _facts_of(node: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, Fact]]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            yield {"kind": "function", "line": node.lineno, "name": node.name, "lines": lines}
+            yield "functions", {"line": node.lineno, "name": node.name, "lines": lines}
             yield from _mutable_defaults(node)
         case ast.ExceptHandler():
             catches = _catches(node.type)
             if catches:
                 swallows = all(_does_nothing(one) for one in node.body)
-                yield {"kind": "handler", "line": node.lineno, "catches": catches, "swallows": swallows}
+                yield "handlers", {"line": node.lineno, "catches": catches, "swallows": swallows}
         case ast.Call():
             name = _dotted(node.func)
             if name:
-                yield _call(node, name, aliases)
+                yield "calls", _call(node, name, aliases)
 
 
-def _mutable_defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[dict[str, Json]]:
+def _mutable_defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, Fact]]:
     for default in (*node.args.defaults, *node.args.kw_defaults):
         made = default.func.id if isinstance(default, ast.Call) and isinstance(default.func, ast.Name) else ""
         is_literal = isinstance(default, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
         if default is not None and (is_literal or made in _MAKERS):
             text = ast.unparse(default)[:80]
-            yield {"kind": "mutable_default", "line": default.lineno, "name": node.name, "default": text}
+            yield "mutable_defaults", {"line": default.lineno, "name": node.name, "default": text}
 
 
 def _catches(caught: ast.expr | None) -> str:
@@ -99,12 +108,12 @@ def _does_nothing(statement: ast.stmt) -> bool:
             return False
 
 
-def _call(node: ast.Call, name: str, aliases: dict[str, str]) -> dict[str, Json]:
+def _call(node: ast.Call, name: str, aliases: dict[str, str]) -> Fact:
     root, _, rest = name.partition(".")
     full = aliases.get(root, root) + (f".{rest}" if rest else "")
     keywords = {one.arg: _plain(one.value) for one in node.keywords if one.arg}
     arguments: list[Json] = [ast.unparse(one)[:60] for one in node.args[:3]]
-    return {"kind": "call", "line": node.lineno, "name": full, "keywords": keywords, "arguments": arguments}
+    return {"line": node.lineno, "name": full, "keywords": keywords, "arguments": arguments}
 
 
 def _plain(value: ast.expr) -> Json:

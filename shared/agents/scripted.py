@@ -6,6 +6,7 @@ same result's structured data. It is deterministic and keeps no state that its h
 history than it remembers, it plays itself again up to there.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -22,6 +23,9 @@ from shared.jsontext import Json, JsonObject, dump
 from shared.tools.naming import NameTable
 
 MODEL_NAME = "script"
+
+INLINE_CHARS = 4_000
+"""A first turn over inputs up to this size is played where it stands: a thread hop would cost more than it does."""
 
 
 class ScriptModel(Model[None]):
@@ -55,7 +59,11 @@ class ScriptModel(Model[None]):
             TemplateError: the script names what is not there; asking again changes nothing.
         """
         del model_settings  # a script has no temperature
-        wanted = self._advance(messages)
+        if len(messages) == 1 and _size(messages[0]) <= INLINE_CHARS:
+            wanted = self._advance(messages)
+        else:
+            # Much to compute over: the loop of the process goes on with its other runs meanwhile.
+            wanted = await asyncio.to_thread(self._advance, messages)
         if wanted is None:
             return self._final(model_request_parameters)
         number = self._turns
@@ -107,6 +115,13 @@ def _program_of(text: str) -> Program:
 def script_model(script: Sequence[Json]) -> ScriptModel:
     """Return a model that plays the script. Raises: InvalidPlanError."""
     return ScriptModel(_program_of(dump(script)))
+
+
+def _size(message: ModelMessage) -> int:
+    """Return how many characters the prompts of a message have."""
+    return sum(
+        len(text) for part in message.parts if isinstance(part, UserPromptPart) for text in map(str, part.content)
+    )
 
 
 def _facts(messages: Sequence[ModelMessage]) -> tuple[JsonObject, JsonObject]:

@@ -1,0 +1,217 @@
+"""The audit's findings are true: compared with an independent count on code that nobody here wrote."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import celery
+import pytest
+
+from shared.tasks.step import Outcome, StepResult
+from tests.unit.agents import counting
+from tests.unit.agents.parts import Playground, RuleGate, load_example
+
+CELERY = Path(celery.__file__).parent
+
+
+async def audit(
+    project: Path, folder: Path, gate: RuleGate | None = None
+) -> tuple[Playground, Mapping[str, StepResult]]:
+    ground = Playground(project, folder, gate or RuleGate())
+    return ground, await ground.run_plan(load_example("audit.yaml"), report_dir=str(folder))
+
+
+def findings(results: Mapping[str, StepResult], kind: str) -> list[tuple[str, int]]:
+    reviews = cast("Sequence[Mapping[str, Any]]", results["review"].output)
+    return [(one["path"], one["line"]) for review in reviews for one in review["findings"] if one["kind"] == kind]
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def celery_audit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Playground, Mapping[str, StepResult]]:
+    folder = tmp_path_factory.mktemp("audit")
+    ground, results = asyncio.run(audit(CELERY, folder))
+    return folder, ground, results
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        pytest.param("marker", counting.markers, id="marker"),
+        pytest.param("long_function", counting.long_functions, id="long_function"),
+        pytest.param("swallowed_exception", counting.swallowed, id="swallowed_exception"),
+        pytest.param("unsafe_deserialisation", counting.unsafe_loads, id="unsafe_deserialisation"),
+    ],
+)
+def test_findings_on_celery_are_those_of_an_independent_count(celery_audit: Any, kind: str, count: Any) -> None:
+    _, _, results = celery_audit
+
+    found = findings(results, kind)
+
+    assert len(found) == len(set(found)) > 0
+    assert set(found) == count(CELERY)
+
+
+def test_every_module_of_celery_without_a_test_file_is_listed(celery_audit: Any) -> None:
+    _, _, results = celery_audit
+
+    assert {path for path, _ in findings(results, "untested_file")} == counting.untested(CELERY)
+
+
+@pytest.mark.spec("DIS-08")
+def test_the_audit_of_celery_reviews_each_package_with_real_searches_and_reads(celery_audit: Any) -> None:
+    _, ground, results = celery_audit
+
+    reviews = [name for name in ground.ends if name.startswith("review[")]
+    tools = {str(node.payload["tool"]) for node in ground.notebooks["review[app]"].written if "tool" in node.payload}
+
+    assert len(reviews) >= 10
+    assert tools == {"code.search", "code.read_file"}
+    assert sum(review["files_read"] for review in results["review"].output) == len(list(counting.python_files(CELERY)))
+    assert all(review["notes"] == [] for review in results["review"].output)
+
+
+def test_the_report_names_every_finding_and_is_the_file_that_was_written(celery_audit: Any) -> None:
+    folder, _, results = celery_audit
+    output = results["report"].output
+
+    written = (folder / "report.md").read_text(encoding="utf-8")
+
+    assert written == output["report"]
+    assert output["written"] is True
+    for review in results["review"].output:
+        for one in review["findings"]:
+            assert f"`{one['path']}:{one['line']}`" in written
+    assert f"{output['findings']} findings in {output['packages']} packages." in written
+
+
+PLANTED = """\
+import pickle as p, subprocess, yaml
+from marshal import loads
+from shelve import open as shelf
+
+
+def first(a=[], *, b={}, c=dict(), d=(), e=None):  # TODO: later
+    "shell=True and pickle.loads(x) in a text are nothing"
+    try:
+        p.loads(a)
+    except Exception:
+        pass
+
+
+async def second(x=1):
+    try:
+        loads(x); shelf(x); yaml.load(x); yaml.load(x, Loader=yaml.SafeLoader); yaml.safe_load(x)
+    except (ValueError, BaseException) as error:
+        return None
+    try:
+        subprocess.run(x, shell=True)
+        subprocess.run(x, shell=False)
+    except:
+        return x
+    try:
+        yaml.load(x, yaml.CSafeLoader)
+    except ValueError:
+        pass
+    for one in x:
+        try:
+            one()
+        except:  # FIXME
+            "nothing"
+            continue
+"""
+
+
+@pytest.fixture
+def small_project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "lib" / "deep").mkdir(parents=True)
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "skipped.py").write_text("# TODO\n", encoding="utf-8")
+    (root / "lib" / "planted.py").write_text(PLANTED, encoding="utf-8")
+    (root / "lib" / "broken.py").write_text("def (:\n", encoding="utf-8")
+    (root / "lib" / "covered.py").write_text("def f():\n" + "    f()\n" * 79 + "    f()\n", encoding="utf-8")
+    (root / "lib" / "deep" / "long.py").write_text("def g():\n" + "    g()\n" * 79 + "# end\n", encoding="utf-8")
+    (root / "test_covered.py").write_text("", encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        pytest.param("swallowed_exception", [10, 17, 31], id="swallowed"),
+        pytest.param("unsafe_deserialisation", [9, 16, 16, 16], id="unsafe"),
+        pytest.param("shell_true", [20], id="shell"),
+        pytest.param("mutable_default", [6, 6, 6], id="mutable"),
+        pytest.param("marker", [6, 31], id="marker"),
+    ],
+)
+async def test_planted_offences_are_found_and_what_looks_like_them_is_not(
+    small_project: Path, tmp_path: Path, kind: str, expected: list[int]
+) -> None:
+    _, results = await audit(small_project, tmp_path)
+
+    assert findings(results, kind) == [("lib/planted.py", line) for line in expected]
+
+
+async def test_a_small_project_is_reviewed_by_folder_with_its_limits_told(small_project: Path, tmp_path: Path) -> None:
+    _, results = await audit(small_project, tmp_path)
+
+    output = cast("Mapping[str, Any]", results["report"].output)
+    packages = [package["path"] for package in cast(Any, results["survey"].output)["packages"]]
+
+    assert packages == [".", "lib", "lib/deep"]
+    assert findings(results, "long_function") == [("lib/covered.py", 1)]  # 81 lines; the other has 80
+    assert [path for path, _ in findings(results, "untested_file")] == [
+        "lib/broken.py",
+        "lib/planted.py",
+        "lib/deep/long.py",
+    ]
+    assert "lib/broken.py is not Python that this version reads: line 1" in output["report"]
+
+
+async def test_a_project_without_python_gets_one_review_and_an_empty_report(tmp_path: Path) -> None:
+    project = tmp_path / "empty"
+    project.mkdir()
+
+    ground, results = await audit(project, tmp_path)
+
+    assert [name for name in ground.ends if name.startswith("review")] == ["review[.]"]
+    assert "0 findings in 1 packages." in cast(Any, results["report"].output)["report"]
+
+
+@pytest.mark.spec("DAG-10")
+async def test_a_denied_report_ends_partial_with_its_text_still_in_the_output(
+    small_project: Path, tmp_path: Path
+) -> None:
+    gate = RuleGate(allows=lambda _call: False)
+
+    ground, results = await audit(small_project, tmp_path, gate)
+
+    end, output = ground.ends["report"], cast("Mapping[str, Any]", results["report"].output)
+    assert end.outcome is Outcome.PARTIAL
+    assert [one["type"] for one in end.denials] == ["permission_denied"]
+    assert output["written"] is False
+    assert output["report"].startswith("# Audit of")
+    assert not (tmp_path / "report.md").exists()
+
+
+async def test_only_the_report_step_asks_and_only_for_its_folder(small_project: Path, tmp_path: Path) -> None:
+    gate = RuleGate()
+    before = contents(small_project)
+
+    await audit(small_project, tmp_path, gate)
+
+    assert [(call.definition.name, call.target.scope) for call in gate.asked] == [("code.write_file", str(tmp_path))]
+    assert contents(small_project) == before
+
+
+async def test_two_audits_of_the_same_tree_write_the_same_report(small_project: Path, tmp_path: Path) -> None:
+    _, first = await audit(small_project, tmp_path)
+    _, second = await audit(small_project, tmp_path)
+
+    assert first["report"].output == second["report"].output

@@ -73,8 +73,10 @@ async def run(command: Command) -> Finished:
         ended = await child.end(command.timeout)
     finally:
         _kill_group(pid)
-        await _reap(child)
-        transport.close()
+        try:
+            await _reap(child)
+        finally:
+            transport.close()
     return Finished(transport.get_returncode() or 0, bytes(child.kept[1]), bytes(child.kept[2]), ended)
 
 

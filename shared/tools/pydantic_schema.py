@@ -43,7 +43,7 @@ def model_of(function: Callable[..., object], *, tool: str, skip: int) -> "type[
     Raises:
         InvalidToolError: a parameter has no annotation or cannot be given by name.
     """
-    from pydantic import ConfigDict, create_model  # noqa: PLC0415  # heavy, and only decorators need it
+    from pydantic import ConfigDict, create_model  # heavy, and only decorators need it
 
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}

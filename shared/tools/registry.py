@@ -165,7 +165,7 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
 
 
 def _validator(model: "type[BaseModel]") -> Callable[[JsonObject], str | None]:
-    from pydantic import ValidationError  # noqa: PLC0415  # heavy, and only decorators need it
+    from pydantic import ValidationError  # heavy, and only decorators need it
 
     def check(call_input: JsonObject) -> str | None:
         try:

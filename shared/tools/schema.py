@@ -120,7 +120,7 @@ def _compiled(schema: JsonObject) -> "Draft202012Validator":
     entry = _CACHE.get(id(schema))
     if entry is not None:
         return entry[1]
-    from jsonschema import Draft202012Validator  # noqa: PLC0415  # 60 ms that `soong --help` does not pay
+    from jsonschema import Draft202012Validator  # 60 ms that `soong --help` does not pay
 
     validator = Draft202012Validator(dict(schema))
     if len(_CACHE) >= _CACHE_SIZE:

@@ -1,6 +1,5 @@
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,11 @@ from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened, op
 
 
 @pytest.fixture(params=["openat2", "walk"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of opening hold the same contract; the kernel of the test machine has the first."""
     if request.param == "openat2" and not descriptors.has_openat2():
         pytest.skip("this kernel has no openat2")
     monkeypatch.setattr(descriptors, "has_openat2", lambda: request.param == "openat2")
-    yield request.param
 
 
 def refusal(path: Path, *, folder: bool = False) -> PathRefusal:

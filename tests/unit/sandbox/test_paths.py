@@ -29,7 +29,7 @@ POLICY = PathPolicy(Path("/home/u/.soong-home"))
         ".env ",
         ".env.",
         ".ENV/bin/python",
-        "ｘ.ｐｅｍ",
+        "\uff58.\uff50\uff45\uff4d",
         ".e\u200bnv",
         "a//.env",
     ],
@@ -116,7 +116,8 @@ def test_a_folder_whose_name_begins_alike_is_not_inside(tmp_path: Path) -> None:
 
     assert not POLICY.locate(roots, str(tmp_path / "proj-evil/x")).is_inside_write_roots
     assert not POLICY.locate(roots, "../proj-evil/x").is_inside_project
-    assert is_below(Path("/a/b"), Path("/")) and is_below(Path("/"), Path("/"))
+    assert is_below(Path("/a/b"), Path("/"))
+    assert is_below(Path("/"), Path("/"))
 
 
 @pytest.mark.spec("FS-07")

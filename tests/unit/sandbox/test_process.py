@@ -2,7 +2,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,14 @@ async def python(folder: int, tmp_path: Path, code: str, **overrides: Any) -> Fi
     return await run(Command([sys.executable, "-I", "-c", code], folder, tmp_path, **options))
 
 
-async def gone(pid: int) -> None:
-    async with asyncio.timeout(5):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # another process's state has no event to wait for
             await asyncio.sleep(0.01)
+
+
+async def gone(pid: int) -> None:
+    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_a_child_runs_in_the_directory_with_no_input_and_only_the_given_environment(
@@ -67,9 +71,7 @@ async def test_a_child_ends_with_a_cancelled_caller(folder: int, tmp_path: Path)
     marker = tmp_path / "pid"
     code = f"import os,time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     task = asyncio.ensure_future(python(folder, tmp_path, code))
-    async with asyncio.timeout(10):
-        while not (marker.exists() and marker.read_text()):
-            await asyncio.sleep(0.01)
+    await until(lambda: marker.exists() and bool(marker.read_text()))
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

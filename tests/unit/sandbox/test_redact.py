@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shared.jsontext import Json
 from shared.sandbox.redact import MARK, redactor
 
 SECRET = 'pa"ss/word-üöä-long'
@@ -67,13 +68,13 @@ def test_very_short_values_are_left_alone() -> None:
 
 @pytest.mark.spec("EVT-05")
 def test_json_values_are_redacted_in_values_and_keys() -> None:
-    value = {"a": [SECRET, 1, None, {"b": f"x {SECRET}"}], SECRET: True}
+    value: Json = {"a": [SECRET, 1, None, {"b": f"x {SECRET}"}], SECRET: True}
 
     assert redactor([SECRET]).value(value) == {"a": [MARK, 1, None, {"b": f"x {MARK}"}], MARK: True}
 
 
 def test_a_clean_json_value_stays_the_same_object() -> None:
-    value = {"a": ["b", 1, {"c": None}]}
+    value: Json = {"a": ["b", 1, {"c": None}]}
 
     assert redactor([SECRET]).value(value) is value
 

@@ -7,9 +7,11 @@ from shared.tools.hooks import HookCall, Hooks, Matcher, NamedPostHook, NamedPre
 from shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.unit.tools.parts import Bench, make_bench, make_tool
 
+EVERY = Matcher()
+
 
 def pre(
-    outcome: PreOutcome | Exception, *, on: Matcher = Matcher(), timeout: timedelta = timedelta(seconds=5)
+    outcome: PreOutcome | Exception, *, on: Matcher = EVERY, timeout: timedelta = timedelta(seconds=5)
 ) -> NamedPreHook:
     async def hook(_call: HookCall) -> PreOutcome:
         if isinstance(outcome, Exception):

@@ -65,7 +65,7 @@ def test_the_whole_subset_is_accepted() -> None:
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_anything_outside_the_subset_is_refused_with_its_path(part: Json, place: str) -> None:
-    schema = {"type": "object", "properties": {"a": part}}
+    schema: JsonObject = {"type": "object", "properties": {"a": part}}
 
     with pytest.raises(InvalidToolError, match="test") as caught:
         check_schema(schema, tool="test.x")

@@ -1,0 +1,59 @@
+"""The code tools on a small project, called through the whole pipeline."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.jsontext import Json
+from shared.sandbox.paths import PathPolicy
+from shared.tools.result import ErrorType, TextBlock, ToolResult
+from shared.toolsets.code import code_tools
+from tests.unit.tools.parts import Bench, make_bench
+
+
+@dataclass
+class Project:
+    """A project folder with an outside beside it, and a pipeline over the code tools that allows everything."""
+
+    root: Path
+    outside: Path
+    home: Path
+    bench: Bench
+
+    async def call(self, tool: str, **arguments: Json) -> ToolResult:
+        return await self.bench.call(f"code.{tool}", arguments)
+
+    async def data(self, tool: str, **arguments: Json) -> dict[str, Any]:
+        result = await self.call(tool, **arguments)
+        assert result.error is None, result.error
+        assert isinstance(result.data, dict)
+        return result.data
+
+    async def error(self, tool: str, **arguments: Json) -> ErrorType:
+        result = await self.call(tool, **arguments)
+        assert result.error is not None, result
+        assert result.error.message
+        return result.error.type
+
+    def file(self, name: str, content: str | bytes = "") -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    @property
+    def target(self) -> Any:
+        """The target of the last question to the gate."""
+        return self.bench.gate.asked[-1].target
+
+
+def make_project(folder: Path, **more: Any) -> Project:
+    root, outside, home = folder / "project", folder / "outside", folder / "home"
+    for each in (root, outside, home):
+        each.mkdir()
+    bench = make_bench(code_tools(PathPolicy(home)), project=root, **more)
+    return Project(root, outside, home, bench)
+
+
+def text_of(result: ToolResult) -> str:
+    return "".join(block.text for block in result.content if isinstance(block, TextBlock))

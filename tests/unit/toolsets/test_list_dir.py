@@ -1,0 +1,105 @@
+import os
+
+import pytest
+
+from shared.tools.result import ErrorType
+from tests.unit.toolsets.parts import Project, text_of
+
+
+def paths(data: dict[str, object]) -> list[str]:
+    return [entry["path"] for entry in data["entries"]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("FS-02")
+async def test_entries_are_sorted_by_path_with_kind_and_size(project: Project) -> None:
+    project.file("b.txt", "12345")
+    project.file("a/x", "1")
+    (project.root / "link").symlink_to("b.txt")
+    os.mkfifo(project.root / "fifo")
+
+    data = await project.data("list_dir")
+
+    assert data["entries"] == [
+        {"path": "a", "type": "dir", "size": 0},
+        {"path": "b.txt", "type": "file", "size": 5},
+        {"path": "fifo", "type": "other", "size": 0},
+        {"path": "link", "type": "link", "size": 0},
+    ]
+    assert (data["truncated"], data["left_out"]) == (False, 0)
+
+
+@pytest.mark.spec("FS-02")
+async def test_a_recursive_list_is_sorted_as_a_whole(project: Project) -> None:
+    for name in ("a/x", "a.txt", "a-b/y", "b", "a/c/d"):
+        project.file(name)
+
+    listed = paths(await project.data("list_dir", recursive=True))
+
+    assert listed == sorted(listed) == ["a", "a-b", "a-b/y", "a.txt", "a/c", "a/c/d", "a/x", "b"]
+
+
+@pytest.mark.spec("FS-02")
+@pytest.mark.parametrize("limit", [1, 3, 7, 8])
+async def test_a_limit_gives_the_first_entries_and_says_that_more_follow(project: Project, limit: int) -> None:
+    for name in ("a/x", "a.txt", "a-b/y", "b", "a/c/d"):
+        project.file(name)
+    everything = paths(await project.data("list_dir", recursive=True))
+
+    data = await project.data("list_dir", recursive=True, limit=limit)
+
+    assert paths(data) == everything[:limit]
+    assert data["truncated"] is (limit < len(everything))
+
+
+@pytest.mark.spec("FS-02")
+@pytest.mark.parametrize("limit", [-1, 0, 1001, 10**9, "5"])
+async def test_a_limit_out_of_range_is_invalid(project: Project, limit: int) -> None:
+    assert await project.error("list_dir", limit=limit) is ErrorType.INVALID_INPUT
+
+
+@pytest.mark.spec("FS-02")
+async def test_links_are_never_followed(project: Project) -> None:
+    (project.outside / "secret.txt").write_text("x")
+    (project.root / "out").symlink_to(project.outside)
+    (project.root / "loop").symlink_to(".")
+
+    assert paths(await project.data("list_dir", recursive=True)) == ["loop", "out"]
+
+
+@pytest.mark.spec("FS-06")
+async def test_sensitive_entries_are_left_out_and_counted(project: Project) -> None:
+    for name in (".env", "a/key.pem", "a/x.py", ".ssh/id_rsa"):
+        project.file(name)
+
+    result = await project.call("list_dir", recursive=True)
+
+    assert paths(result.data) == ["a", "a/x.py"]  # type: ignore[arg-type]
+    assert result.data["left_out"] == 3  # type: ignore[index,call-overload]
+    assert "3 sensitive entries left out" in text_of(result)
+
+
+@pytest.mark.spec("FS-06")
+async def test_a_sensitive_directory_that_was_asked_for_is_listed_after_consent(project: Project) -> None:
+    project.file(".ssh/id_rsa")
+
+    data = await project.data("list_dir", path=".ssh")
+
+    assert project.target.is_sensitive
+    assert paths(data) == [".ssh/id_rsa"]
+
+
+async def test_names_that_are_not_unicode_are_listed_as_valid_text(project: Project) -> None:
+    (project.root / os.fsdecode(b"bad\xff")).touch()
+
+    assert paths(await project.data("list_dir")) == ["bad\ufffd"]
+
+
+async def test_a_file_or_nothing_cannot_be_listed(project: Project) -> None:
+    project.file("x")
+
+    assert await project.error("list_dir", path="x") is ErrorType.INVALID_INPUT
+    assert await project.error("list_dir", path="gone") is ErrorType.FILE_NOT_FOUND
+
+
+async def test_an_empty_directory_says_so(project: Project) -> None:
+    assert text_of(await project.call("list_dir")) == "[empty]"

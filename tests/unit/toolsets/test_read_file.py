@@ -1,0 +1,216 @@
+import tracemalloc
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.tools.result import ErrorType
+from tests.unit.toolsets.parts import Project, make_project, text_of
+
+
+@pytest.mark.spec("FS-01")
+async def test_a_whole_small_file_is_read_with_its_number_of_lines(project: Project) -> None:
+    project.file("a/x.py", "one\ntwo\nthree")
+
+    result = await project.call("read_file", path="a/x.py")
+
+    assert result.data == {
+        "path": "a/x.py",
+        "start_line": 1,
+        "end_line": 3,
+        "total_lines": 3,
+        "text": "one\ntwo\nthree\n",
+        "truncated": False,
+        "next_start_line": None,
+        "truncated_lines": [],
+    }
+    assert text_of(result) == "     1\tone\n     2\ttwo\n     3\tthree\n"
+
+
+@pytest.mark.spec("FS-01")
+async def test_a_page_says_where_to_go_on(project: Project) -> None:
+    project.file("x", "".join(f"{n}\n" for n in range(1, 501)))
+
+    first = await project.data("read_file", path="x")
+    second = await project.data("read_file", path="x", start_line=first["next_start_line"], max_lines=1000)
+
+    assert (first["end_line"], first["truncated"], first["next_start_line"]) == (200, True, 201)
+    assert (second["start_line"], second["end_line"], second["truncated"], second["total_lines"]) == (
+        201,
+        500,
+        False,
+        500,
+    )
+    assert first["text"] + second["text"] == (project.root / "x").read_text()
+
+
+@pytest.mark.spec("FS-01")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"start_line": 0},
+        {"start_line": -1},
+        {"start_line": 2**63},
+        {"max_lines": 0},
+        {"max_lines": 1001},
+        {"max_lines": "10"},
+        {"max_lines": True},
+        {"start_line": 1.5},
+        {"path": ""},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+async def test_numbers_out_of_range_are_invalid(project: Project, arguments: dict[str, object]) -> None:
+    project.file("x", "1\n")
+
+    assert await project.error("read_file", **{"path": "x", **arguments}) is ErrorType.INVALID_INPUT  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("FS-01")
+async def test_a_long_line_is_cut_at_a_character_and_listed(project: Project) -> None:
+    project.file("x", "short\n" + "ä" * 5000 + "\n" + "x" + "ä" * 5000 + "\nend\n")
+
+    result = await project.call("read_file", path="x")
+
+    lines = str(result.data["text"]).split("\n")  # type: ignore[index,call-overload]
+    assert [len(line.encode()) for line in lines] == [5, 4096, 4095, 3, 0]
+    assert "\ufffd" not in str(result.data)
+    assert result.data["truncated_lines"] == [2, 3]  # type: ignore[index,call-overload]
+    assert "cut at 4096 bytes: lines 2, 3" in text_of(result)
+
+
+@pytest.mark.spec("FS-01", "RES-03")
+async def test_a_page_over_the_size_limit_ends_early_and_is_never_an_artifact(project: Project) -> None:
+    project.file("x", ("y" * 200 + "\n") * 300)
+
+    result = await project.call("read_file", path="x", max_lines=300)
+
+    assert len(text_of(result)) <= 12_200
+    assert (result.artifacts, result.metadata["truncated"]) == ((), True)
+    following = result.data["next_start_line"]  # type: ignore[index,call-overload]
+    assert 50 < int(str(following)) < 61
+
+
+@pytest.mark.spec("FS-01")
+@pytest.mark.parametrize("content", [b"a\0b", b"\xff\xfea\0", b"ok\n" * 5000 + b"\0"], ids=["nul", "utf-16", "late"])
+async def test_a_binary_file_is_an_error_with_facts(project: Project, content: bytes) -> None:
+    project.file("x", content)
+
+    result = await project.call("read_file", path="x", start_line=5001 if content.startswith(b"ok") else 1)
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.BINARY_FILE
+    assert result.error.details["size"] == len(content)
+
+
+async def test_bytes_that_are_not_utf8_are_shown_as_such(project: Project) -> None:
+    project.file("x", b"caf\xe9\n")
+
+    result = await project.call("read_file", path="x")
+
+    assert result.data["text"] == "caf\ufffd\n"  # type: ignore[index,call-overload]
+    assert "decoding" in result.metadata
+
+
+async def test_an_empty_file_and_a_start_beyond_the_end_are_no_errors(project: Project) -> None:
+    project.file("empty", "")
+    project.file("x", "1\n2\n")
+
+    assert "the file is empty" in text_of(await project.call("read_file", path="empty"))
+    beyond = await project.call("read_file", path="x", start_line=9)
+    assert "the file has 2 lines" in text_of(beyond)
+
+
+@pytest.mark.spec("FS-01")
+async def test_a_missing_file_is_a_tool_error(project: Project) -> None:
+    assert await project.error("read_file", path="gone") is ErrorType.FILE_NOT_FOUND
+    assert await project.error("read_file", path="gone/x") is ErrorType.FILE_NOT_FOUND
+
+
+async def test_a_directory_is_no_file(project: Project) -> None:
+    assert await project.error("read_file", path=".") is ErrorType.NOT_REGULAR_FILE
+
+
+@pytest.mark.spec("FS-01")
+@pytest.mark.parametrize("line_bytes", [80, 200 * 1024 * 1024], ids=["many lines", "one line"])
+async def test_memory_stays_small_whatever_the_file(project: Project, line_bytes: int) -> None:
+    size = 200 * 1024 * 1024
+    path = project.root / "big"
+    with path.open("wb") as file:
+        for _ in range(size // (1024 * 1024)):
+            block = (b"x" * (min(line_bytes, 2**20) - 1) + (b"\n" if line_bytes < 2**20 else b"x")) * max(
+                1, 2**20 // line_bytes
+            )
+            file.write(block)
+    tracemalloc.start()
+
+    data = await project.data("read_file", path="big", start_line=1 if line_bytes > 2**20 else 2_500_000, max_lines=5)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    path.unlink()
+    assert peak < 16 * 1024 * 1024
+    assert data["truncated_lines"] == ([1] if line_bytes > 2**20 else [])
+
+
+async def test_a_huge_sparse_file_is_answered_at_once(project: Project) -> None:
+    with (project.root / "sparse").open("wb") as file:
+        file.truncate(50 * 1024**3)
+
+    assert await project.error("read_file", path="sparse") is ErrorType.BINARY_FILE
+
+
+@pytest.mark.spec("FS-01")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=400), st.integers(1, 12), st.integers(1, 12)
+)
+async def test_a_page_is_exactly_the_lines_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, text: str, start: int, count: int
+) -> None:
+    project = make_project(tmp_path_factory.mktemp("page"))
+    project.file("x", text)
+    lines = text.removesuffix("\n").split("\n") if text else []
+
+    data = await project.data("read_file", path="x", start_line=start, max_lines=count)
+
+    expected = lines[start - 1 : start - 1 + count]
+    assert data["text"] == "".join(f"{line}\n" for line in expected)
+    assert data["truncated"] is (len(lines) > start - 1 + count)
+    assert data["next_start_line"] == (start + count if data["truncated"] else None)
+
+
+async def test_a_file_outside_the_project_is_read_without_asking(project: Project) -> None:
+    (project.outside / "x").write_text("hi\n")
+
+    data = await project.data("read_file", path=str(project.outside / "x"))
+
+    assert data["path"] == str(project.outside / "x")
+    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, True)
+
+
+@pytest.mark.spec("FS-06")
+async def test_a_sensitive_file_asks_with_its_resolved_path(project: Project) -> None:
+    project.file(".env", "A=1\n")
+    (project.root / "settings.txt").symlink_to(".env")
+
+    result = await project.call("read_file", path="settings.txt")
+
+    assert (project.target.is_sensitive, project.target.shown) == (True, str(project.root / ".env"))
+    assert project.target.scope == str(project.root)
+    assert "settings.txt" in project.target.preview
+    assert "A=1" in text_of(result)
+    assert "A=1" not in repr(project.bench.log.ends)
+
+
+@pytest.mark.spec("FS-06")
+async def test_a_sensitive_file_that_was_replaced_while_asking_is_not_read(project: Project) -> None:
+    secret = project.file(".env", "A=1\n")
+
+    async def replace() -> None:
+        project.file("other", "B=2\n").rename(secret)
+
+    project.bench.gate.before = replace
+
+    assert await project.error("read_file", path=".env") is ErrorType.PATH_CONFLICT

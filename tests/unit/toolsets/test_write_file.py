@@ -1,0 +1,183 @@
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.tools.result import ErrorType
+from shared.toolsets.code import replace
+from tests.unit.toolsets.parts import Project
+
+
+@pytest.mark.spec("FS-04")
+async def test_a_new_file_is_written_with_its_directories(project: Project) -> None:
+    result = await project.call("write_file", path="a/b/x.md", content="hello\n")
+
+    sha256 = hashlib.sha256(b"hello\n").hexdigest()
+    assert (project.root / "a/b/x.md").read_text() == "hello\n"
+    assert result.data == {"path": "a/b/x.md", "size": 6, "sha256": sha256, "created": True}
+    assert result.metadata["deliverable"] == {
+        "path": str(project.root / "a/b/x.md"),
+        "size": 6,
+        "sha256": sha256,
+        "created": True,
+    }
+
+
+@pytest.mark.spec("FS-04", "FS-07", "PER-06")
+async def test_what_is_asked_is_the_resolved_path_its_folder_and_the_size(project: Project) -> None:
+    await project.call("write_file", path="a/../x.md", content="one\ntwo")
+
+    assert (project.target.shown, project.target.scope) == (str(project.root / "x.md"), str(project.root))
+    assert (project.target.precondition, project.target.is_inside_roots) == ("absent", True)
+    assert project.target.preview.endswith("7 bytes, 2 lines")
+
+
+@pytest.mark.spec("FS-04")
+async def test_an_existing_file_is_a_conflict_and_nobody_is_asked(project: Project) -> None:
+    project.file("x", "old")
+
+    assert await project.error("write_file", path="x", content="new") is ErrorType.PATH_CONFLICT
+    assert (project.root / "x").read_text() == "old"
+    assert project.bench.gate.asked == []
+
+
+@pytest.mark.spec("FS-04")
+async def test_overwriting_is_explicit_keeps_the_mode_and_shows_a_diff(project: Project) -> None:
+    path = project.file("x", "old\nsame\n")
+    path.chmod(0o751)
+    inode = path.stat().st_ino
+
+    data = await project.data("write_file", path="x", content="new\nsame\n", overwrite=True)
+
+    assert (path.read_text(), path.stat().st_mode & 0o777, data["created"]) == ("new\nsame\n", 0o751, False)
+    assert path.stat().st_ino != inode
+    assert "-old\n+new\n same\n" in project.target.preview
+    assert project.target.precondition.endswith(hashlib.sha256(b"old\nsame\n").hexdigest())
+
+
+@pytest.mark.spec("FS-04")
+@pytest.mark.parametrize("content", ["", "a\r\nb\r\n", "\ufeffx", "no newline", "tab\t\x1b[0m"])
+async def test_content_is_kept_byte_for_byte(project: Project, content: str) -> None:
+    await project.data("write_file", path="x", content=content)
+
+    assert (project.root / "x").read_bytes() == content.encode()
+
+
+async def test_content_over_the_limit_or_not_unicode_is_refused(project: Project) -> None:
+    assert await project.error("write_file", path="x", content="x" * (4 * 1024 * 1024 + 1)) is ErrorType.LIMIT_EXCEEDED
+    assert await project.error("write_file", path="x", content="\ud800") is ErrorType.INVALID_INPUT
+    assert list(project.root.iterdir()) == []
+
+
+async def test_a_missing_directory_is_not_made_unless_asked_for(project: Project) -> None:
+    assert await project.error("write_file", path="a/x", content="", create_dirs=False) is ErrorType.FILE_NOT_FOUND
+    assert list(project.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["x/", ".", "a/..", "/"])
+async def test_a_path_that_names_no_file_is_refused(project: Project, path: str) -> None:
+    kinds = {ErrorType.INVALID_INPUT, ErrorType.NOT_REGULAR_FILE}
+
+    assert await project.error("write_file", path=path, content="", overwrite=True) in kinds
+
+
+async def test_what_is_no_regular_file_is_never_replaced(project: Project) -> None:
+    os.mkfifo(project.root / "fifo")
+    (project.root / "dir").mkdir()
+    project.file("plain")
+
+    for name in ("fifo", "dir"):
+        assert await project.error("write_file", path=name, content="", overwrite=True) is ErrorType.NOT_REGULAR_FILE
+    assert await project.error("write_file", path="plain/x", content="") is ErrorType.FILE_NOT_FOUND
+
+
+@pytest.mark.spec("FS-04", "FS-07")
+@pytest.mark.parametrize("change", ["appeared", "changed", "vanished", "link"])
+async def test_a_target_that_changed_while_asking_is_left_alone(project: Project, change: str) -> None:
+    path = project.root / "x"
+    if change != "appeared":
+        path.write_text("old")
+
+    async def act() -> None:
+        if change == "vanished":
+            path.unlink()
+        elif change == "link":
+            path.unlink()
+            path.symlink_to(project.outside / "x")
+        else:
+            path.write_text("theirs")
+
+    project.bench.gate.before = act
+
+    assert await project.error("write_file", path="x", content="mine", overwrite=True) is ErrorType.PATH_CONFLICT
+    assert not (project.outside / "x").exists()
+    assert change in ("vanished", "link") or path.read_text() == "theirs"
+
+
+@pytest.mark.spec("FS-04")
+@pytest.mark.parametrize("overwrite", [True, False])
+async def test_a_file_that_appears_between_check_and_rename_survives(
+    project: Project, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = project.root / "x"
+    original = replace._link_new
+
+    def late(folder: int, temporary: str, name: str) -> bool:
+        path.write_text("theirs")
+        return original(folder, temporary, name)
+
+    monkeypatch.setattr(replace, "_link_new", late)
+
+    assert await project.error("write_file", path="x", content="mine", overwrite=overwrite) is ErrorType.PATH_CONFLICT
+    assert path.read_text() == "theirs"
+
+
+@pytest.mark.spec("FS-04")
+async def test_a_full_disk_leaves_the_old_file_and_no_rest(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.file("x", "old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    result = await project.call("write_file", path="x", content="new", overwrite=True)
+
+    assert result.error is not None
+    assert (result.error.type, "No space" in result.error.message) == (ErrorType.EXECUTION_FAILED, True)
+    assert [(entry.name, entry.read_text()) for entry in project.root.iterdir()] == [("x", "old")]
+
+
+@pytest.mark.spec("FS-07")
+async def test_outside_the_write_roots_is_asked_and_written_only_with_consent(project: Project) -> None:
+    path = project.outside / "report.md"
+
+    await project.data("write_file", path=str(path), content="x")
+
+    assert path.read_text() == "x"
+    assert (project.target.is_inside_roots, project.target.scope) == (False, str(project.outside))
+
+
+async def test_a_sensitive_old_content_is_not_in_the_preview(project: Project) -> None:
+    project.file(".env", "PASSWORD=hunter2\n")
+
+    await project.call("write_file", path=".env", content="A=1\n", overwrite=True)
+
+    assert "hunter2" not in project.target.preview
+
+
+def test_a_file_system_without_hard_links_is_served_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    (tmp_path / "temporary").write_text("new")
+
+    assert replace._link_new(folder, "temporary", "x")
+    (tmp_path / "again").write_text("other")
+    assert not replace._link_new(folder, "again", "x")
+
+    os.close(folder)
+    assert (tmp_path / "x").read_text() == "new"

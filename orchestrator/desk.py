@@ -44,7 +44,7 @@ class Desk:
             signer = self._tools.signer
             await self._tools.store.publish_key(signer.key_id, signer.public_key, now_us=self._tools.clock.now_us())
             self._is_key_published = True
-        self._sessions = {id_: desk for id_, desk in self._sessions.items() if not desk.is_idle}
+        self._sessions = {name: desk for name, desk in self._sessions.items() if not desk.is_idle}
         for session_id in session_ids:
             self._of(session_id).poke()
 

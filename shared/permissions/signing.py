@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -114,14 +115,12 @@ def _make_key_file(path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Written whole beside it and linked into place: nobody reads half a key, a second maker never replaces it.
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".key-") as draft:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".key-") as draft, suppress(FileExistsError):
             os.fchmod(draft.fileno(), 0o600)
             draft.write(pem)
             draft.flush()
             os.fsync(draft.fileno())
             os.link(draft.name, path)
-    except FileExistsError:
-        return
     except OSError as error:
         raise InvalidConfigError(
             f"the signing key {str(path)!r} cannot be made: {error.strerror}; point SOONG_SIGNING_KEY_FILE elsewhere"

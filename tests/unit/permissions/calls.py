@@ -1,0 +1,90 @@
+"""Calls and facts with sensible defaults, and hypothesis strategies for them."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from shared.identity import Role, RunIdentity
+from shared.jsontext import JsonObject, digest
+from shared.permissions.policy import Effect, Facts, Mode, Policy, Rule
+from shared.permissions.scope import Scope, ScopeKind
+from shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
+from shared.tools.ports import GateCall
+
+IDENTITY = RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "worker", "run_0", "agent_0", "task_1", "task_1/a")
+
+
+async def _unused(_context: ToolContext, _input: JsonObject) -> None:
+    raise AssertionError("a policy runs no tool")
+
+
+def make_facts(tool: str = "code.write_file", **overrides: object) -> Facts:
+    """Return the facts of a plain write."""
+    facts = Facts(
+        tool=tool,
+        tags=frozenset({"code", "filesystem", "write"}),
+        is_read=False,
+        is_dangerous=False,
+        is_open_world=False,
+        risk=Risk.WRITE,
+        target=make_path("/work/out/report.md"),
+    )
+    return replace(facts, **overrides)  # type: ignore[arg-type]  # a test names real fields
+
+
+def make_path(path: str, **overrides: object) -> Target:
+    target = Target(kind="path", scope=path.rsplit("/", 1)[0] or "/", shown=path)
+    return replace(target, **overrides)  # type: ignore[arg-type]  # a test names real fields
+
+
+def make_call(
+    tool: str = "code.write_file",
+    *,
+    permission: Permission = Permission.WRITE,
+    tags: frozenset[str] = frozenset(),
+    traits: Traits | None = None,
+    target: Target | None = None,
+    risk: Risk = Risk.WRITE,
+    call_input: JsonObject | None = None,
+) -> GateCall:
+    """Return a validated call on its way to permission."""
+    given: JsonObject = call_input if call_input is not None else {"path": "/work/out/report.md"}
+    return GateCall(
+        identity=IDENTITY,
+        fence=3,
+        tool_call_id="call_1",
+        definition=ToolDefinition(tool, "A tool.", {"type": "object"}, _unused, permission, tags),
+        permission_input=given,
+        input_digest=digest(given),
+        traits=traits or Traits(),
+        target=target or make_path("/work/out/report.md", precondition="absent"),
+        risk=risk,
+        cwd="/project",
+    )
+
+
+TOOLS = st.sampled_from(["code.write_file", "code.read_file", "code.run_command", "mcp.web.fetch", "agent.task_get"])
+PATTERNS = st.sampled_from(["*", "code.*", "code.write_file", "code.read_file", "mcp.*", "*.fetch", "internal.?x"])
+TAGS = st.frozensets(st.sampled_from(["write", "network", "dangerous", "filesystem", "mcp"]), max_size=2)
+FOLDERS = st.sampled_from(["/work", "/work/out", "/work/out/a", "/work/other", "/elsewhere"])
+SCOPES = st.none() | st.builds(Scope, st.just(ScopeKind.PATH), FOLDERS)
+RULES = st.builds(Rule, st.sampled_from(Effect), PATTERNS, TAGS, SCOPES, st.sampled_from(["config", "--allow"]))
+POLICIES = st.builds(Policy, st.lists(RULES, max_size=6).map(tuple), st.sampled_from(Mode))
+FACTS = st.builds(
+    Facts,
+    tool=TOOLS,
+    tags=TAGS,
+    is_read=st.booleans(),
+    is_dangerous=st.booleans(),
+    is_open_world=st.booleans(),
+    risk=st.sampled_from(Risk),
+    target=st.builds(
+        lambda folder, is_sensitive, is_inside: make_path(
+            f"{folder}/file", is_sensitive=is_sensitive, is_inside_roots=is_inside
+        ),
+        FOLDERS,
+        st.booleans(),
+        st.booleans(),
+    ),
+    hook_asks=st.booleans(),
+)

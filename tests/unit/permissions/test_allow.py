@@ -1,0 +1,76 @@
+"""``--allow tool:scope``: exactly what is written, or a sentence on what to write."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UsageError
+from shared.permissions.policy import Effect, Rule, parse_allow
+from shared.permissions.scope import Scope, ScopeKind
+
+HOME = "/home/someone"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "scope"),
+    [
+        ("code.write_file:/work/out", "code.write_file", Scope(ScopeKind.PATH, "/work/out")),
+        (" code.*:/work/out/ ", "code.*", Scope(ScopeKind.PATH, "/work/out")),
+        ("code.write_file:/work/./out/../out", "code.write_file", Scope(ScopeKind.PATH, "/work/out")),
+        ("code.write_file:~/projects", "code.write_file", Scope(ScopeKind.PATH, "/home/someone/projects")),
+        ("code.write_file:/work/a:b", "code.write_file", Scope(ScopeKind.PATH, "/work/a:b")),
+        ("web.fetch:host:example.org", "web.fetch", Scope(ScopeKind.HOST, "example.org")),
+        ("web.fetch:host:*.example.org", "web.fetch", Scope(ScopeKind.HOST, "*.example.org")),
+        ("mcp.db.query:exact:orders", "mcp.db.query", Scope(ScopeKind.EXACT, "orders")),
+    ],
+)
+def test_a_tool_and_its_scope_are_read(text: str, pattern: str, scope: Scope) -> None:
+    assert parse_allow(text, home=HOME) == Rule(Effect.ALLOW, pattern, scope=scope, source="--allow")
+
+
+def test_a_link_in_a_scope_is_resolved_because_targets_are(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    rule = parse_allow(f"code.write_file:{tmp_path}/link", home=HOME)
+
+    assert rule.scope == Scope(ScopeKind.PATH, str(tmp_path.resolve() / "real"))
+
+
+def test_the_scope_may_be_left_out_for_a_tool_that_only_reads() -> None:
+    assert parse_allow("web.search", readonly_tools=("web.search",)).scope is None
+
+
+@pytest.mark.spec("PER-08")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "name a tool"),
+        (":/work", "name a tool"),
+        ("*:/work", "name a tool"),
+        ("*.*:/work", "name a tool"),
+        ("code.write_file", "say for what"),
+        ("code.write_file:", "say for what"),
+        ("code.write_file: ", "say for what"),
+        ("code.write_file:*", "not a pattern"),
+        ("code.write_file:/work/*", "not a pattern"),
+        ("code.write_file:host:*", "not a pattern"),
+        ("code.write_file:/", "too wide"),
+        ("code.write_file://", "too wide"),
+        ("code.write_file:/home/someone", "too wide"),
+        ("code.write_file:/home/someone/", "too wide"),
+        ("code.write_file:/home/someone/x/..", "too wide"),
+        ("code.write_file:/home", "too wide"),
+        ("code.write_file:~", "too wide"),
+        ("code.write_file:out", "not an absolute path"),
+        ("code.write_file:~other/out", "not an absolute path"),
+        ("code.write_file:/work/\0", "not an absolute path"),
+        ("web.fetch:host:", "nothing stands after 'host:'"),
+        ("web.fetch:host:*.", "nothing stands after 'host:'"),
+    ],
+)
+def test_what_is_too_wide_or_no_scope_is_refused_with_its_remedy(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match="--allow") as caught:
+        parse_allow(text, home=HOME)
+
+    assert words in str(caught.value)

@@ -1,0 +1,142 @@
+"""The request that is made of a call, and the check of a decision on it."""
+
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import ForgedError
+from shared.jsontext import JsonObject, digest
+from shared.permissions.gate import MAX_ITEMS, MAX_SHOWN_CHARS, check_binding, facts_of, request_of
+from shared.permissions.policy import Mode, Policy, evaluate
+from shared.permissions.request import Choice, Decision, PermissionRequest
+from shared.sandbox.redact import redactor
+from shared.testing.builders import make_decision
+from shared.tools.definition import Risk, Target
+from shared.tools.ports import GateCall
+from shared.tools.result import ErrorType
+from tests.unit.permissions.calls import make_call, make_path
+
+NOW_US = 1_767_225_600_000_001
+
+
+def ask(call: GateCall, policy: Policy = Policy(), secrets: tuple[str, ...] = ()) -> PermissionRequest:  # noqa: B008  # frozen
+    verdict = evaluate(policy, call)
+    return request_of(
+        call, policy, verdict, token="token", redactor=redactor(secrets), home="/home/someone", now_us=NOW_US
+    )
+
+
+@pytest.mark.spec("PER-06", "EVT-05")
+def test_a_request_shows_no_secret_and_is_bound_to_the_real_input() -> None:
+    call_input: JsonObject = {"content": "password is hunter22secret", "path": "/work/out/x"}
+    target = make_path("/work/out/x", preview="+password is hunter22secret")
+
+    request = ask(make_call(call_input=call_input, target=target), secrets=("hunter22secret",))
+
+    assert "hunter22secret" not in f"{request.arguments}{request.preview}"
+    assert request.input_digest == digest(call_input)
+
+
+@pytest.mark.spec("PER-06")
+def test_a_request_stays_readable_and_marks_what_it_cut() -> None:
+    deep: JsonObject = {"x": "leaf"}
+    for _ in range(50):
+        deep = {"x": deep}
+    call_input: JsonObject = {
+        "long": "y" * 100_000,
+        "many": list(range(1_000)),
+        "wide": {str(number): number for number in range(1_000)},
+        "deep": deep,
+        "nul": "a\0b",
+    }
+
+    request = ask(make_call(call_input=call_input))
+
+    assert str(request.arguments["long"]).endswith(f"({100_000 - MAX_SHOWN_CHARS} more characters)")
+    many, wide = request.arguments["many"], request.arguments["wide"]
+    assert isinstance(many, list)
+    assert many[-1] == f"… ({1_000 - MAX_ITEMS} more items)"
+    assert isinstance(wide, dict)
+    assert wide["…"] == f"{1_000 - MAX_ITEMS} more entries"
+    assert "(1 entries)" in str(request.arguments["deep"])
+    assert request.arguments["nul"] == "a␀b"
+
+
+@pytest.mark.spec("PER-06")
+def test_a_request_advises_against_what_is_dangerous_or_critical() -> None:
+    assert ask(make_call()).suggested is Choice.ALLOW_ONCE
+    assert ask(make_call(tags=frozenset({"dangerous"}))).suggested is Choice.DENY
+    assert ask(make_call(risk=Risk.CRITICAL)).suggested is Choice.DENY
+
+
+@pytest.mark.spec("PER-20", "PER-08")
+def test_no_session_grant_is_offered_in_strict_mode_or_for_critical_risk() -> None:
+    assert ask(make_call()).scope == "/work/out"
+    assert ask(make_call(), Policy(mode=Mode.STRICT)).scope == ""
+    assert ask(make_call(risk=Risk.CRITICAL)).scope == ""
+
+
+@pytest.mark.spec("PER-08")
+def test_a_dangerous_call_with_a_scope_may_be_granted_for_the_session() -> None:
+    target = Target(kind="command", scope="/usr/bin/ls @ /work", shown="ls /work")
+
+    assert ask(make_call(tags=frozenset({"dangerous"}), target=target)).offers_session
+
+
+def test_a_request_of_an_unknown_risk_or_kind_is_judged_by_its_worst() -> None:
+    request = replace(ask(make_call()), risk="harmless", target_kind="banana")
+
+    facts = facts_of(request)
+
+    assert facts.risk is Risk.CRITICAL
+    assert facts.target.kind == "none"
+
+
+def decide(request: PermissionRequest, **changes: object) -> Decision:
+    fresh = replace(make_decision(request), expires_us=NOW_US + 1)
+    return replace(fresh, **changes)  # type: ignore[arg-type]  # real fields
+
+
+@pytest.mark.spec("PER-12")
+def test_a_decision_that_fits_allows_the_call_and_is_named() -> None:
+    request = ask(make_call())
+    decision = decide(request)
+
+    verdict = check_binding(decision, request, now_us=NOW_US)
+
+    assert (verdict.is_allowed, verdict.author, verdict.decision_id, verdict.error) == (
+        True,
+        "person",
+        decision.id,
+        None,
+    )
+
+
+@pytest.mark.spec("PER-12", "PER-14")
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"expires_us": NOW_US}, ErrorType.PERMISSION_STALE),
+        ({"scope": "/work"}, ErrorType.PERMISSION_STALE),
+        ({"precondition": "1:2"}, ErrorType.PATH_CONFLICT),
+        ({"choice": Choice.DENY, "error": ErrorType.PERMISSION_TIMEOUT}, ErrorType.PERMISSION_TIMEOUT),
+        ({"choice": Choice.DENY}, ErrorType.PERMISSION_DENIED),
+        ({"error": ErrorType.PERMISSION_FAILED}, ErrorType.PERMISSION_FAILED),
+    ],
+    ids=["expired", "scope", "changed target", "timeout", "no without a type", "yes with an error"],
+)
+def test_a_decision_that_does_not_allow_is_told_apart(changes: dict[str, object], error: ErrorType) -> None:
+    request = ask(make_call())
+
+    verdict = check_binding(decide(request, **changes), request, now_us=NOW_US)
+
+    assert (verdict.is_allowed, verdict.error) == (False, error)
+
+
+@pytest.mark.spec("PER-12", "PER-16")
+@pytest.mark.parametrize("field", ["request_id", "session_id", "run_id", "tool_call_id", "tool", "input_digest"])
+def test_a_decision_for_another_call_is_a_forgery(field: str) -> None:
+    request = ask(make_call())
+
+    with pytest.raises(ForgedError, match=field):
+        check_binding(decide(request, **{field: "other"}), request, now_us=NOW_US)

@@ -1,0 +1,240 @@
+"""Deny beats ask beats allow; what only reads is allowed, all else asks; nothing lifts what is dangerous."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidConfigError
+from shared.jsontext import dump, parse_strict
+from shared.permissions.policy import Effect, Facts, Mode, Policy, Rule, evaluate, judge
+from shared.permissions.scope import Scope, ScopeKind
+from shared.tools.definition import Permission, Risk, Target, Traits
+from tests.unit.permissions.calls import FACTS, POLICIES, RULES, make_call, make_facts, make_path
+
+READ = Traits(is_read_only=True, is_concurrency_safe=True)
+OUT = Scope(ScopeKind.PATH, "/work/out")
+EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
+
+
+@pytest.mark.spec("PER-02")
+@pytest.mark.parametrize(
+    ("call", "effect", "why"),
+    [
+        (
+            make_call("code.read_file", permission=Permission.READONLY, traits=READ, risk=Risk.READ),
+            Effect.ALLOW,
+            "only reads",
+        ),
+        (make_call(), Effect.ASK, "it writes"),
+        (make_call("x.y", traits=READ), Effect.ASK, "it writes"),
+        (make_call("x.y", permission=Permission.READONLY), Effect.ASK, "it writes"),
+        (
+            make_call("x.y", permission=Permission.READONLY, traits=READ, tags=frozenset({"network"})),
+            Effect.ASK,
+            "network",
+        ),
+        (
+            make_call("x.y", permission=Permission.READONLY, traits=READ, tags=frozenset({"dangerous"})),
+            Effect.ASK,
+            "danger",
+        ),
+        (
+            make_call("x.y", permission=Permission.READONLY, traits=replace(READ, is_destructive=True)),
+            Effect.ASK,
+            "danger",
+        ),
+        (
+            make_call("x.y", permission=Permission.READONLY, traits=replace(READ, is_open_world=True)),
+            Effect.ASK,
+            "network",
+        ),
+        (
+            make_call(
+                "x.y", permission=Permission.READONLY, traits=READ, target=make_path("/p/.env", is_sensitive=True)
+            ),
+            Effect.ASK,
+            "sensitive",
+        ),
+        (
+            make_call(
+                "x.y", permission=Permission.READONLY, traits=READ, target=make_path("/e/x", is_inside_roots=False)
+            ),
+            Effect.ASK,
+            "outside",
+        ),
+        (make_call("x.y", permission=Permission.READONLY, traits=READ, risk=Risk.CRITICAL), Effect.ASK, "critical"),
+    ],
+    ids=[
+        "read",
+        "write",
+        "write by definition",
+        "write by traits",
+        "network",
+        "dangerous",
+        "destructive",
+        "open world",
+        "sensitive",
+        "outside",
+        "critical",
+    ],
+)
+def test_the_safe_default_of_each_kind_of_call(call: object, effect: Effect, why: str) -> None:
+    verdict = evaluate(Policy(), call)  # type: ignore[arg-type]  # parametrize loses the type
+
+    assert (verdict.effect, verdict.rule, verdict.source) == (effect, "default", "runtime")
+    assert why in verdict.reason
+
+
+@pytest.mark.spec("PER-20")
+def test_strict_mode_asks_for_everything_above_reading_whatever_is_allowed() -> None:
+    policy = Policy((Rule(Effect.ALLOW, "code.*", scope=OUT),), Mode.STRICT)
+
+    assert judge(policy, make_facts()).effect is Effect.ASK
+    assert judge(policy, make_facts(is_read=True, risk=Risk.WRITE)).effect is Effect.ASK
+    assert judge(policy, make_facts(is_read=True, risk=Risk.READ)).effect is Effect.ALLOW
+
+
+@pytest.mark.spec("REG-08")
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        (Rule(Effect.DENY, "code.write_file"), True),
+        (Rule(Effect.DENY, "code.*"), True),
+        (Rule(Effect.DENY, "*"), True),
+        (Rule(Effect.DENY, "code"), False),
+        (Rule(Effect.DENY, "CODE.*"), False),
+        (Rule(Effect.DENY, "*", frozenset({"write", "code"})), True),
+        (Rule(Effect.DENY, "*", frozenset({"write", "network"})), False),
+        (Rule(Effect.DENY, "*", scope=OUT), True),
+        (Rule(Effect.DENY, "*", scope=Scope(ScopeKind.PATH, "/work/ou")), False),
+        (Rule(Effect.DENY, "*", scope=Scope(ScopeKind.HOST, "example.org")), False),
+    ],
+    ids=str,
+)
+def test_a_rule_matches_by_name_tags_and_scope_together(rule: Rule, matches: bool) -> None:
+    assert (judge(Policy((rule,)), make_facts()).effect is Effect.DENY) is matches
+
+
+@pytest.mark.spec("REG-08")
+def test_the_verdict_names_the_rule_and_its_source() -> None:
+    policy = Policy((Rule(Effect.ALLOW, "code.write_file", scope=OUT, source="--allow"),))
+
+    verdict = judge(policy, make_facts())
+
+    assert (verdict.effect, verdict.rule, verdict.source) == (
+        Effect.ALLOW,
+        "allow code.write_file:/work/out",
+        "--allow",
+    )
+    assert verdict.rule in verdict.reason
+
+
+def test_an_allow_rule_without_a_scope_never_allows_a_write() -> None:
+    policy = Policy((Rule(Effect.ALLOW, "*"),))
+
+    assert judge(policy, make_facts()).effect is Effect.ASK
+    assert judge(policy, make_facts(is_read=True, is_open_world=True)).effect is Effect.ALLOW
+
+
+@pytest.mark.parametrize(("path", "effect"), [("/work/out", Effect.ASK), ("/work/out/.env", Effect.ALLOW)])
+def test_a_sensitive_target_is_allowed_only_by_the_rule_that_names_it(path: str, effect: Effect) -> None:
+    policy = Policy((Rule(Effect.ALLOW, "code.read_file", scope=Scope(ScopeKind.PATH, path)),))
+    facts = make_facts("code.read_file", is_read=True, target=make_path("/work/out/.env", is_sensitive=True))
+
+    assert judge(policy, facts).effect is effect
+
+
+@pytest.mark.spec("PER-09")
+def test_a_host_rule_allows_that_host_and_its_pattern_only() -> None:
+    exact = Policy((Rule(Effect.ALLOW, "web.fetch", scope=Scope(ScopeKind.HOST, "example.org")),))
+    below = Policy((Rule(Effect.ALLOW, "web.fetch", scope=Scope(ScopeKind.HOST, "*.example.org")),))
+
+    def effect(policy: Policy, host: str) -> Effect:
+        target = Target(kind="host", scope=host, shown=f"https://{host}/x", host=host)
+        return judge(policy, make_facts("web.fetch", is_read=True, is_open_world=True, target=target)).effect
+
+    assert effect(exact, "Example.org.") is Effect.ALLOW
+    assert effect(exact, "api.example.org") is Effect.ASK
+    assert effect(exact, "badexample.org") is Effect.ASK
+    assert effect(below, "api.example.org") is Effect.ALLOW
+    assert effect(below, "example.org") is Effect.ASK
+    assert effect(below, "") is Effect.ASK
+
+
+@pytest.mark.spec("REG-08", "PER-10")
+@given(POLICIES, FACTS)
+def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
+    is_denied = any(rule.effect is Effect.DENY and rule.matches(facts) for rule in policy.rules)
+
+    assert (judge(policy, facts).effect is Effect.DENY) is is_denied
+
+
+@pytest.mark.spec("REG-08")
+@given(POLICIES, FACTS, st.randoms(use_true_random=False))
+def test_the_order_of_rules_decides_nothing(policy: Policy, facts: Facts, random: object) -> None:
+    shuffled = list(policy.rules)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
+
+    assert judge(Policy(tuple(shuffled), policy.mode), facts) == judge(policy, facts)
+
+
+@pytest.mark.spec("PER-08")
+@given(POLICIES, FACTS)
+def test_no_policy_allows_what_is_dangerous_or_critical(policy: Policy, facts: Facts) -> None:
+    for grave in (replace(facts, is_dangerous=True), replace(facts, risk=Risk.CRITICAL)):
+        assert judge(policy, grave).effect is not Effect.ALLOW
+
+
+@pytest.mark.spec("PER-10")
+@given(POLICIES, RULES, FACTS)
+def test_a_further_deny_or_ask_rule_never_loosens_and_an_allow_rule_never_tightens(
+    policy: Policy, rule: Rule, facts: Facts
+) -> None:
+    before = EFFECTS[judge(policy, facts).effect]
+    after = EFFECTS[judge(policy.with_rules((rule,)), facts).effect]
+
+    assert after <= before if rule.effect is Effect.ALLOW else after >= before
+
+
+@pytest.mark.spec("PER-10")
+@given(POLICIES, FACTS)
+def test_an_allow_rule_lifts_no_ask_but_that_of_a_default(policy: Policy, facts: Facts) -> None:
+    asks = [rule for rule in policy.rules if rule.effect is Effect.ASK and rule.matches(facts)]
+
+    if asks or facts.hook_asks:
+        assert judge(policy, facts).effect is not Effect.ALLOW
+
+
+@given(POLICIES)
+def test_a_policy_survives_its_row(policy: Policy) -> None:
+    stored = parse_strict(dump(policy.as_json()))
+
+    assert isinstance(stored, dict)
+    assert Policy.from_json(stored) == policy
+
+
+def test_an_empty_row_is_the_empty_policy() -> None:
+    assert Policy.from_json({}) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"v": 2}, "version 2"),
+        ({"mode": "yolo"}, "neither auto nor strict"),
+        ({"rules": "all"}, "not a list"),
+        ({"rules": {"effect": "allow"}}, "not a list"),
+        ({"rules": ["allow"]}, "rule 1 is not an object"),
+        ({"rules": [{"effect": "allow", "pattern": "*", "if": "x"}]}, "unknown fields: if"),
+        ({"rules": [{"effect": "permit", "pattern": "*"}]}, "'permit' is not deny, ask or allow"),
+        ({"rules": [{"effect": "deny", "pattern": ""}]}, "pattern is text"),
+        ({"rules": [{"effect": "deny", "pattern": "*", "tags": "write"}]}, "tags a list"),
+        ({"rules": [{"effect": "deny", "pattern": "*", "scope": "/work"}]}, "the scope '/work' is not"),
+        ({"rules": [{"effect": "deny", "pattern": "*", "scope": {"kind": "url", "value": "x"}}]}, "is not {kind"),
+    ],
+)
+def test_what_is_no_policy_is_refused_with_its_place(value: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        Policy.from_json(value)  # type: ignore[arg-type]  # that is the point

@@ -1,0 +1,143 @@
+"""Signatures over decisions, proofs over requests, and the key file (PER-12)."""
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from shared.errors import ForgedError, InvalidConfigError
+from shared.jsontext import dump, parse_strict
+from shared.permissions.gate import request_of
+from shared.permissions.policy import Policy, evaluate
+from shared.permissions.request import Choice, Decision, PermissionRequest
+from shared.permissions.signing import Signer, check_proof, prove, verify
+from shared.sandbox.redact import Redactor
+from shared.testing.builders import make_decision
+from shared.tools.result import ErrorType
+from tests.unit.permissions.calls import make_call
+
+OTHER: dict[type, object] = {int: 7, str: "other", type(None): ErrorType.PERMISSION_DENIED, Choice: Choice.DENY}
+
+
+def make_request(token: str = "token", **call: object) -> PermissionRequest:
+    made = make_call(**call)  # type: ignore[arg-type]  # a test names real fields
+    verdict = evaluate(Policy(), made)
+    return request_of(made, Policy(), verdict, token=token, redactor=Redactor(), home="/home/someone", now_us=1)
+
+
+@pytest.mark.spec("PER-12")
+def test_a_signature_holds_for_the_decision_it_was_made_for() -> None:
+    signer = Signer.generate()
+
+    signed = signer.sign(make_decision(make_request()))
+
+    verify(signed, signer.public_key)
+    assert signed.key_id == signer.key_id
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("field", sorted(set(Decision.__slots__) - {"signature"}))
+def test_a_change_of_any_field_breaks_the_signature(field: str) -> None:
+    signer = Signer.generate()
+    signed = signer.sign(make_decision(make_request()))
+    altered = replace(signed, **{field: OTHER[type(getattr(signed, field))]})  # type: ignore[arg-type]  # by its type
+
+    with pytest.raises(ForgedError, match="does not hold"):
+        verify(altered, signer.public_key)
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("signature", ["", "zz", "00" * 64, "00" * 63])
+def test_what_is_no_signature_is_a_forgery(signature: str) -> None:
+    signer = Signer.generate()
+    signed = replace(signer.sign(make_decision(make_request())), signature=signature)
+
+    with pytest.raises(ForgedError):
+        verify(signed, signer.public_key)
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("key", [b"", b"short", b"\0" * 32], ids=["none", "short", "zero"])
+def test_another_key_does_not_verify(key: bytes) -> None:
+    signed = Signer.generate().sign(make_decision(make_request()))
+
+    with pytest.raises(ForgedError):
+        verify(signed, key)
+
+
+@pytest.mark.spec("PER-12")
+def test_a_proof_holds_for_the_runs_token_alone() -> None:
+    request = make_request("token of run_1")
+
+    assert check_proof("token of run_1", request)
+    assert not check_proof("token of run_2", request)
+    assert not check_proof("", replace(request, proof=prove("", request)))
+    assert not check_proof("token of run_1", replace(request, proof="☃"))
+
+
+@pytest.mark.spec("PER-12")
+def test_a_proof_survives_the_row_and_covers_what_is_shown() -> None:
+    request = make_request(call_input={"path": "a", "n": 1, "deep": [{"x": 1.0}, None, True]})
+    stored = parse_strict(dump(request.arguments))
+    assert isinstance(stored, dict)
+
+    assert check_proof("token", replace(request, arguments=stored))
+    assert not check_proof("token", replace(request, arguments={**stored, "n": 2}))
+    for name, value in {"preview": "x", "shown": "x", "scope": "/x", "is_dangerous": True, "tags": ("x",)}.items():
+        assert not check_proof("token", replace(request, **{name: value})), name  # type: ignore[arg-type]  # real fields
+
+
+def test_the_key_is_made_once_for_our_eyes_only_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "signing.key"
+
+    first, second = Signer.load(path), Signer.load(path)
+
+    assert first.key_id == second.key_id
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_of_many_makers_at_once_all_get_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+
+    with ThreadPoolExecutor(8) as pool:
+        keys = {signer.key_id for signer in pool.map(lambda _: Signer.load(path), range(32))}
+
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o620, 0o606, 0o666])
+def test_a_key_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "signing.key"
+    Signer.load(path)
+    path.chmod(mode)
+
+    with pytest.raises(InvalidConfigError, match="chmod 600"):
+        Signer.load(path)
+
+
+def test_what_is_no_ed25519_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+    path.touch(0o600)
+
+    with pytest.raises(InvalidConfigError, match="not an unencrypted PEM key"):
+        Signer.load(path)
+
+    path.write_bytes(generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with pytest.raises(InvalidConfigError, match="not an Ed25519 key"):
+        Signer.load(path)
+
+
+def test_a_key_that_can_be_neither_made_nor_read_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfigError, match="SOONG_SIGNING_KEY_FILE"):
+        Signer.load(tmp_path / "file" / "signing.key")
+
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidConfigError, match="cannot be read"):
+        Signer.load(tmp_path / "folder")

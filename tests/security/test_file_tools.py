@@ -10,6 +10,7 @@ import pytest
 
 from shared.identity import Role
 from shared.sandbox import descriptors
+from shared.sandbox.paths import PathPolicy
 from shared.tools.definition import ToolContext
 from shared.tools.ports import Verdict
 from shared.tools.result import ErrorType, ToolError
@@ -161,6 +162,17 @@ async def test_our_own_home_is_protected_directly_and_through_a_link(project: Pr
     assert await project.error("write_file", path=str(project.home / name), content="x") is ErrorType.PATH_PROTECTED
     assert await project.error("write_file", path=f"home/{name}", content="x") is ErrorType.PATH_PROTECTED
     assert list(project.home.iterdir()) == []
+
+
+@pytest.mark.spec("FS-09")
+async def test_a_home_that_is_named_through_a_link_is_protected_where_it_really_is(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to("real")
+    policy = PathPolicy(tmp_path / "home")
+
+    assert policy.is_protected(tmp_path / "real/settings.toml")
+    assert policy.is_protected(tmp_path / "home/tools/x.json")
+    assert not policy.is_protected(tmp_path / "real/runs/r/deliverables/x")
 
 
 @pytest.mark.spec("FS-07")

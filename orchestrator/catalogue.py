@@ -4,20 +4,38 @@ The tools are the built-in ones. A step's functions and a worker's own tools are
 """
 
 from dataclasses import dataclass, field
+from typing import cast
 
+from shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
+from shared.agents.script import check_script
+from shared.clock import SystemClock
+from shared.errors import NotFoundError
 from shared.identity import Role
 from shared.jsontext import JsonObject
 from shared.tasks.plan import Known, PlanStep
+from shared.tasks.step import StepKind
+from shared.tasks.store import TaskStore
 from shared.tools.definition import Permission, ToolDefinition
-from shared.tools.surface import CHILD_TASK_TOOLS, SurfaceRequest, compute_surface
-from shared.toolsets.code.toolset import code_tools
+from shared.tools.registry import ToolRegistry
+from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
+from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.tasks import TaskTools
+
+
+def _builtin_tools() -> tuple[ToolDefinition, ...]:
+    registry = ToolRegistry()
+    registry.add(CodeTools(), is_builtin=True)
+    # Only described here, never called: a worker registers the same tools over its store.
+    registry.add(TaskTools(cast(TaskStore, None), lambda: "", SystemClock()), is_builtin=True)
+    return registry.definitions()
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     """Built once a client."""
 
-    tools: tuple[ToolDefinition, ...] = field(default_factory=code_tools)
+    tools: tuple[ToolDefinition, ...] = field(default_factory=_builtin_tools)
+    definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
 
     @property
     def readonly_tools(self) -> frozenset[str]:
@@ -25,8 +43,24 @@ class Catalogue:
 
     def known(self) -> Known:
         """Return what plans are checked against."""
-        return Known(tools=frozenset(tool.name for tool in self.tools) | CHILD_TASK_TOOLS)
+        return Known(
+            tools=frozenset(tool.name for tool in self.tools),
+            definitions=self.definitions.ids,
+            check_script=check_script,
+        )
 
     def surface_of(self, step: PlanStep) -> JsonObject:
-        """Return the stored surface of a step's run."""
-        return compute_surface(self.tools, SurfaceRequest(Role.WORKER, allowed_tools=step.allowed_tools)).to_json()
+        """Return the stored surface of a step's run; a step that runs no agent has no tools."""
+        if step.kind is not StepKind.AGENT:
+            return {}
+        return compute_surface(self.tools, self._request(step)).to_json()
+
+    def _request(self, step: PlanStep) -> SurfaceRequest:
+        try:
+            definition = self.definitions.get(step.agent)
+        except NotFoundError:
+            # Plans are checked against the definitions; one that was not is refused by the worker, by name.
+            return SurfaceRequest(Role.WORKER, RunMode.READONLY, allowed_tools=())
+        return SurfaceRequest(
+            Role.WORKER, definition.mode, default_tools=definition.suggested_tools, allowed_tools=step.allowed_tools
+        )

@@ -196,11 +196,24 @@ class Client:
                 await asyncio.sleep(LOOK_EVERY_S)
 
 
+def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps with the children of each map step right below it, in item order."""
+    children: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.map_key:
+            children.setdefault(step.map_key, []).append(step)
+    ordered: list[Step] = []
+    for step in steps:
+        if not step.map_key:
+            ordered += [step, *sorted(children.get(step.key, ()), key=lambda child: child.item_index or 0)]
+    return tuple(ordered)
+
+
 async def view_of(store: Store, task_id: str) -> View:
     """Read how a task stands. Raises: NotFoundError."""
     task = await store.task(task_id)
     questions = [one for one in await store.pending(task.session_id) if one.identity.task_id == task_id]
-    return View(task, tuple(await store.steps(task_id)), tuple(await store.workers()), tuple(questions))
+    return View(task, in_plan_order(await store.steps(task_id)), tuple(await store.workers()), tuple(questions))
 
 
 async def all_events(store: Store, run_id: str) -> list[Event]:

@@ -130,7 +130,7 @@ def _facts(request: PermissionRequest) -> Iterator[tuple[str, str]]:
     yield request.target_kind or "target", request.shown
     yield "host", request.host
     yield "risk", f"{request.risk}{' - DANGEROUS' if request.is_dangerous else ''}{_after(request.risk_summary)}"
-    yield "hook", request.hook_result
+    yield "hook", request.hook_result if request.hook_result != "none" else ""
     yield "in", request.cwd
     yield "with env", ", ".join(request.env)
     yield "arguments", compact(request.arguments, VALUE_CHARS) if not request.preview else ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import typer
 
 from orchestrator.cli.console import is_terminal, say
-from orchestrator.cli.run import attached, service_arguments
+from orchestrator.cli.run import attached
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from orchestrator.client import Client
 from shared.sessions.session import AnswerMode, Session
@@ -25,14 +25,10 @@ def command(
 ) -> None:
     """Go on with a task: finished steps stay as they are, no work is done twice."""
     settings = load_settings(workers=workers, slots=slots)
-    raise typer.Exit(
-        asyncio.run(_resume(settings, task, service_arguments(workers, slots), is_detached=detach, is_json=is_json))
-    )
+    raise typer.Exit(asyncio.run(_resume(settings, task, is_detached=detach, is_json=is_json)))
 
 
-async def _resume(
-    settings: Settings, text: str, arguments: tuple[str, ...], *, is_detached: bool, is_json: bool
-) -> int:
+async def _resume(settings: Settings, text: str, *, is_detached: bool, is_json: bool) -> int:
     from orchestrator.cli.ids import find_task, open_store  # late: SQLAlchemy
 
     store = await open_store(settings)
@@ -44,7 +40,7 @@ async def _resume(
     interrupts = Interrupts()
     interrupts.listen()
     try:
-        attachment = await attached(settings, interrupts, arguments)
+        attachment = await attached(settings, interrupts)
     except InterruptedBeforeStartError:
         say("\ninterrupted before anything was started")
         return 130

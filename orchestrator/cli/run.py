@@ -56,8 +56,7 @@ def command(
         catalogue=catalogue,
         clock=SystemClock(),
     )
-    arguments = service_arguments(workers, slots)
-    raise typer.Exit(asyncio.run(_run(settings, prepared, arguments, is_detached=detach, is_json=is_json)))
+    raise typer.Exit(asyncio.run(_run(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
 def read_inputs(given: list[str]) -> dict[str, str]:
@@ -86,19 +85,11 @@ def answer_mode(answer: Answer | None, *, is_detached: bool) -> AnswerMode:
     return AnswerMode.ATTACHED if answer is Answer.ASK or is_asked else AnswerMode.NONE
 
 
-def service_arguments(workers: int | None, slots: int | None) -> tuple[str, ...]:
-    """Return what a service that is started for this command is told."""
-    options = {"--workers": workers, "--slots": slots}
-    return tuple(part for name, value in options.items() if value is not None for part in (name, str(value)))
-
-
-async def _run(
-    settings: Settings, prepared: Submission, arguments: tuple[str, ...], *, is_detached: bool, is_json: bool
-) -> int:
+async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, is_json: bool) -> int:
     interrupts = Interrupts()
     interrupts.listen()
     try:
-        attachment = await attached(settings, interrupts, arguments)
+        attachment = await attached(settings, interrupts)
     except InterruptedBeforeStartError:
         say("\ninterrupted before anything was started")
         return 130
@@ -120,9 +111,9 @@ async def _run(
         await watch.leave(wait=False)
 
 
-async def attached(settings: Settings, interrupts: Interrupts, arguments: tuple[str, ...]) -> Attachment:
+async def attached(settings: Settings, interrupts: Interrupts) -> Attachment:
     """Attach to a service, starting one if need be. Raises: InterruptedBeforeStartError; UnavailableError."""
-    work = asyncio.create_task(attach(settings, arguments=arguments, tell=say))
+    work = asyncio.create_task(attach(settings, tell=say))
     return await interruptible(interrupts, work)
 
 

@@ -14,17 +14,20 @@ INSTALL_ROOT = Path(__file__).resolve().parents[2]
 
 
 def child_environment(settings: Settings, **more: str) -> dict[str, str]:
-    """Return the environment of a child: this process's own, with the home and the service's URLs settled."""
+    """Return the environment of a child: this process's own, with our settings as this process has them."""
     environment = dict(os.environ)
+    for name in settings.model_fields_set:
+        environment.pop(f"SOONG_{name.upper()}_FILE", None)
+        environment[f"SOONG_{name.upper()}"] = _text(getattr(settings, name))
     environment["SOONG_AGENT_HOME"] = str(settings.home)
-    for name, value in (("SOONG_REDIS_URL", settings.redis_url), ("SOONG_DATABASE_URL", settings.database_url)):
-        environment.pop(f"{name}_FILE", None)
-        if value:
-            environment[name] = value
     path = environment.get("PYTHONPATH", "")
     if path:
         environment["PYTHONPATH"] = os.pathsep.join((str(INSTALL_ROOT), path))
     return {**environment, **more}
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -84,7 +84,6 @@ async def attach(
     settings: Settings,
     *,
     may_start: bool = True,
-    arguments: tuple[str, ...] = (),
     tell: Callable[[str], None] = lambda _sentence: None,
 ) -> Attachment:
     """Return a hold on the service of these settings, starting an ephemeral one when there is none.
@@ -107,7 +106,7 @@ async def attach(
             raise UnavailableError("no service is running; start one with `soong up`")
         if started is None:
             tell("starting a service …")
-            started = _start(settings, arguments)
+            started = _start(settings)
         if _ended_for_another(started):
             # The holder is starting, or just ending: join it, or take its place.
             started = None
@@ -138,11 +137,11 @@ async def _join(settings: Settings) -> Attachment | None:
     return Attachment(settings.model_copy(update=update), control, record)
 
 
-def _start(settings: Settings, arguments: tuple[str, ...]) -> Attachment:
+def _start(settings: Settings) -> Attachment:
     log = _log_file(prepare_home(settings))
-    with log.open("ab") as output:
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
-            module_command("orchestrator.cli", "up", "--ephemeral", *arguments),
+            module_command("orchestrator.cli", "up", "--ephemeral"),
             env=child_environment(settings),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -4,7 +4,7 @@ Owns one pure operation of the script language, with which a scripted review con
 suspected. Every fact has its ``line``, counted from 1, and what belongs to its list:
 
 - ``functions``: ``name``, ``lines`` (from its ``def`` to its end)
-- ``handlers``, the broad ones (bare, ``Exception``, ``BaseException``): ``catches``; ``swallows`` is true when the
+- ``handlers``, of bare ``except``, ``Exception`` and ``BaseException`` only: ``catches``; ``swallows`` is true when the
   body only passes, continues, breaks, or returns nothing or a constant
 - ``calls``: ``name`` as imported (``from pickle import loads as f`` makes ``f()`` a ``pickle.loads``), ``keywords`` with
   constant values or source text, ``arguments`` as source text

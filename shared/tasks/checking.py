@@ -3,7 +3,7 @@
 Every check reports and goes on; none raises. The places are those of the document (:mod:`shared.tasks.document`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from shared.errors import TemplateError
@@ -56,7 +56,10 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report) -> None:
                 report(place, f"there is no step {parent!r}", suggestion(parent, ids - {step.id}))
             elif parent in step.depends_on[:number]:
                 report(place, f"{parent!r} stands twice", "name each dependency once")
-    cycle = find_cycle({step.id: step.depends_on for step in reversed(plan.steps)})
+    edges: dict[str, Sequence[str]] = {}
+    for step in plan.steps:
+        edges.setdefault(step.id, step.depends_on)
+    cycle = find_cycle(edges)
     if cycle:
         # A cycle belongs to all its steps; it is reported where its first one names the next.
         index = next(number for number, step in enumerate(plan.steps) if step.id == cycle[0])

@@ -7,12 +7,13 @@ exhaust the C stack nor multiply itself by aliases. Scalars follow YAML 1.2's co
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import yaml
 
-from shared.errors import InvalidPlanError, Offence
-from shared.jsontext import MAX_SAFE_INTEGER, Json
+from shared.errors import InvalidJsonError, InvalidPlanError, Offence
+from shared.jsontext import MAX_SAFE_INTEGER, Json, parse_strict
 from shared.tasks.places import Path, show
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -67,6 +68,10 @@ def read_document(text: str, source: str) -> Document:
     try:
         return _Builder(source).build(yaml.parse(text, Loader=_LOADER))
     except yaml.MarkedYAMLError as error:
+        if text.lstrip().startswith(("{", "[")):
+            # JSON says a little that YAML cannot, such as a surrogate pair in two escapes; its lines are not known.
+            with suppress(InvalidJsonError):
+                return Document(source, parse_strict(text, max_depth=MAX_DEPTH))
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
         raise _refusal(source, mark, f"invalid YAML: {problem}", "mend the syntax at this place") from error

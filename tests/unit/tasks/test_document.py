@@ -1,0 +1,89 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidPlanError
+from shared.tasks.document import MAX_BYTES, MAX_DEPTH, read_document
+from shared.tasks.places import show
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["C"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(min_codepoint=97, max_codepoint=122)), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
+
+
+@given(JSON)
+def test_json_is_read_as_what_it_says(value: object) -> None:
+    assert read_document(json.dumps({"plan": value}), "plan.json").value == {"plan": value}
+
+
+def test_words_that_older_yaml_turns_into_something_else_stay_text() -> None:
+    text = "a: no\nb: 2026-01-01\nc: on\nd: 0x10\ne: 1_000\nf: .inf\ng: 012"
+
+    value = read_document(text, "plan.yaml").value
+
+    assert value == {"a": "no", "b": "2026-01-01", "c": "on", "d": "0x10", "e": "1_000", "f": ".inf", "g": 12}
+
+
+def test_quoted_scalars_are_text_and_blocks_keep_their_lines() -> None:
+    value = read_document("a: \"1\"\nb: 'true'\nc: |\n  one\n  two\n", "plan.yaml").value
+
+    assert value == {"a": "1", "b": "true", "c": "one\ntwo\n"}
+
+
+def test_each_part_knows_its_line() -> None:
+    document = read_document("title: x\nsteps:\n  - id: a\n    depends_on:\n      - b\n", "p.yaml")
+
+    assert document.place(("steps", 0, "depends_on", 0)) == "p.yaml:5 steps[0].depends_on[0]"
+
+
+def test_a_part_that_is_not_there_is_placed_at_what_is_around_it() -> None:
+    document = read_document("title: x\nsteps:\n  - id: a\n", "p.yaml")
+
+    assert document.place(("steps", 0, "missing")) == "p.yaml:3 steps[0].missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        pytest.param("a: [1", "p.yaml:2:1", "invalid YAML", id="syntax"),
+        pytest.param("a: 1\nb:\n\t- c", "p.yaml:3:1", "invalid YAML", id="tab"),
+        pytest.param("a: 1\nb: 2\na: 3", "p.yaml:3:1", "the key 'a' stands twice", id="duplicate"),
+        pytest.param("a: {b: 1, b: 2}", "p.yaml:1:11", "the key 'b' stands twice", id="duplicate-inside"),
+        pytest.param("a: &x 1\nb: *x", "p.yaml:1:4", "anchors", id="anchor"),
+        pytest.param("a: *x", "p.yaml:1:4", "aliases", id="alias"),
+        pytest.param("a: !!python/object:os.system x", "p.yaml:1:4", "the tag", id="tag"),
+        pytest.param("a: !x [1]", "p.yaml:1:4", "the tag", id="tagged-list"),
+        pytest.param("? [a]\n: b", "p.yaml:1:3", "a mapping key is not text", id="complex-key"),
+        pytest.param("a: 1\n---\nb: 2", "p.yaml:2:1", "a second document", id="two-documents"),
+        pytest.param("a: 9007199254740993", "p.yaml:1:4", "beyond 2^53", id="integer"),
+        pytest.param("", "p.yaml", "the document is empty", id="empty"),
+        pytest.param("# nothing\n", "p.yaml", "the document is empty", id="comment-only"),
+        pytest.param("a: \x07", "p.yaml", "invalid YAML", id="control-character"),
+        pytest.param("[" * (MAX_DEPTH + 1), f"p.yaml:1:{MAX_DEPTH + 1}", "nested deeper", id="deep"),
+        pytest.param("x" * (MAX_BYTES + 1), "p.yaml", "characters", id="huge"),
+    ],
+)
+def test_what_is_not_plain_data_is_refused_with_its_place(text: str, place: str, problem: str) -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        read_document(text, "p.yaml")
+
+    (offence,) = raised.value.offences
+    assert offence.place == place
+    assert problem in offence.problem
+    assert offence.remedy
+
+
+def test_a_document_nested_beyond_any_stack_is_refused_quickly() -> None:
+    with pytest.raises(InvalidPlanError, match="nested deeper"):
+        read_document("[" * 1_000_000, "p.yaml")
+
+
+def test_paths_are_shown_as_people_write_them() -> None:
+    assert show(("steps", 2, "depends_on", 0)) == "steps[2].depends_on[0]"

@@ -1,0 +1,350 @@
+"""A bad plan is refused with one message that names every place and its remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.agents.script import check_script
+from shared.errors import InvalidPlanError
+from shared.tasks.plan import Known, Plan, PlanInput
+from shared.tasks.reading import load_plan, parse_plan, plan_from_json
+from shared.tasks.step import FailurePolicy, StepKind
+
+KNOWN = Known(
+    tools=frozenset({"code.read_file", "code.search"}),
+    definitions=frozenset({"default_worker_agent", "reviewer"}),
+    check_script=check_script,
+)
+
+
+def parse(steps: str, head: str = "title: t") -> Plan:
+    return parse_plan(f"{head}\nsteps:\n{steps}", "p.yaml", KNOWN)
+
+
+def test_a_step_takes_its_fields_and_defaults() -> None:
+    plan = parse(
+        """\
+- {id: a, instructions: look}
+- id: b
+  title: Second
+  instructions: "go on with ${a.output.x} and ${inputs.depth}"
+  depends_on: [a]
+  agent: reviewer
+  allowed_tools: [code.read_file, "code.*"]
+  retries: 2
+  backoff_s: 0.5
+  timeout_s: 60
+  priority: 5
+  pool: big
+  needs: [gpu]
+  on_failure: fail_task
+  output: {type: object, properties: {x: {type: string}}}
+""",
+        "title: t\ninputs: {depth: 3, where: {type: string, description: a folder}}",
+    )
+
+    first, second = plan.steps
+
+    assert (first.kind, first.title, first.agent) == (StepKind.AGENT, "a", "default_worker_agent")
+    assert (second.retries, second.backoff_s, second.timeout_s, second.priority) == (2, 0.5, 60.0, 5)
+    assert (second.on_failure, second.needs, second.pool) == (FailurePolicy.FAIL_TASK, ("gpu",), "big")
+    assert plan.inputs == (
+        PlanInput("depth", "integer", is_required=False, default=3),
+        PlanInput("where", "string", "a folder"),
+    )
+
+
+def test_a_map_step_holds_the_shape_of_its_children() -> None:
+    plan = parse(
+        """\
+- {id: a, instructions: look}
+- id: m
+  kind: map
+  depends_on: [a]
+  over: ${a.output.items}
+  as: one
+  key: ${one.name}
+  on_item_failure: keep
+  step: {kind: python, call: builtin.echo, inputs: {one: "${one}", all: "${a.output}"}}
+"""
+    )
+
+    step = plan.step("m")
+
+    assert step.step is not None
+    assert (step.item_name, step.item_key, step.on_item_failure) == ("one", "${one.name}", FailurePolicy.KEEP)
+    assert step.step.call == "builtin.echo"
+
+
+@pytest.mark.spec("DAG-02")
+@pytest.mark.parametrize(
+    ("steps", "place", "problem", "remedy"),
+    [
+        pytest.param(
+            "- {id: a, instructions: x}\n- {id: a, instructions: y}",
+            "p.yaml:4 steps[1].id",
+            "the id 'a' is taken by steps[0]",
+            "its own id",
+            id="duplicate-id",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x}\n- {id: b, instructions: y, depends_on: [aa]}",
+            "p.yaml:4 steps[1].depends_on[0]",
+            "there is no step 'aa'",
+            "did you mean 'a'?",
+            id="unknown-dependency",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, depends_on: [c]}\n"
+            "- {id: b, instructions: x, depends_on: [a]}\n"
+            "- {id: c, instructions: x, depends_on: [b]}",
+            "p.yaml:3 steps[0].depends_on",
+            "depend on each other: a -> c -> b -> a",
+            "remove one",
+            id="cycle",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, depends_on: [a]}",
+            "p.yaml:3 steps[0].depends_on",
+            "a -> a",
+            "remove",
+            id="self",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, allowed_tools: [code.raed_file]}",
+            "p.yaml:3 steps[0].allowed_tools[0]",
+            "there is no tool 'code.raed_file'",
+            "did you mean 'code.read_file'?",
+            id="unknown-tool",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, agent: reviwer}",
+            "p.yaml:3 steps[0].agent",
+            "there is no agent definition 'reviwer'",
+            "did you mean 'reviewer'?",
+            id="unknown-definition",
+        ),
+        pytest.param(
+            "- {id: a, kind: python, call: builtin.eco}",
+            "p.yaml:3 steps[0].call",
+            "there is no step function 'builtin.eco'",
+            "did you mean 'builtin.echo'?",
+            id="unknown-function",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, output: {type: object, properties: {y: {type: strnig}}}}",
+            "p.yaml:3 steps[0].output",
+            "$.properties.y.type",
+            "supported",
+            id="bad-schema",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, output: {type: array}}",
+            "p.yaml:3 steps[0].output",
+            "is not an object",
+            "type: object",
+            id="output-not-an-object",
+        ),
+        pytest.param(
+            "- {id: a, instructons: x}",
+            "p.yaml:3 steps[0].instructons",
+            "unknown field 'instructons'",
+            "did you mean 'instructions'?",
+            id="unknown-field",
+        ),
+        pytest.param("- {id: a}", "p.yaml:3 steps[0]", "does not say what to do", "instructions", id="nothing-to-do"),
+        pytest.param("- {instructions: x}", "p.yaml:3 steps[0]", "'id' is missing", "add `id:`", id="no-id"),
+        pytest.param(
+            "- {id: a b, instructions: x}", "p.yaml:3 steps[0].id", "'a b' cannot be used", "letters", id="bad-id"
+        ),
+        pytest.param("- {id: inputs, instructions: x}", "p.yaml:3 steps[0].id", "'inputs'", "another", id="reserved"),
+        pytest.param("- just text", "p.yaml:3 steps[0]", "a step is a text", "write a mapping", id="step-is-text"),
+        pytest.param(
+            "- {id: a, kind: agnet, instructions: x}",
+            "p.yaml:3 steps[0].kind",
+            "'agnet' is not one of agent, python, map",
+            "did you mean 'agent'?",
+            id="unknown-kind",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, retries: many}",
+            "p.yaml:3 steps[0].retries",
+            "'many' cannot be used",
+            "a whole number from 0 to 20",
+            id="retries",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, timeout_s: 0}",
+            "p.yaml:3 steps[0].timeout_s",
+            "0 cannot be used",
+            "seconds above 0",
+            id="timeout",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, depends_on: b}",
+            "p.yaml:3 steps[0].depends_on",
+            "'b' cannot be used",
+            "a list of texts",
+            id="depends-on-text",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, call: builtin.echo}",
+            "p.yaml:3 steps[0].call",
+            "does not belong here",
+            "kind: python",
+            id="field-of-another-kind",
+        ),
+        pytest.param(
+            "- {id: a, instructions: 'use ${b.output}'}\n- {id: b, instructions: x}",
+            "p.yaml:3 steps[0].instructions",
+            "'b' is not a dependency",
+            "add 'b' to `depends_on`",
+            id="reference-without-edge",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x, inputs: {y: ['${inputs.nope}']}}",
+            "p.yaml:3 steps[0].inputs.y[0]",
+            "the plan has no input 'nope'",
+            "none is known",
+            id="unknown-input",
+        ),
+        pytest.param(
+            "- {id: a, instructions: x}\n- {id: b, instructions: '${a.result}', depends_on: [a]}",
+            "p.yaml:4 steps[1].instructions",
+            "has no 'result'",
+            "a.output.result",
+            id="unknown-result-field",
+        ),
+        pytest.param(
+            "- {id: a, instructions: 'x ${'}", "p.yaml:3 steps[0].instructions", "malformed", "`}`", id="malformed"
+        ),
+        pytest.param(
+            "- {id: m, kind: map, over: [1], step: {kind: map, over: [2], step: {instructions: x}}}",
+            "p.yaml:3 steps[0].step.kind",
+            "a map step stands inside a map step",
+            "step after it",
+            id="map-in-map",
+        ),
+        pytest.param(
+            "- {id: m, kind: map, over: [1]}", "p.yaml:3 steps[0]", "nothing of its children", "step", id="map"
+        ),
+        pytest.param(
+            "- {id: m, kind: map, step: {instructions: x}}", "p.yaml:3 steps[0]", "'over' is missing", "over", id="over"
+        ),
+        pytest.param(
+            "- {id: m, kind: map, over: all of them, step: {instructions: x}}",
+            "p.yaml:3 steps[0].over",
+            "is not a list",
+            "reference",
+            id="over-text",
+        ),
+        pytest.param(
+            "- {id: m, kind: map, over: [1], step: {instructions: x, id: y}}",
+            "p.yaml:3 steps[0].step.id",
+            "does not belong here",
+            "named after",
+            id="child-with-id",
+        ),
+        pytest.param(
+            "- {id: a, script: [{cal: code.search}]}",
+            "p.yaml:3 steps[0].script[0]",
+            "none of its fields says what to do",
+            "call",
+            id="script-statement",
+        ),
+        pytest.param(
+            "- {id: a, script: [{finish: {x: '${hits.value}'}}]}",
+            "p.yaml:3 steps[0].script[0].finish.x",
+            "names what nothing sets",
+            "inputs",
+            id="script-name",
+        ),
+    ],
+)
+def test_a_bad_plan_is_refused_with_place_and_remedy(steps: str, place: str, problem: str, remedy: str) -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        parse(steps)
+
+    (offence,) = [one for one in raised.value.offences if one.place == place and problem in one.problem]
+    assert remedy in offence.remedy
+
+
+def test_a_plan_without_steps_is_refused() -> None:
+    with pytest.raises(InvalidPlanError, match="the plan has no step; add at least one"):
+        parse_plan("title: t\nsteps: []", "p.yaml")
+
+
+def test_all_offences_are_told_at_once_in_document_order() -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        parse("- {id: a, instructions: x, depends_on: [q]}\n- {id: a, instructions: y, retries: -1}\n- {id: b}")
+
+    assert [offence.place for offence in raised.value.offences] == [
+        "p.yaml:3 steps[0].depends_on[0]",
+        "p.yaml:4 steps[1].retries",
+        "p.yaml:4 steps[1].id",
+        "p.yaml:5 steps[2]",
+    ]
+    assert len(str(raised.value).splitlines()) == 4
+
+
+def test_two_cycles_of_ten_thousand_steps_are_found_without_recursion() -> None:
+    count = 10_000
+    steps = [
+        {"id": f"s{n}", "kind": "python", "call": "builtin.echo", "depends_on": [f"s{(n + 1) % count}"]}
+        for n in range(count)
+    ]
+
+    with pytest.raises(InvalidPlanError, match="depend on each other"):
+        plan_from_json({"title": "t", "steps": steps})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        pytest.param("missing.yaml", None, "there is no such file", id="missing"),
+        pytest.param("latin.yaml", "title: caf\xe9".encode("latin-1"), "not UTF-8", id="not-utf8"),
+        pytest.param("text.yaml", b"just text", "the document is a text", id="not-a-mapping"),
+        pytest.param("list.json", b"[1]", "the document is a list", id="a-list"),
+    ],
+)
+def test_a_file_that_holds_no_plan_is_named(tmp_path: Path, name: str, content: bytes | None, problem: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(InvalidPlanError) as raised:
+        load_plan(path)
+
+    assert str(path) in raised.value.offences[0].place
+    assert problem in raised.value.offences[0].problem
+
+
+def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPlanError, match="directory"):
+        load_plan(tmp_path)
+
+
+def test_a_plan_in_json_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('\ufeff{"title": "t", "steps": [{"id": "a", "instructions": "x"}]}', encoding="utf-8")
+
+    assert load_plan(path).steps[0].id == "a"
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        pytest.param("title: t\ninputs: {a: {type: text}}", "'text' is not a type", id="type"),
+        pytest.param(
+            "title: t\ninputs: {a: {type: integer, default: x}}", "a text is not of type integer", id="default"
+        ),
+        pytest.param("title: t\ninputs: {a-b: 1}", "'a-b' cannot be used", id="name"),
+        pytest.param("title: t\ninputs: {a: {defualt: 1}}", "unknown field 'defualt'", id="field"),
+        pytest.param("titel: t", "unknown field 'titel'", id="title"),
+    ],
+)
+def test_a_bad_head_is_refused(head: str, problem: str) -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        parse("- {id: a, instructions: x}", head)
+
+    assert any(problem in offence.problem for offence in raised.value.offences)

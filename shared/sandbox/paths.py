@@ -105,66 +105,6 @@ def _spellings(home: Path) -> tuple[tuple[str, ...], ...]:
     return tuple({tuple(map(_plain, each.parts)) for each in (home, Path(os.path.realpath(home)))})
 
 
-def write_roots(self) -> tuple[Path, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A path as given and where it leads. ``resolved`` has no link in it at the time of asking; it need not exist."""
-
-    given: str
-    resolved: Path
-    is_inside_project: bool
-    is_inside_write_roots: bool
-    is_sensitive: bool
-    is_protected: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PathPolicy:
-    """What counts as sensitive and as protected. ``agent_home`` is Soong's own folder; empty when there is none."""
-
-    agent_home: Path | None = None
-    sensitive: tuple[str, ...] = SENSITIVE
-
-    def locate(self, roots: Roots, path: str) -> Located:
-        """Resolve a path from outside and say what it is. Nothing in it is expanded: ``~`` and ``$X`` are names.
-
-        Raises:
-            PathRefusedError: not a usable path, or one into the kernel's own file systems.
-        """
-        _refuse_unusable(path)
-        lexical = os.path.normpath(roots.cwd / path)
-        if _is_kernel_path(Path(lexical)):
-            raise PathRefusedError(PathRefusal.NOT_REGULAR, path, "lies in a file system of the kernel; it is not read")
-        resolved = _resolve(roots.cwd / path, path)
-        return Located(
-            given=path,
-            resolved=resolved,
-            is_inside_project=is_below(resolved, roots.project),
-            is_inside_write_roots=_is_below_any(resolved, write_roots(roots)),
-            is_sensitive=any(self.is_sensitive(name) for name in {path, lexical, str(resolved)}),
-            is_protected=self.is_protected(Path(lexical)) or self.is_protected(resolved),
-        )
-
-    def is_sensitive(self, path: str) -> bool:
-        """Say whether any stretch of a path matches a sensitive pattern, as written or under another spelling."""
-        return _matches_any(path, self.sensitive)
-
-    def is_protected(self, path: Path) -> bool:
-        """Say whether a path is one of our controls or a repository's, existing or not (FS-09)."""
-        parts = tuple(map(_plain, path.parts))
-        return _is_git_control(parts) or _is_control_file(parts) or self._is_in_home(path)
-
-    def _is_in_home(self, path: Path) -> bool:
-        if self.agent_home is None:
-            return False
-        home = tuple(map(_plain, self.agent_home.parts))
-        parts = tuple(map(_plain, path.parts))
-        below = parts[len(home) :]
-        return parts[: len(home)] == home and below[:1] != ("runs",)
-
-
 def write_roots(roots: Roots) -> tuple[Path, ...]:
     """Return where a run may write: its roots and its own workspace and deliverables."""
     return (*roots.write_roots, roots.run_dir / "workspace", roots.run_dir / "deliverables")

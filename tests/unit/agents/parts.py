@@ -130,7 +130,7 @@ class Playground:
 
     async def _step(self, step: NewStep, made: NewTask, given: Mapping[str, StepResult]) -> StepResult:
         if step.kind is StepKind.MAP:
-            children = expand_map(_row(step), _task(made), given, made.root_run.identity)
+            children = expand_map(row_of(step), task_of(made), given, made.root_run.identity)
             ended = [await self._step(child, made, {}) for child in children]
             return StepResult(step.step_id, StepStatus.COMPLETED, [one.output for one in ended])
         bound = bind_step(step.spec, made.inputs, given)
@@ -179,12 +179,12 @@ def _id(key: str) -> str:
     return key.partition("/")[2]
 
 
-def _task(made: NewTask) -> Task:
+def task_of(made: NewTask) -> Task:
     root = made.root_run.identity.run_id
     return Task(made.id, made.session_id, made.title, TaskStatus.RUNNING, made.plan, made.inputs, root, 0)
 
 
-def _row(step: NewStep) -> Step:
+def row_of(step: NewStep) -> Step:
     """Return the row that a store would give for a new step."""
     return Step(
         key=step.key,

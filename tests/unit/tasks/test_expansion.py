@@ -1,0 +1,205 @@
+"""Rows made of plans: lineage, edges, a map's children, retries."""
+
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import InvalidPlanError, TemplateError
+from shared.identity import Role
+from shared.jsontext import Json
+from shared.runs.record import Run, Usage
+from shared.runs.status import RunStatus
+from shared.sessions.session import AnswerMode, Session
+from shared.tasks.expansion import expand_map, map_items, new_task, next_attempt
+from shared.tasks.inputs import bind_step
+from shared.tasks.plan import Plan, PlanStep
+from shared.tasks.reading import parse_plan
+from shared.tasks.status import StepStatus
+from shared.tasks.step import FailurePolicy, NewStep, NewTask, StepKind, StepResult
+from tests.unit.agents.parts import row_of, task_of
+
+SESSION = Session("sess_1", "/project", "/cwd", AnswerMode.ATTACHED, 0)
+
+PLAN = """\
+title: Two and a map
+inputs: {greeting: hello}
+steps:
+  - {id: a, kind: python, call: builtin.echo, retries: 2, on_failure: fail_task, priority: 7}
+  - id: m
+    kind: map
+    title: Map
+    depends_on: [a]
+    over: ${a.output.items}
+    as: one
+    key: ${one.name}
+    max_items: 3
+    on_item_failure: keep
+    step:
+      title: Do ${one.name}
+      agent: reviewer
+      model: test:model
+      retries: 1
+      pool: big
+      needs: [gpu]
+      instructions: "${inputs.greeting} ${one.name}"
+      inputs: {one: "${one}", all: "${a.output.items | length}"}
+      output: {type: object}
+  - {id: z, instructions: "join ${inputs.greeting}", script: [], depends_on: [m, a], inputs: {all: "${m.output}"}}
+"""
+
+
+def surface_of(step: PlanStep) -> dict[str, Json]:
+    return {"for": step.agent, "asked": list(step.allowed_tools or ())}
+
+
+def make(plan: Plan | None = None, default_model: str = "script") -> NewTask:
+    plan = plan or parse_plan(PLAN, "p.yaml")
+    return new_task(plan, {"greeting": "hello"}, SESSION, surface_of=surface_of, default_model=default_model, now_us=5)
+
+
+def expand(items: Json) -> list[NewStep]:
+    made = make()
+    done = {"a": StepResult("a", StepStatus.COMPLETED, {"items": items})}
+    return expand_map(row_of(made.steps[1]), task_of(made), done, made.root_run.identity)
+
+
+def test_a_task_has_its_steps_with_keys_edges_and_policies() -> None:
+    made = make()
+
+    first, second, third = made.steps
+
+    assert [step.key for step in made.steps] == [f"{made.id}/{name}" for name in ("a", "m", "z")]
+    assert third.depends_on == (second.key, first.key)
+    assert (first.max_attempts, first.on_failure, first.priority) == (3, FailurePolicy.FAIL_TASK, 7)
+    assert (made.created_us, made.plan["title"]) == (5, "Two and a map")
+
+
+@pytest.mark.spec("CARD-3")
+def test_every_run_is_a_worker_below_the_orchestrators_root_run() -> None:
+    made = make()
+    root = made.root_run.identity
+
+    runs = [step.run for step in made.steps if step.run is not None]
+
+    assert root.role is Role.ORCHESTRATOR
+    assert len(runs) == 2
+    for run in runs:
+        assert (run.identity.role, run.identity.session_id) == (Role.WORKER, "sess_1")
+        assert (run.identity.parent_run_id, run.identity.parent_agent_id) == (root.run_id, root.agent_id)
+        assert run.identity.task_id == made.id
+    assert len({run.token for run in (*runs, made.root_run)}) == 3
+    assert all(len(run.token) == 32 for run in runs)
+
+
+def test_a_map_step_has_no_run_and_keeps_its_childrens_surface() -> None:
+    step = make().steps[1]
+
+    assert step.kind is StepKind.MAP
+    assert step.run is None
+    assert step.spec["child_surface"] == {"for": "reviewer", "asked": []}
+    assert (step.definition, step.model, step.pool, step.needs) == ("reviewer", "test:model", "big", ("gpu",))
+
+
+def test_children_are_named_by_key_and_told_what_their_item_is() -> None:
+    first, second = expand([{"name": "x"}, {"name": "y z"}])
+
+    assert [first.step_id, second.step_id] == ["m[x]", "m[y z]"]
+    assert (first.title, second.item_index, second.depends_on) == ("Do x", 1, ())
+    assert (first.max_attempts, first.on_failure, first.map_key) == (
+        2,
+        FailurePolicy.KEEP,
+        first.key.replace("[x]", ""),
+    )
+    assert first.run is not None
+    assert first.run.surface == {"for": "reviewer", "asked": []}
+    bound = bind_step(second.spec, {}, {})
+    assert bound.instructions == "hello y z"
+    assert bound.inputs == {"one": {"name": "y z"}, "all": 2}
+
+
+def test_what_an_item_brings_is_not_expanded_again_in_its_child() -> None:
+    (child,) = expand([{"name": "${inputs.greeting}"}])
+
+    assert bind_step(child.spec, {"greeting": "leak"}, {}).inputs["one"] == {"name": "${inputs.greeting}"}
+
+
+def test_brackets_and_control_characters_in_a_key_cannot_break_ids() -> None:
+    (child,) = expand([{"name": "a]/b[\n"}])
+
+    assert child.step_id == "m[a_/b__]"
+
+
+def test_no_items_make_no_children() -> None:
+    assert expand([]) == []
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        pytest.param("text", "not a list", id="text"),
+        pytest.param(None, "not a list", id="null"),
+        pytest.param({"a": 1}, "not a list", id="object"),
+        pytest.param([{"name": "x"}] * 4, "4 items, and max_items is 3", id="too-many"),
+        pytest.param([{"name": "x"}, {"name": "x"}], "items 0 and 1 both have the key 'x'", id="same-key"),
+        pytest.param([{"nam": "x"}], "there is no 'name'", id="key-missing"),
+        pytest.param([{"name": ""}], "has an empty key", id="empty-key"),
+    ],
+)
+def test_a_list_that_cannot_be_mapped_says_why(items: Json, words: str) -> None:
+    with pytest.raises(TemplateError, match=words):
+        expand(items)
+
+
+def test_items_without_a_key_template_are_named_by_themselves_or_their_place() -> None:
+    plan = parse_plan(
+        "title: t\nsteps: [{id: m, kind: map, over: [b, 4, [x]], step: {kind: python, call: builtin.echo}}]", "p"
+    )
+    made = make(plan)
+
+    children = expand_map(row_of(made.steps[0]), task_of(made), {}, made.root_run.identity)
+
+    assert [child.step_id for child in children] == ["m[b]", "m[4]", "m[2]"]
+    assert map_items(row_of(made.steps[0]), task_of(made), {}) == ["b", 4, ["x"]]
+
+
+def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -> None:
+    plan = parse_plan("title: t\nsteps: [{id: a, instructions: think}]", "p.yaml")
+
+    with pytest.raises(InvalidPlanError) as raised:
+        make(plan)
+
+    assert "step 'a' has no script" in str(raised.value)
+    assert "--model" in raised.value.offences[0].remedy
+    assert make(plan, "test:model").steps[0].model == "test:model"
+
+
+def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> None:
+    made = make()
+    step = row_of(made.steps[0])
+    assert made.steps[0].run is not None
+    first = made.steps[0].run
+    last = Run(
+        identity=first.identity,
+        status=RunStatus.FAILED,
+        surface=first.surface,
+        attempt=1,
+        retry_of="",
+        fence=1,
+        worker_id="",
+        last_seq=0,
+        last_node=0,
+        usage=Usage(),
+        end_reason=None,
+        created_us=0,
+        started_us=None,
+        ended_us=None,
+    )
+
+    run = next_attempt(replace(step, attempt=1, run_id=last.id), last)
+
+    assert (run.attempt, run.retry_of) == (2, last.id)
+    assert run.surface == last.surface
+    assert run.identity.parent_run_id == made.root_run.identity.run_id
+    assert run.identity.run_id != last.id
+    assert run.identity.agent_id != last.identity.agent_id
+    assert run.token != made.steps[0].run.token

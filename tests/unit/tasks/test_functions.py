@@ -1,0 +1,54 @@
+import pytest
+
+from shared.errors import InvalidConfigError, NotFoundError
+from shared.identity import Role, RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.tasks.functions import StepContext, known_functions, resolve, step_function
+
+CONTEXT = StepContext(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "python:f"))
+
+
+def test_echo_is_cheap_and_returns_what_it_was_given() -> None:
+    function = resolve("builtin.echo")
+
+    assert function.is_cheap
+    assert function.body({"a": 1}, CONTEXT) == {"a": 1}
+
+
+def test_fail_raises_its_message_until_it_has_failed_often_enough() -> None:
+    body = resolve("builtin.fail").body
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        body({"message": "on purpose", "times": 1}, CONTEXT)
+    assert body({"times": 1}, StepContext(CONTEXT.identity, attempt=2)) == {"times": 1}
+
+
+def test_sleep_waits_on_the_loop() -> None:
+    assert resolve("builtin.sleep").is_async
+
+
+def test_an_unknown_function_is_named() -> None:
+    with pytest.raises(NotFoundError, match=r"step function 'no\.such'"):
+        resolve("no.such")
+
+
+def test_a_name_belongs_to_one_function() -> None:
+    @step_function("tests.unique")
+    def first(inputs: JsonObject, _context: StepContext) -> Json:
+        return inputs
+
+    with pytest.raises(InvalidConfigError, match=r"two step functions are called 'tests\.unique'"):
+
+        @step_function("tests.unique")
+        def second(inputs: JsonObject, _context: StepContext) -> Json:
+            return inputs
+
+    assert known_functions()["tests.unique"].body is first
+
+
+def test_a_coroutine_function_cannot_be_cheap() -> None:
+    with pytest.raises(InvalidConfigError, match="only plain ones can be cheap"):
+
+        @step_function("tests.cheap", cheap=True)
+        async def body(inputs: JsonObject, _context: StepContext) -> Json:
+            return inputs

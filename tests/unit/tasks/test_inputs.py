@@ -1,0 +1,70 @@
+import pytest
+
+from shared.errors import InvalidPlanError, TemplateError
+from shared.jsontext import Json
+from shared.tasks.inputs import bind_inputs, bind_step
+from shared.tasks.reading import parse_plan
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Outcome, StepResult
+
+PLAN = parse_plan(
+    """\
+title: t
+inputs:
+  where: {type: string, description: the folder to look at}
+  depth: 3
+  deep: {type: boolean, default: false}
+  names: {type: array, default: []}
+  more: {type: object, required: false}
+steps: [{id: a, instructions: x}]
+""",
+    "p.yaml",
+)
+
+
+def test_values_of_a_command_line_take_the_type_of_their_input() -> None:
+    bound = bind_inputs(PLAN, {"where": "7", "depth": "5", "deep": "true", "names": '["a"]'})
+
+    assert bound == {"where": "7", "depth": 5, "deep": True, "names": ["a"], "more": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        pytest.param({}, "it is required and not given (the folder to look at)", id="missing"),
+        pytest.param({"where": "x", "deph": 1}, "the plan has no such input; did you mean 'depth'?", id="unknown"),
+        pytest.param({"where": "x", "depth": "many"}, "--input depth=<integer>", id="not-json"),
+        pytest.param({"where": "x", "depth": True}, "true is not of type integer", id="boolean-is-no-number"),
+        pytest.param({"where": 3}, "3 is not of type string", id="number-is-no-text"),
+        pytest.param({"where": "x", "names": "{}"}, "{} is not of type array", id="object-is-no-list"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_by_name(given: dict[str, Json], problem: str) -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        bind_inputs(PLAN, given)
+
+    assert problem in str(raised.value)
+
+
+@pytest.mark.spec("DAG-02")
+def test_a_step_is_told_the_results_it_asks_for() -> None:
+    spec: dict[str, Json] = {
+        "instructions": "see ${a.output.x}",
+        "inputs": {"how": "${a.outcome}", "all": "${steps.a}"},
+    }
+    results = {"a": StepResult("a", StepStatus.COMPLETED, {"x": 1}, Outcome.PARTIAL)}
+
+    bound = bind_step(spec, {}, results)
+
+    assert bound.instructions == "see 1"
+    assert bound.inputs == {
+        "how": "partial",
+        "all": {"output": {"x": 1}, "status": "completed", "outcome": "partial"},
+    }
+
+
+def test_a_result_without_what_is_asked_of_it_is_named() -> None:
+    results = {"a": StepResult("a", StepStatus.COMPLETED, {"y": 1})}
+
+    with pytest.raises(TemplateError, match=r"a\.output\.x.*there is no 'x' \(there is: y\)"):
+        bind_step({"inputs": {"x": "${a.output.x}"}}, {}, results)

@@ -7,6 +7,7 @@ session grant would answer (a lane). Grants and deadlines are kept in memory; ev
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -77,6 +78,8 @@ class SessionDesk:
     is_attended: bool = False
     away_since_s: float = 0.0
     orphans_looked_s: float | None = None
+    looks: int = 0
+    """Looks that have ended, well or badly."""
 
     def __post_init__(self) -> None:
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
@@ -109,25 +112,28 @@ class SessionDesk:
                 entry.asking = None
 
     async def _run(self) -> None:
-        while True:
-            self.poked.clear()
-            try:
-                await self._look()
-            except (NotOwnerError, NotFoundError) as error:
-                log.info("desk_left", session=self.session_id, reason=str(error))
-                self._leave()
-                return
-            except UnavailableError as error:  # the questions wait where they are
-                log.warning("desk_unanswered", session=self.session_id, error=str(error))
-            except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
-                log.exception("desk_look_failed", session=self.session_id)
-            else:
-                if not self.open and not self.poked.is_set():
-                    return
-            try:
+        while await self._look_safely():
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self.poked.wait(), LOOK_EVERY_S)
-            except TimeoutError:
-                continue
+
+    async def _look_safely(self) -> bool:
+        """Look once; say whether there is anything to come back for."""
+        self.poked.clear()
+        try:
+            await self._look()
+        except (NotOwnerError, NotFoundError) as error:
+            log.info("desk_left", session=self.session_id, reason=str(error))
+            self._leave()
+            return False
+        except UnavailableError as error:  # the questions wait where they are
+            log.warning("desk_unanswered", session=self.session_id, error=str(error))
+            return True
+        except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
+            log.exception("desk_look_failed", session=self.session_id)
+            return True
+        finally:
+            self.looks += 1
+        return bool(self.open) or self.poked.is_set()
 
     async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""

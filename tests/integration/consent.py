@@ -174,10 +174,12 @@ class Bench:
         await self.desk.review([self.session_id])
 
     async def settle(self) -> None:
-        """Have the desk look, and wait until it has done so."""
-        await self.desk.review([self.session_id])
-        for _ in range(50):
-            await asyncio.sleep(0)
+        """Have the desk look, and wait until a whole look has ended that began after this."""
+        for _ in range(2):  # the first may have begun before
+            await self.desk.review([self.session_id])
+            desk = self.desk._of(self.session_id)
+            looks = desk.looks
+            await until(lambda: desk.looks > looks)  # noqa: B023  # awaited within its turn
 
     def new_desk(self, owner_id: str) -> Desk:
         return Desk(

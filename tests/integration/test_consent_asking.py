@@ -14,11 +14,12 @@ from shared.runs.store import CallRow
 from shared.sessions.session import AnswerMode
 from shared.tools.definition import Permission, Risk, Traits
 from shared.tools.result import ErrorType
-from tests.integration.consent import Callback, make_call, open_bench, until, verdicts
+from tests.integration.conftest import OpenBench
+from tests.integration.consent import Callback, make_call, until, verdicts
 
 
 @pytest.mark.spec("CARD-3", "PER-01", "PER-06")
-async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_rows() -> None:
+async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_rows(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         (first, first_worker), (second, second_worker) = await bench.claim(2)
@@ -46,7 +47,9 @@ async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_row
 
 
 @pytest.mark.spec("PER-07")
-async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_allowed_for_the_session() -> None:
+async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_allowed_for_the_session(
+    open_bench: OpenBench,
+) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback) as bench:
         claims = await bench.claim(2)
@@ -62,7 +65,9 @@ async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_all
 
 
 @pytest.mark.spec("PER-07")
-async def test_of_two_workers_that_ask_for_one_scope_each_is_asked_in_turn_when_it_is_allowed_once() -> None:
+async def test_of_two_workers_that_ask_for_one_scope_each_is_asked_in_turn_when_it_is_allowed_once(
+    open_bench: OpenBench,
+) -> None:
     callback = Callback([Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:
         claims = await bench.claim(2)
@@ -75,7 +80,7 @@ async def test_of_two_workers_that_ask_for_one_scope_each_is_asked_in_turn_when_
 
 
 @pytest.mark.spec("PER-03", "PER-04", "PER-07")
-async def test_a_no_answers_only_what_was_shown_and_is_not_remembered() -> None:
+async def test_a_no_answers_only_what_was_shown_and_is_not_remembered(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:
         claims = await bench.claim(2)
@@ -87,7 +92,7 @@ async def test_a_no_answers_only_what_was_shown_and_is_not_remembered() -> None:
         assert len(callback.shown) == 2
 
 
-async def test_questions_about_different_scopes_are_asked_at_the_same_time() -> None:
+async def test_questions_about_different_scopes_are_asked_at_the_same_time(open_bench: OpenBench) -> None:
     callback = Callback(gate=asyncio.Event())
     async with open_bench(callback) as bench:
         claims = await bench.claim(3)
@@ -103,7 +108,7 @@ async def test_questions_about_different_scopes_are_asked_at_the_same_time() -> 
 
 
 @pytest.mark.spec("PER-02")
-async def test_what_only_reads_is_allowed_without_a_question_or_a_row() -> None:
+async def test_what_only_reads_is_allowed_without_a_question_or_a_row(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY])
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -125,7 +130,7 @@ async def test_what_only_reads_is_allowed_without_a_question_or_a_row() -> None:
 
 
 @pytest.mark.spec("PER-19", "REG-08")
-async def test_a_rule_for_exactly_that_scope_allows_without_asking_and_is_named() -> None:
+async def test_a_rule_for_exactly_that_scope_allows_without_asking_and_is_named(open_bench: OpenBench) -> None:
     policy = Policy((parse_allow("code.write_file:/work/out", home="/home/someone"),))
     async with open_bench(policy=policy, mode=AnswerMode.NONE) as bench:
         ((claim, worker),) = await bench.claim()
@@ -140,7 +145,7 @@ async def test_a_rule_for_exactly_that_scope_allows_without_asking_and_is_named(
 
 
 @pytest.mark.spec("PER-19")
-async def test_question_and_decision_stand_in_the_runs_log_with_their_author() -> None:
+async def test_question_and_decision_stand_in_the_runs_log_with_their_author(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.ALLOW_FOR_SESSION])) as bench:
         ((claim, worker),) = await bench.claim()
 
@@ -155,7 +160,7 @@ async def test_question_and_decision_stand_in_the_runs_log_with_their_author() -
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_runs_one_call_once() -> None:
+async def test_a_decision_runs_one_call_once(open_bench: OpenBench) -> None:
     async with open_bench(Callback()) as bench:
         ((claim, worker),) = await bench.claim()
         call = make_call(claim)
@@ -179,7 +184,9 @@ async def test_a_decision_runs_one_call_once() -> None:
 
 
 @pytest.mark.spec("PER-20")
-async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answered_anyway() -> None:
+async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answered_anyway(
+    open_bench: OpenBench,
+) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback, policy=Policy(mode=Mode.STRICT)) as bench:
         ((claim, worker),) = await bench.claim()
@@ -193,7 +200,7 @@ async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answe
 
 @pytest.mark.spec("PER-08")
 @pytest.mark.parametrize("folder", ["/", "/home/someone", "/home"])
-async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(folder: str) -> None:
+async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(open_bench: OpenBench, folder: str) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -204,7 +211,7 @@ async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(folder: 
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking() -> None:
+async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking(open_bench: OpenBench) -> None:
     callback = Callback(gate=asyncio.Event())
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -221,7 +228,7 @@ async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking() ->
         await until(lambda: callback.at_once == 0)
 
 
-async def test_a_lost_hint_costs_a_second_and_no_answer() -> None:
+async def test_a_lost_hint_costs_a_second_and_no_answer(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         ((claim, _),) = await bench.claim()

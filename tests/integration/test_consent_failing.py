@@ -13,7 +13,8 @@ from shared.sessions.session import AnswerMode
 from shared.testing.builders import make_answer, make_responder
 from shared.tools.ports import Verdict
 from shared.tools.result import ErrorType
-from tests.integration.consent import Bench, Callback, make_call, open_bench, until, verdicts
+from tests.integration.conftest import OpenBench
+from tests.integration.consent import Bench, Callback, make_call, until, verdicts
 
 
 async def ask(bench: Bench) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
@@ -46,7 +47,7 @@ async def ended(bench: Bench, asking: "asyncio.Task[Verdict]", error: ErrorType)
 
 
 @pytest.mark.spec("PER-05", "PER-14")
-async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait() -> None:
+async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, _ = await ask(bench)
 
@@ -60,7 +61,7 @@ async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait()
 
 
 @pytest.mark.spec("PER-05", "PER-14")
-async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_the_reason() -> None:
+async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_the_reason(open_bench: OpenBench) -> None:
     async def raising(_request: PermissionRequest) -> PermissionDecision:
         raise RuntimeError("no terminal")
 
@@ -73,7 +74,7 @@ async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_th
 
 
 @pytest.mark.spec("PER-05", "PER-14")
-async def test_a_callback_that_cancels_itself_is_denied_as_failed() -> None:
+async def test_a_callback_that_cancels_itself_is_denied_as_failed(open_bench: OpenBench) -> None:
     async def cancelled(_request: PermissionRequest) -> PermissionDecision:
         raise asyncio.CancelledError
 
@@ -85,7 +86,7 @@ async def test_a_callback_that_cancels_itself_is_denied_as_failed() -> None:
 
 @pytest.mark.spec("PER-05", "PER-14")
 @pytest.mark.parametrize("nonsense", [None, True, "allow_once", PermissionDecision("yes")], ids=repr)  # type: ignore[arg-type]  # that is the point
-async def test_a_callback_that_returns_no_decision_is_denied_as_failed(nonsense: object) -> None:
+async def test_a_callback_that_returns_no_decision_is_denied_as_failed(open_bench: OpenBench, nonsense: object) -> None:
     async def careless(_request: PermissionRequest) -> PermissionDecision:
         return nonsense  # type: ignore[return-value]  # as an untyped callback would
 
@@ -98,7 +99,7 @@ async def test_a_callback_that_returns_no_decision_is_denied_as_failed(nonsense:
 
 
 @pytest.mark.spec("PER-05", "PER-14")
-async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_stopped() -> None:
+async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_stopped(open_bench: OpenBench) -> None:
     silent = Callback(gate=asyncio.Event())
     async with open_bench(silent) as bench:
         asking, _ = await ask(bench)
@@ -114,7 +115,7 @@ async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_s
 
 
 @pytest.mark.spec("PER-14")
-async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking() -> None:
+async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.DENY])) as bench:
         asking = await ask_at_once(bench)
 
@@ -125,7 +126,7 @@ async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking() -> N
 
 
 @pytest.mark.spec("PER-14")
-async def test_a_session_without_anybody_to_ask_denies_at_once() -> None:
+async def test_a_session_without_anybody_to_ask_denies_at_once(open_bench: OpenBench) -> None:
     async with open_bench(Callback(), mode=AnswerMode.NONE) as bench:
         asking = await ask_at_once(bench)
 
@@ -135,7 +136,7 @@ async def test_a_session_without_anybody_to_ask_denies_at_once() -> None:
 
 
 @pytest.mark.spec("PER-13")
-async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer() -> None:
+async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer(open_bench: OpenBench) -> None:
     async with open_bench(mode=AnswerMode.INBOX) as bench:
         asking, request = await ask(bench)
         await bench.pass_time(86_000)
@@ -150,7 +151,7 @@ async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer() -> None:
 
 
 @pytest.mark.spec("PER-14")
-async def test_a_responder_that_goes_away_and_does_not_come_back_is_no_callback() -> None:
+async def test_a_responder_that_goes_away_and_does_not_come_back_is_no_callback(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         responder = make_responder(bench.session_id)
         await bench.store.attach_responder(responder)
@@ -167,7 +168,7 @@ async def test_a_responder_that_goes_away_and_does_not_come_back_is_no_callback(
         assert not await bench.store.responders(bench.session_id)
 
 
-async def test_a_responder_that_beats_keeps_the_question_open() -> None:
+async def test_a_responder_that_beats_keeps_the_question_open(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         responder = make_responder(bench.session_id)
         await bench.store.attach_responder(responder)
@@ -188,7 +189,9 @@ async def test_a_responder_that_beats_keeps_the_question_open() -> None:
     [("intruder", "", "'intruder' answered"), ("local", "0" * 64, "another input")],
     ids=["principal", "digest"],
 )
-async def test_an_answer_that_does_not_fit_the_question_allows_nothing(principal: str, digest: str, words: str) -> None:
+async def test_an_answer_that_does_not_fit_the_question_allows_nothing(
+    open_bench: OpenBench, principal: str, digest: str, words: str
+) -> None:
     async with open_bench() as bench:
         asking, request = await ask(bench)
         answer = make_answer(request, principal=principal)
@@ -201,7 +204,7 @@ async def test_an_answer_that_does_not_fit_the_question_allows_nothing(principal
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_second_answer_is_told_that_it_comes_too_late() -> None:
+async def test_a_second_answer_is_told_that_it_comes_too_late(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, request = await ask(bench)
         await bench.store.answer(make_answer(request, Choice.DENY))
@@ -217,7 +220,7 @@ async def test_a_second_answer_is_told_that_it_comes_too_late() -> None:
 
 
 @pytest.mark.spec("PER-10")
-async def test_a_deny_rule_wins_over_a_callback_that_would_say_yes() -> None:
+async def test_a_deny_rule_wins_over_a_callback_that_would_say_yes(open_bench: OpenBench) -> None:
     callback = Callback()
     policy = Policy((Rule(Effect.DENY, "code.write_*", source="runtime"), Rule(Effect.ALLOW, "code.write_file")))
     async with open_bench(callback, policy=policy) as bench:

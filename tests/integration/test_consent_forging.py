@@ -12,11 +12,13 @@ from shared.runs.events import EventType
 from shared.testing.memory import MemoryStore
 from shared.tools.definition import Target
 from shared.tools.result import ErrorType
-from tests.integration.consent import Bench, Callback, make_call, open_bench, verdicts
+from tests.integration import consent
+from tests.integration.conftest import OpenBench
+from tests.integration.consent import Bench, Callback, make_call, verdicts
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_request_without_the_proof_of_its_run_is_withdrawn_and_nobody_is_asked() -> None:
+async def test_a_request_without_the_proof_of_its_run_is_withdrawn_and_nobody_is_asked(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -56,7 +58,7 @@ async def test_a_request_row_that_was_altered_is_shown_to_nobody(
         async def raise_request(self, request: PermissionRequest, **rest: object) -> PermissionRequest:
             return await super().raise_request(alter(request), **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
 
-    async with open_bench(callback, store=AlteringStore()) as bench:
+    async with consent.open_bench(callback, store=AlteringStore()) as bench:
         ((claim, worker),) = await bench.claim()
 
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
@@ -92,7 +94,7 @@ class DecidingStore(MemoryStore):
 async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decision], Decision]) -> None:
     store = DecidingStore()
     store.alter = alter
-    async with open_bench(Callback([Choice.DENY]), store=store) as bench:
+    async with consent.open_bench(Callback([Choice.DENY]), store=store) as bench:
         ((claim, worker),) = await bench.claim()
 
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
@@ -116,7 +118,7 @@ async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decisio
 )
 async def test_a_decision_signed_for_something_else_is_not_used(change: Callable[[Decision], Decision]) -> None:
     store = DecidingStore()
-    async with open_bench(Callback(), store=store) as bench:
+    async with consent.open_bench(Callback(), store=store) as bench:
         store.alter = lambda decision: bench.signer.sign(change(decision))
         ((claim, worker),) = await bench.claim()
 
@@ -136,7 +138,7 @@ async def allowed_before(bench: Bench) -> tuple[object, str]:
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_that_expired_unused_allows_nothing_and_says_to_ask_anew() -> None:
+async def test_a_decision_that_expired_unused_allows_nothing_and_says_to_ask_anew(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -152,7 +154,7 @@ async def test_a_decision_that_expired_unused_allows_nothing_and_says_to_ask_ane
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_target_that_changed_while_the_question_waited_is_a_path_conflict() -> None:
+async def test_a_target_that_changed_while_the_question_waited_is_a_path_conflict(open_bench: OpenBench) -> None:
     async with open_bench(Callback()) as bench:
         ((claim, worker),) = await bench.claim()
         gate = bench.gate(claim, worker)
@@ -164,7 +166,7 @@ async def test_a_target_that_changed_while_the_question_waited_is_a_path_conflic
         assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PATH_CONFLICT)
 
 
-async def test_a_question_that_names_a_scope_no_grant_may_have_gives_none() -> None:
+async def test_a_question_that_names_a_scope_no_grant_may_have_gives_none(open_bench: OpenBench) -> None:
     """A worker that offers ``/`` by itself is judged by the owner (PER-08)."""
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback) as bench:

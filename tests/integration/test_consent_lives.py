@@ -12,7 +12,8 @@ from shared.tasks.step import Claim, Held
 from shared.testing.builders import make_answer, open_worker
 from shared.tools.ports import Verdict
 from shared.tools.result import ErrorType
-from tests.integration.consent import Bench, Callback, make_call, next_owner, open_bench, until, verdicts
+from tests.integration.conftest import OpenBench
+from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
 
 
 async def resumed(bench: Bench, claim: Claim, worker: str) -> tuple[Claim, str]:
@@ -29,7 +30,7 @@ def start(bench: Bench, claim: Claim, worker: str) -> "asyncio.Task[Verdict]":
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_resumed_run_uses_the_decision_its_former_life_was_given() -> None:
+async def test_a_resumed_run_uses_the_decision_its_former_life_was_given(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -44,7 +45,7 @@ async def test_a_resumed_run_uses_the_decision_its_former_life_was_given() -> No
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_resumed_run_waits_for_the_question_that_its_former_life_asked() -> None:
+async def test_a_resumed_run_waits_for_the_question_that_its_former_life_asked(open_bench: OpenBench) -> None:
     callback = Callback(gate=asyncio.Event())
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -65,7 +66,7 @@ async def test_a_resumed_run_waits_for_the_question_that_its_former_life_asked()
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id() -> None:
+async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_bench: OpenBench) -> None:
     silent, callback = Callback(gate=asyncio.Event()), Callback()
     async with open_bench(silent) as bench:
         ((claim, worker),) = await bench.claim()
@@ -82,7 +83,7 @@ async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id() -> 
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_new_owner_that_finds_an_answer_asks_nobody() -> None:
+async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBench) -> None:
     silent, callback = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
     async with open_bench(silent) as bench:
         ((claim, worker),) = await bench.claim()
@@ -102,7 +103,7 @@ async def test_a_new_owner_that_finds_an_answer_asks_nobody() -> None:
 
 
 @pytest.mark.spec("PER-04")
-async def test_a_new_owner_has_no_grants_and_asks_anew() -> None:
+async def test_a_new_owner_has_no_grants_and_asks_anew(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback) as bench:
         (first, first_worker), (second, second_worker) = await bench.claim(2)
@@ -115,7 +116,7 @@ async def test_a_new_owner_has_no_grants_and_asks_anew() -> None:
         assert len(callback.shown) == 2
 
 
-async def test_an_owner_that_lost_its_session_decides_nothing_more() -> None:
+async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: OpenBench) -> None:
     silent = Callback(gate=asyncio.Event())
     async with open_bench(silent) as bench:
         ((claim, worker),) = await bench.claim()
@@ -134,7 +135,7 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more() -> None:
 
 
 @pytest.mark.spec("PER-15")
-async def test_the_question_of_a_run_that_has_ended_is_withdrawn() -> None:
+async def test_the_question_of_a_run_that_has_ended_is_withdrawn(open_bench: OpenBench) -> None:
     silent = Callback(gate=asyncio.Event())
     async with open_bench(silent) as bench:
         ((claim, worker),) = await bench.claim()
@@ -154,7 +155,7 @@ async def test_the_question_of_a_run_that_has_ended_is_withdrawn() -> None:
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_terminal_answers_through_rows_one_question_at_a_time() -> None:
+async def test_a_terminal_answers_through_rows_one_question_at_a_time(open_bench: OpenBench) -> None:
     person = Callback([Choice.ALLOW_ONCE, Choice.DENY, Choice.ALLOW_ONCE])
     async with open_bench() as bench:
         bench.attach(person)
@@ -170,7 +171,7 @@ async def test_a_terminal_answers_through_rows_one_question_at_a_time() -> None:
 
 
 @pytest.mark.spec("PER-07")
-async def test_a_terminal_that_allows_for_the_session_is_not_shown_the_like_again() -> None:
+async def test_a_terminal_that_allows_for_the_session_is_not_shown_the_like_again(open_bench: OpenBench) -> None:
     person = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench() as bench:
         bench.attach(person)
@@ -183,7 +184,7 @@ async def test_a_terminal_that_allows_for_the_session_is_not_shown_the_like_agai
 
 
 @pytest.mark.spec("PER-14")
-async def test_a_terminal_that_breaks_is_reported_as_a_failed_answer() -> None:
+async def test_a_terminal_that_breaks_is_reported_as_a_failed_answer(open_bench: OpenBench) -> None:
     async def broken(_request: PermissionRequest) -> PermissionDecision:
         raise EOFError("standard input ended")
 
@@ -198,7 +199,7 @@ async def test_a_terminal_that_breaks_is_reported_as_a_failed_answer() -> None:
 
 
 @pytest.mark.spec("PER-15")
-async def test_of_two_terminals_the_first_answer_wins_and_the_other_stops_showing() -> None:
+async def test_of_two_terminals_the_first_answer_wins_and_the_other_stops_showing(open_bench: OpenBench) -> None:
     slow, quick = Callback(gate=asyncio.Event()), Callback()
     sentences: list[str] = []
     async with open_bench() as bench:
@@ -216,7 +217,7 @@ async def test_of_two_terminals_the_first_answer_wins_and_the_other_stops_showin
         assert sentences == ["the question about code.write_file has been settled elsewhere"]
 
 
-async def test_a_terminal_that_was_taken_for_gone_attaches_again() -> None:
+async def test_a_terminal_that_was_taken_for_gone_attaches_again(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         bench.settings = bench.settings.model_copy(update={"responder_lease_s": 0.3})
         bench.attach(Callback())
@@ -235,7 +236,7 @@ async def _has_responders(bench: Bench, count: int) -> bool:
     return len(found) == count
 
 
-async def test_detaching_a_callback_hands_its_question_to_the_next() -> None:
+async def test_detaching_a_callback_hands_its_question_to_the_next(open_bench: OpenBench) -> None:
     silent, callback = Callback(gate=asyncio.Event()), Callback()
     async with open_bench(silent) as bench:
         ((claim, worker),) = await bench.claim()
@@ -250,7 +251,7 @@ async def test_detaching_a_callback_hands_its_question_to_the_next() -> None:
         assert verdict.is_allowed
 
 
-async def test_a_question_of_another_session_is_none_of_the_desks() -> None:
+async def test_a_question_of_another_session_is_none_of_the_desks(open_bench: OpenBench) -> None:
     async with open_bench(Callback()) as bench, open_bench(store=bench.store) as other:
         ((claim, worker),) = await other.claim()
         asking = start(other, claim, worker)

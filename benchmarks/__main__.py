@@ -6,6 +6,7 @@ other, so that whatever else the machine does falls on both.
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ STORES = ("sqlite", "postgresql")
 
 
 def main() -> int:
+    # So that a run that is told to stop takes its servers and its service with it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     options = _options()
     workloads = [
         Workload(shape, work, options.width if shape is Shape.FAN else options.length)

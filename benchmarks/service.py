@@ -131,7 +131,7 @@ def service_workbench(
 def _environment(settings: Settings) -> dict[str, str]:
     ours = ("SOONG_", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment["SOONG_AGENT_HOME"] = str(settings.agent_home)
+    environment["SOONG_AGENT_HOME"] = environment["XDG_RUNTIME_DIR"] = str(settings.agent_home)
     environment["SOONG_REDIS_URL"] = settings.redis_url
     if settings.database_url:
         environment["SOONG_DATABASE_URL"] = settings.database_url

@@ -20,6 +20,8 @@ _OWN_HOME = tempfile.mkdtemp(prefix="soong-home-")
 for _name in [name for name in os.environ if name.startswith(("SOONG_", "FLOWER_", "CELERY_", "XDG_"))]:
     del os.environ[_name]
 os.environ["HOME"] = _OWN_HOME
+# Sockets of services that a test starts lie here, so that they go with it.
+os.environ["XDG_RUNTIME_DIR"] = _OWN_HOME
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -231,7 +231,8 @@ class Orchestrator:
     async def _hear_questions(self) -> None:
         ear = await self.parts.switchboard.permission_ear()
         while True:
-            for request_id in await ear.wait(self.settings.sweep_s):
+            # An empty id says that the ear was away: the sweep looks at what it missed.
+            for request_id in filter(None, await ear.wait(self.settings.sweep_s)):
                 await self._safely(self._review(request_id))
 
     async def _review(self, request_id: str) -> None:

@@ -34,7 +34,10 @@ class Ear(Protocol):
 
 
 class Switchboard(Protocol):
-    """Makes ears."""
+    """Makes ears. One that was away (its server restarted) says so when it is back: look at all rows.
+
+    It then reports an empty id, the ears of a worker and of a session their own.
+    """
 
     async def owner_ear(self) -> Ear:
         """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""

@@ -60,10 +60,12 @@ class Client:
     _responders: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def close(self) -> None:
+        """Let go of everything. Idempotent."""
         for task in self._responders:
             task.cancel()
         await asyncio.gather(*self._responders, return_exceptions=True)
-        for close in self.closers:
+        closers, self.closers = self.closers, ()
+        for close in closers:
             await close()
 
     async def submit(self, session: Session, task: NewTask) -> None:
@@ -79,8 +81,8 @@ class Client:
         *,
         channel: str,
         notify: Callable[[str], None] = lambda _sentence: None,
-    ) -> None:
-        """Fill the session's one callback from here until the client is closed."""
+    ) -> asyncio.Task[None]:
+        """Fill the session's one callback from here until the returned task is cancelled or the client is closed."""
         from orchestrator.responders import RemoteResponder  # most clients answer nothing
 
         responder = RemoteResponder(
@@ -95,7 +97,9 @@ class Client:
             self.clock,
             notify,
         )
-        self._responders.append(asyncio.get_running_loop().create_task(responder.run()))
+        task = asyncio.get_running_loop().create_task(responder.run())
+        self._responders.append(task)
+        return task
 
     async def view(self, task_id: str) -> View:
         """Raises: NotFoundError."""

@@ -1,1 +1,87 @@
-"""The public import: what a program that uses Soong needs, re-exported."""
+"""The public import: what a program that uses Soong needs, re-exported. Each name is imported when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.outcome import Deliverable, Denial, ExitCode, TaskOutcome
+    from orchestrator.sdk import Soong
+    from shared.errors import (
+        ConflictError,
+        InvalidPlanError,
+        NotFoundError,
+        SoongError,
+        UnavailableError,
+        UsageError,
+    )
+    from shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+    from shared.tasks.functions import StepContext, step_function
+    from shared.tasks.status import StepStatus, TaskStatus
+    from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
+    from shared.tools.registry import ToolRegistry
+    from shared.tools.result import ErrorType, ToolError, ToolResult
+
+_HOMES = {
+    "orchestrator.outcome": ("Deliverable", "Denial", "ExitCode", "TaskOutcome"),
+    "orchestrator.sdk": ("Soong",),
+    "shared.errors": (
+        "ConflictError",
+        "InvalidPlanError",
+        "NotFoundError",
+        "SoongError",
+        "UnavailableError",
+        "UsageError",
+    ),
+    "shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
+    "shared.tasks.functions": ("StepContext", "step_function"),
+    "shared.tasks.status": ("StepStatus", "TaskStatus"),
+    "shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
+    "shared.tools.registry": ("ToolRegistry",),
+    "shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Choice",
+    "ConflictError",
+    "Deliverable",
+    "Denial",
+    "ErrorType",
+    "ExitCode",
+    "InvalidPlanError",
+    "NotFoundError",
+    "Permission",
+    "PermissionCallback",
+    "PermissionDecision",
+    "PermissionRequest",
+    "Soong",
+    "SoongError",
+    "StepContext",
+    "StepStatus",
+    "Target",
+    "TaskOutcome",
+    "TaskStatus",
+    "ToolContext",
+    "ToolDefinition",
+    "ToolError",
+    "ToolRegistry",
+    "ToolResult",
+    "Traits",
+    "UnavailableError",
+    "UsageError",
+    "step_function",
+]
+
+
+def __getattr__(name: str) -> object:
+    try:
+        home = _HOME_OF[name]
+    except KeyError:
+        raise AttributeError(f"module 'soong' has no attribute {name!r}") from None
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

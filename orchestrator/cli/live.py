@@ -38,18 +38,20 @@ class Live:
         self.console = console or terminal_console()
         self._began = time.monotonic()
         self._spinner = Spinner("dots", style="cyan")
-        self._live = RichLive(console=self.console, transient=True, refresh_per_second=8)
+        self._picture: RenderableType = Text()
         self._is_held = False
-        self._live.start()
+        self._live = self._started()
 
     def show(self, view: View) -> None:
-        self._live.update(self.picture(view))
+        self._picture = self.picture(view)
+        self._live.update(self._picture)
 
     def hold(self, held: bool) -> None:
         if held and not self._is_held:
             self._live.stop()
         elif not held and self._is_held:
-            self._live.start(refresh=True)
+            # A new one: the old remembers where it stood, and would draw over what was written since.
+            self._live = self._started()
         self._is_held = held
 
     def note(self, sentence: str) -> None:
@@ -57,6 +59,11 @@ class Live:
 
     def close(self) -> None:
         self._live.stop()
+
+    def _started(self) -> RichLive:
+        live = RichLive(self._picture, console=self.console, transient=True, refresh_per_second=8)
+        live.start()
+        return live
 
     def picture(self, view: View) -> RenderableType:
         """Return the picture of a view."""

@@ -90,6 +90,10 @@ def _options(
 
 def _mount(app: typer.Typer, name: str, entry: Entry) -> None:
     module = import_module(f"orchestrator.cli.{entry.module}")
+    from shared.log import configure  # after the command's own imports, which a bare --help does not pay
+
+    # A client tells what matters in sentences; what its parts log belongs neither into those nor on standard output.
+    configure("error", process="cli")
     if hasattr(module, "app"):
         app.add_typer(module.app, name=name, help=entry.summary, rich_help_panel=None)
     else:

@@ -105,20 +105,21 @@ async def _list(limit: int, *, is_json: bool) -> None:
 
 
 async def _show(text: str, *, is_json: bool) -> None:
-    from orchestrator.cli.summary import summarise
+    from orchestrator.cli.summary import text_of
     from orchestrator.client import view_of
+    from orchestrator.outcome import outcome_of
 
     settings = load_settings()
     store = await open_store(settings)
     try:
         task = await find_task(store, text)
-        summary = await summarise(store, await view_of(store, task.id), settings.home)
+        outcome = await outcome_of(store, await view_of(store, task.id), settings.home)
     finally:
         await store.close()
     if is_json:
-        emit(summary.as_json())
+        emit(outcome.as_json())
     else:
-        print(summary.text())
+        print(text_of(outcome))
 
 
 async def _plan_of(task_id: str) -> JsonObject:

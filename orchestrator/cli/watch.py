@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from orchestrator.cli.console import emit, say
 from orchestrator.cli.display import Display, make_display
-from orchestrator.cli.summary import EXIT_INTERRUPTED, Summary, summarise
+from orchestrator.cli.summary import text_of
 from orchestrator.client import Client, View, has_ended
 from orchestrator.embedded.starter import Attachment, attach, last_words
+from orchestrator.outcome import ExitCode, TaskOutcome, outcome_of
 from shared.errors import UnavailableError
 from shared.sessions.session import AnswerMode, CommandKind, Session
 from shared.settings import Settings
@@ -68,7 +69,7 @@ class Watch:
             self._display.close()
         if view is None:
             return await self._interrupted(task_id)
-        return await self._report(await summarise(self.client.store, view, self.settings.home))
+        return await self._report(await outcome_of(self.client.store, view, self.settings.home))
 
     async def _until_ended(self, task_id: str) -> View | None:
         """Return the last view, or None when Ctrl-C came first."""
@@ -101,7 +102,8 @@ class Watch:
 
         assert self._display is not None
         prompt = TerminalPrompt(terminal_console(), self._display.hold)
-        self.client.attach(session, prompt, channel="terminal", notify=self._display.note)
+        # Ends with the client, which keeps it.
+        _ = self.client.attach(session, prompt, channel="terminal", notify=self._display.note)
 
     async def _keep_service(self) -> None:
         """Wait as long as the service lives; start another when it was killed.
@@ -137,11 +139,12 @@ class Watch:
         for waiting in (pausing, second):
             waiting.cancel()
         await asyncio.gather(pausing, second, return_exceptions=True)
+        await self.client.close()  # before the service that it listens to may go
         await self.leave(wait=True)
         say(f"go on with it: soong resume {task_id}")
         if self.is_json:
-            emit({"task": task_id, "status": "interrupted", "exit_code": EXIT_INTERRUPTED})
-        return EXIT_INTERRUPTED
+            emit({"task": task_id, "status": "interrupted", "exit_code": int(ExitCode.INTERRUPTED)})
+        return ExitCode.INTERRUPTED
 
     async def leave(self, *, wait: bool) -> None:
         """Let go of the service; with ``wait`` until the one that this command started has ended."""
@@ -149,22 +152,22 @@ class Watch:
         if wait and not await self.attachment.wait_until_gone(GONE_LIMIT_S):
             self.attachment.kill()
 
-    async def _report(self, summary: Summary) -> int:
-        task = summary.view.task
+    async def _report(self, outcome: TaskOutcome) -> int:
+        task = outcome.view.task
         if task.status is TaskStatus.COMPLETED:
-            await self._close_session(summary)
+            await self._close_session(outcome)
         if self.is_json:
-            emit(summary.as_json())
+            emit(outcome.as_json())
         else:
-            print(summary.text())
-        return summary.exit_code
+            print(text_of(outcome))
+        return outcome.exit_code
 
-    async def _close_session(self, summary: Summary) -> None:
+    async def _close_session(self, outcome: TaskOutcome) -> None:
         """A session whose one task is complete has nothing left to be owned for."""
-        others = await self.client.store.tasks(session_id=summary.view.task.session_id)
+        others = await self.client.store.tasks(session_id=outcome.view.task.session_id)
         if all(task.status is TaskStatus.COMPLETED for task in others):
             with suppress(UnavailableError):  # asked for, and then done by the next owner
-                await self.client.command(CommandKind.CLOSE, summary.view.task, limit_s=2.0)
+                await self.client.command(CommandKind.CLOSE, outcome.view.task, limit_s=2.0)
 
 
 async def interruptible(interrupts: Interrupts, work: "asyncio.Task[Attachment]") -> Attachment:

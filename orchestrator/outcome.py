@@ -1,0 +1,159 @@
+"""What a task came to: its steps, what its runs wrote, what they were denied, and how that counts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from orchestrator.client import View, all_events
+from shared.clock import rfc3339
+from shared.jsontext import Json
+from shared.runs.events import Event, EventType
+from shared.store import Store
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Outcome, Step
+
+
+class ExitCode(IntEnum):
+    """How a task ended, for programs. 2 is a wrong use of the command line."""
+
+    COMPLETED = 0
+    FAILED = 1
+    DENIED = 3
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A call that did not get a yes."""
+
+    step_id: str
+    run_id: str
+    tool: str
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverable:
+    """A file that a run wrote. ``copy`` is the run's own, kept in the home."""
+
+    run_id: str
+    path: str
+    copy: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """How a task stands, read from rows: final when the task has ended."""
+
+    view: View
+    deliverables: tuple[Deliverable, ...]
+    denials: tuple[Denial, ...]
+
+    @property
+    def task_id(self) -> str:
+        return self.view.task.id
+
+    @property
+    def status(self) -> TaskStatus:
+        return self.view.task.status
+
+    @property
+    def outputs(self) -> Mapping[str, Json]:
+        """The outputs of completed steps by step id; of a map step the list of its children's, in item order."""
+        return {step.step_id: self._output(step) for step in self.view.steps if step.status is StepStatus.COMPLETED}
+
+    @property
+    def last_steps(self) -> Sequence[Step]:
+        """The steps that nothing waits for: what the task was for."""
+        waited_for = {key for step in self.view.steps for key in step.depends_on}
+        return [step for step in self.view.steps if step.key not in waited_for and not step.map_key]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        match self.status:
+            case TaskStatus.FAILED | TaskStatus.CANCELLED:
+                return ExitCode.FAILED
+            case TaskStatus.PAUSED | TaskStatus.RUNNING:
+                return ExitCode.INTERRUPTED
+            case TaskStatus.COMPLETED:
+                # A failure that its plan tolerates (`keep`) is still a step that failed.
+                if any(step.status is StepStatus.FAILED for step in self.view.steps):
+                    return ExitCode.FAILED
+                return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the document that ``--json`` prints."""
+        task = self.view.task
+        return {
+            "task": task.id,
+            "session": task.session_id,
+            "title": task.title,
+            "status": str(task.status),
+            "reason": task.reason,
+            "exit_code": int(self.exit_code),
+            "created": rfc3339(task.created_us),
+            "ended": None if task.ended_us is None else rfc3339(task.ended_us),
+            "steps": [step_json(step) for step in self.view.steps],
+            "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],
+            "denials": [
+                {"step": one.step_id, "run": one.run_id, "tool": one.tool, "error": one.error, "message": one.message}
+                for one in self.denials
+            ],
+        }
+
+    def _output(self, step: Step) -> Json:
+        children = [child.output for child in self.view.steps if child.map_key == step.key]
+        return children or step.output
+
+
+async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
+    """Read what the steps' last runs wrote and were denied."""
+    deliverables: list[Deliverable] = []
+    denials: list[Denial] = []
+    current = {step.run_id: step for step in view.steps if step.run_id}
+    for run in await store.runs(task_id=view.task.id, limit=100_000):
+        step = current.get(run.id)
+        if step is not None and (run.usage.tool_calls or step.outcome is Outcome.PARTIAL):
+            for event in await all_events(store, run.id):
+                deliverables += _deliverables(event, home)
+                denials += _denials(event, step)
+    return TaskOutcome(view, tuple(deliverables), tuple(denials))
+
+
+def step_json(step: Step) -> dict[str, Json]:
+    """Return a step for programs."""
+    return {
+        "id": step.step_id,
+        "status": str(step.status),
+        "outcome": None if step.outcome is None else str(step.outcome),
+        "kind": str(step.kind),
+        "title": step.title,
+        "run": step.run_id,
+        "worker": step.worker_id,
+        "attempt": step.attempt,
+        "fence": step.fence,
+        "lost_leases": step.lost_leases,
+        "depends_on": [key.partition("/")[2] for key in step.depends_on],
+        "map": step.map_key.partition("/")[2],
+        "started": None if step.started_us is None else rfc3339(step.started_us),
+        "ended": None if step.ended_us is None else rfc3339(step.ended_us),
+        "output": step.output,
+        "error": None if step.error is None else step.error.as_json(),
+    }
+
+
+def _deliverables(event: Event, home: Path) -> list[Deliverable]:
+    value = event.data.get("deliverable")
+    if not isinstance(value, Mapping):
+        return []
+    copy = home / "runs" / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
+    return [Deliverable(event.run_id, str(value.get("path", "")), str(copy))]
+
+
+def _denials(event: Event, step: Step) -> list[Denial]:
+    if event.type != EventType.TOOL_DENIED:
+        return []
+    error, message = str(event.data.get("error", "")), str(event.data.get("message", ""))
+    return [Denial(step.step_id, event.run_id, str(event.data.get("tool", "")), error, message)]

@@ -1,0 +1,149 @@
+"""The service from a program: the same client as ``soong run``, with a function in place of the terminal."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.client import Client, View, has_ended
+from orchestrator.embedded.starter import attach
+from orchestrator.outcome import TaskOutcome, outcome_of
+from orchestrator.submission import Submission, submission
+from shared.errors import InvalidConfigError, UnavailableError
+from shared.jsontext import Json
+from shared.permissions.request import PermissionCallback
+from shared.sessions.session import AnswerMode, CommandKind
+from shared.settings import Settings, load_settings
+from shared.tasks.plan import Plan
+from shared.tasks.reading import load_plan, plan_from_json
+from shared.tasks.status import TaskStatus
+
+PlanSource: TypeAlias = str | Path | Mapping[str, Json]
+"""A plan file, or the plan itself as a mapping."""
+
+
+class Soong:
+    """A connection to a service. Made by :meth:`embedded` or :meth:`connect`, each a context to be entered."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._client = client
+        self._settings = settings
+        self._catalogue = Catalogue()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def embedded(cls, **settings: object) -> AsyncIterator["Soong"]:
+        """Use the living service of the home, or an ephemeral one that ends when nobody needs it any more.
+
+        ``settings`` are those of the README without their prefix, such as ``agent_home`` and ``workers``; a service
+        that runs already keeps its own.
+
+        Raises:
+            InvalidConfigError: a wrong setting, or a deployment is named: then use :meth:`connect`.
+            UnavailableError: the service did not start; says why.
+        """
+        loaded = load_settings(**settings)
+        if loaded.database_url:
+            raise InvalidConfigError("SOONG_DATABASE_URL names a deployment; use Soong.connect(), or unset it")
+        attachment = await attach(loaded)
+        try:
+            async with _client(attachment.settings) as client:
+                yield cls(client, attachment.settings)
+        finally:
+            await attachment.release()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(cls, database_url: str = "", redis_url: str = "", **settings: object) -> AsyncIterator["Soong"]:
+        """Use a deployment by its two URLs, or by SOONG_DATABASE_URL and SOONG_REDIS_URL.
+
+        Raises:
+            InvalidConfigError: a wrong setting, or one of the URLs is missing.
+            UnavailableError, SchemaVersionError: the database cannot be used.
+        """
+        loaded = load_settings(database_url=database_url or None, redis_url=redis_url or None, **settings)
+        if not loaded.database_url:
+            raise InvalidConfigError("no database is named: pass database_url or set SOONG_DATABASE_URL")
+        async with _client(loaded) as client:
+            yield cls(client, loaded)
+
+    async def run(
+        self,
+        plan: PlanSource,
+        inputs: Mapping[str, Json] | None = None,
+        *,
+        permission_callback: PermissionCallback | None = None,
+        allow: Sequence[str] = (),
+        project: str | Path = ".",
+        model: str = "",
+    ) -> TaskOutcome:
+        """Run a plan to its end. A failed step is an outcome, not an exception.
+
+        ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
+        (``tool:scope``) do, and what would ask is denied.
+
+        Cancelling it leaves the task to the service; :meth:`outcome` says later how it stands.
+
+        Raises:
+            UsageError: the plan, an input or a rule is wrong; nothing was written.
+        """
+        prepared = self._prepare(plan, inputs or {}, permission_callback, allow, project, model)
+        session, task = prepared.session, prepared.task
+        await self._client.submit(session, task)
+        responder = self._client.attach(session, permission_callback, channel="sdk") if permission_callback else None
+        try:
+            view = await self._last_view(task.id)
+        finally:
+            if responder is not None:
+                responder.cancel()
+        if view.task.status is TaskStatus.COMPLETED:
+            with contextlib.suppress(UnavailableError):  # asked for, and then done by the next owner
+                await self._client.command(CommandKind.CLOSE, view.task, limit_s=2.0)
+        return await outcome_of(self._client.store, view, self._settings.home)
+
+    async def outcome(self, task_id: str) -> TaskOutcome:
+        """Return how a task stands now. Raises: NotFoundError."""
+        return await outcome_of(self._client.store, await self._client.view(task_id), self._settings.home)
+
+    async def _last_view(self, task_id: str) -> View:
+        last: View | None = None
+        async for view in self._client.follow(task_id, is_settled=has_ended):
+            last = view
+        assert last is not None
+        return last
+
+    def _prepare(
+        self,
+        plan: PlanSource,
+        inputs: Mapping[str, Json],
+        callback: PermissionCallback | None,
+        allow: Sequence[str],
+        project: str | Path,
+        model: str,
+    ) -> Submission:
+        return submission(
+            self._read(plan),
+            inputs,
+            project=Path(project),
+            answer_mode=AnswerMode.NONE if callback is None else AnswerMode.ATTACHED,
+            model=model or self._settings.model,
+            allow=allow,
+            catalogue=self._catalogue,
+            clock=self._client.clock,
+        )
+
+    def _read(self, plan: PlanSource) -> Plan:
+        known = self._catalogue.known()
+        return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
+
+
+@contextlib.asynccontextmanager
+async def _client(settings: Settings) -> AsyncIterator[Client]:
+    from orchestrator.client_bootstrap import open_client
+
+    client = await open_client(settings)
+    try:
+        yield client
+    finally:
+        await client.close()

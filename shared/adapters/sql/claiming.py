@@ -1,0 +1,201 @@
+"""Claiming: which steps a worker gets, decided on rows.
+
+Ready steps stand in **lanes**: steps of one lane have session, pool, needs, definition and model in common, so
+whether a worker may take them and which caps they count in is decided once a lane. A claim lists the lanes that have
+ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.adapters.sql.rows import unpack
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Row, Transaction
+
+LIVE_WORKER: Final = Statement(
+    "live worker: one that is not may claim nothing; held, so that it cannot be declared gone while it claims",
+    "SELECT 1 FROM workers WHERE id = :worker_id AND state = 'live' /*pg FOR SHARE */",
+)
+
+LANES: Final = Statement(
+    "lanes: every lane with ready work, its first step, how much there is (to a limit), and its session's last turn",
+    """
+    WITH RECURSIVE lane(lane) AS (
+        SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
+        UNION ALL
+        SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
+        FROM lane WHERE lane.lane IS NOT NULL
+    )
+    SELECT l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
+           head.priority, head.ordinal,
+           (SELECT count(*) FROM (
+               SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
+           ) AS ready),
+           sessions.last_claimed, (SELECT max(last_claimed) FROM sessions)
+    FROM lane AS l
+    JOIN steps AS head ON head.ordinal = (
+        SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+        ORDER BY s.priority DESC, s.ordinal LIMIT 1
+    )
+    JOIN sessions ON sessions.id = head.session_id
+    """,
+)
+
+HEADS: Final = Statement(
+    "heads: the next steps of a lane, to compare them with those of the session's other lanes",
+    """
+    SELECT priority, ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
+    ORDER BY priority DESC, ordinal LIMIT :number
+    """,
+)
+
+CAPS: Final = Statement("caps: all limits, as they are now", "SELECT scope, cap FROM caps")
+
+LOCK_CAPS: Final = Statement(
+    "lock caps: one claim at a time for each scope, locked in one order by all",
+    """
+    SELECT scope, cap FROM caps WHERE scope IN @scopes
+    ORDER BY CASE substr(scope, 1, 5) WHEN 'sessi' THEN 1 WHEN 'defin' THEN 2 WHEN 'model' THEN 3 ELSE 4 END, scope
+    /*pg FOR UPDATE */
+    """,
+)
+
+LIVE_LEASES: Final = Statement(
+    "live leases: counted after the caps are locked, by lane",
+    """
+    SELECT head.session_id, head.definition, head.model, head.pool, leased.number
+    FROM (
+        SELECT lane, count(*) AS number, min(ordinal) AS ordinal FROM steps
+        WHERE status IN ('claimed', 'running') GROUP BY lane
+    ) AS leased JOIN steps AS head ON head.ordinal = leased.ordinal
+    """,
+)
+
+CLAIM_LANE: Final = Statement(
+    "claim lane: take its first ready steps; each gets a fence that was never given out",
+    """
+    UPDATE steps SET
+        status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
+        started_us = coalesce(started_us, :now_us)
+    WHERE ordinal IN (
+        SELECT ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
+        ORDER BY priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
+    )
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal
+    """,
+)
+
+TAKE_TURNS: Final = Statement(
+    "take turns: remember when each session was last served; one that another worker serves just now is left to it",
+    """
+    UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint) WHERE sessions.id = t.id
+    /*pg AND sessions.ordinal IN (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED) */
+    """,
+)
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane with ready work. ``heads`` are (-priority, ordinal) of its next steps, as far as they are known."""
+
+    key: str
+    session_id: str
+    scopes: tuple[str, ...]
+    ready: int
+    last_claimed: int
+    heads: list[tuple[int, int]]
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    taken: int = 0
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """The step that the lane would give next; the last known one stands for those after it."""
+        return self.heads[min(self.taken, len(self.heads) - 1)]
+
+
+@dataclass(slots=True)
+class Turns:
+    """The shares of one claim. ``order`` names a lane for each step, ``is_left``: more could be claimed."""
+
+    order: list[str] = field(default_factory=list)
+    turn: dict[str, int] = field(default_factory=dict)
+    is_left: bool = False
+
+
+def read_lanes(tx: Transaction, most: int) -> tuple[list[Lane], int]:
+    """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
+    rows = tx.rows(LANES, most=most)
+    return [_lane(row) for row in rows], int(rows[0][10] or 0) if rows else 0
+
+
+def _lane(row: Row) -> Lane:
+    key, session_id, pool, needs, definition, model, priority, ordinal, ready, last_claimed, _ = row
+    return Lane(
+        key=key,
+        session_id=session_id,
+        scopes=scopes_of(session_id, definition, model, pool),
+        ready=ready,
+        last_claimed=last_claimed,
+        heads=[(-priority, ordinal)],
+        pool=pool,
+        needs=tuple(unpack(needs)),
+    )
+
+
+def scopes_of(session_id: str, definition: str, model: str, pool: str) -> tuple[str, ...]:
+    """Return the cap scopes that a lease of such a step counts in."""
+    named = (("session", session_id), ("definition", definition), ("model", model), ("pool", pool))
+    return tuple(f"{kind}:{name}" for kind, name in named if name)
+
+
+def lock_room(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
+    """Return how many more leases each capped scope of these lanes allows; its cap stays locked until commit."""
+    capped = {scope for scope, _ in tx.rows(CAPS)}.intersection(scope for lane in lanes for scope in lane.scopes)
+    if not capped:
+        return {}
+    return room_left(dict(tx.rows(LOCK_CAPS, scopes=sorted(capped))), tx.rows(LIVE_LEASES))
+
+
+def room_left(caps: Mapping[str, int], leases: Sequence[Row]) -> dict[str, int]:
+    """Return what the live leases leave of each cap."""
+    room = dict(caps)
+    for session_id, definition, model, pool, number in leases:
+        for scope in scopes_of(session_id, definition, model, pool):
+            if scope in room:
+                room[scope] -= number
+    return room
+
+
+def know_heads(tx: Transaction, lanes: Sequence[Lane], want: int) -> None:
+    """Read the next steps of lanes that share a session with another: only there do they have to be compared."""
+    counts: dict[str, int] = {}
+    for lane in lanes:
+        counts[lane.session_id] = counts.get(lane.session_id, 0) + 1
+    for lane in lanes:
+        if counts[lane.session_id] > 1 and min(want, lane.ready) > 1:
+            lane.heads = [(-row[0], row[1]) for row in tx.rows(HEADS, lane=lane.key, number=want)] or lane.heads
+
+
+def share_out(lanes: Sequence[Lane], want: int, room: dict[str, int], last_turn: int) -> Turns:
+    """Share ``want`` claims out: the session served longest ago first, one step each in turn; within it by priority,
+    then age; never beyond ``room``.
+    """
+    turns = Turns()
+    while True:
+        open_lanes = [
+            lane for lane in lanes if lane.taken < lane.ready and all(room.get(scope, 1) > 0 for scope in lane.scopes)
+        ]
+        if not open_lanes or want <= 0:
+            turns.is_left = bool(open_lanes)
+            return turns
+        lane = min(open_lanes, key=lambda lane: (turns.turn.get(lane.session_id, lane.last_claimed), lane.head))
+        lane.taken += 1
+        last_turn += 1
+        want -= 1
+        turns.turn[lane.session_id] = last_turn
+        turns.order.append(lane.key)
+        for scope in lane.scopes:
+            if scope in room:
+                room[scope] -= 1

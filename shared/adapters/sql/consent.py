@@ -1,0 +1,266 @@
+"""Requests, answers, decisions and keys. A request's identity is always its run's row, whatever the raiser said."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import literal_column, select
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.owned import check_owned
+from shared.adapters.sql.rows import (
+    answer_of,
+    decision_body,
+    decision_of,
+    identity_of,
+    plain,
+    request_body,
+    request_of,
+)
+from shared.adapters.sql.runs import append_held
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.tables import answers, decisions, permission_requests, runs, signing_keys
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from shared.runs.events import EventType, NewEvent
+from shared.sessions.session import Ownership
+
+RAISE: Final = Statement(
+    "raise: a question; no row means that the call's question stands already",
+    """
+    INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
+    SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
+    ON CONFLICT (run_id, tool_call_id) WHERE state IN ('pending', 'decided') DO NOTHING
+    RETURNING id
+    """,
+)
+HELD_REQUEST: Final = Statement(
+    "held request: its state, held while it is answered or decided",
+    "SELECT state, run_id, session_id FROM permission_requests WHERE id = :id /*pg FOR UPDATE */",
+)
+STANDING: Final = Statement(
+    "standing: the question of a call that is open or decided",
+    """
+    SELECT id FROM permission_requests
+    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state IN ('pending', 'decided')
+    """,
+)
+ANSWER: Final = Statement(
+    "answer: the first one wins; no row means that another stands",
+    """
+    INSERT INTO answers (request_id, choice, principal, channel, input_digest, answered_us, reason)
+    VALUES (:request_id, :choice, :principal, :channel, :input_digest, :answered_us, :reason)
+    ON CONFLICT DO NOTHING RETURNING request_id
+    """,
+)
+CLOSE_REQUEST: Final = Statement(
+    "close request: a pending one",
+    "UPDATE permission_requests SET state = :state WHERE id = :id AND state = 'pending'",
+)
+DECIDE: Final = Statement(
+    "decide: write the signed decision of a request",
+    "INSERT INTO decisions (request_id, id, body) VALUES (:request_id, :id, :body)",
+)
+WITHDRAW: Final = Statement(
+    "withdraw: the pending question of a call",
+    """
+    UPDATE permission_requests SET state = 'withdrawn'
+    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'pending'
+    RETURNING id, run_id, tool_call_id
+    """,
+)
+WITHDRAW_ORPHANS: Final = Statement(
+    "withdraw orphans: the pending questions of runs that have ended",
+    """
+    UPDATE permission_requests SET state = 'withdrawn'
+    WHERE session_id = :session_id AND state = 'pending'
+      AND EXISTS (SELECT 1 FROM runs WHERE runs.id = permission_requests.run_id AND runs.end_reason IS NOT NULL)
+    RETURNING id, run_id, tool_call_id
+    """,
+)
+PUBLISH: Final = Statement(
+    "publish: a public key, once",
+    """
+    INSERT INTO signing_keys (id, public_key, created_us) VALUES (:id, :public_key, :created_us)
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
+
+_REQUESTS = select(permission_requests.c.body, permission_requests.c.state, runs).join(
+    runs, runs.c.id == permission_requests.c.run_id
+)
+
+
+class SqlConsent:
+    """The consent part of the store."""
+
+    _database: Database
+
+    async def raise_request(
+        self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
+    ) -> PermissionRequest:
+        return await self._database.write(lambda tx: _raise(tx, request, events, now_us))
+
+    async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
+        return await self._database.read(lambda tx: _request(tx, request_id))
+
+    async def pending(self, session_id: str) -> Sequence[PermissionRequest]:
+        wanted = (
+            _REQUESTS.where(permission_requests.c.session_id == session_id)
+            .where(permission_requests.c.state == literal_column("'pending'"))
+            .order_by(permission_requests.c.ordinal)
+        )
+        rows = await self._database.read(lambda tx: tx.execute(wanted).all())
+        return [request_of(row.body, identity_of(row)) for row in rows]
+
+    async def run_token(self, run_id: str) -> str:
+        wanted = select(runs.c.token).where(runs.c.id == run_id)
+        token = await self._database.read(lambda tx: tx.execute(wanted).scalar())
+        if token is None:
+            raise NotFoundError("run", run_id)
+        return str(token)
+
+    async def answer(self, answer: Answer) -> None:
+        await self._database.write(lambda tx: _answer(tx, answer))
+
+    async def answer_of(self, request_id: str) -> Answer | None:
+        wanted = select(answers).where(answers.c.request_id == request_id)
+        row = await self._database.read(lambda tx: tx.execute(wanted).first())
+        return None if row is None else answer_of(row)
+
+    async def decide(
+        self,
+        ownership: Ownership,
+        decision: Decision,
+        *,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> None:
+        await self._database.write(lambda tx: _decide(tx, ownership, decision, state, events, now_us))
+
+    async def decision_of(self, request_id: str) -> Decision | None:
+        wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)
+        body = await self._database.read(lambda tx: tx.execute(wanted).scalar())
+        return None if body is None else decision_of(body)
+
+    async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            append_held(tx, run_id, fence, (), (), now_us)
+            _note_withdrawn(tx, tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id), reason, now_us)
+
+        await self._database.write(write)
+
+    async def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
+        # Asked at every look of an owner and seldom true: the look itself takes no lock.
+        orphans = (
+            select(permission_requests.c.id)
+            .join(runs, runs.c.id == permission_requests.c.run_id)
+            .where(permission_requests.c.session_id == session_id, runs.c.end_reason.is_not(None))
+            .where(permission_requests.c.state == literal_column("'pending'"))
+            .limit(1)
+        )
+        if await self._database.read(lambda tx: tx.execute(orphans).first()) is None:
+            return []
+
+        def write(tx: Transaction) -> list[str]:
+            rows = sorted(tx.rows(WITHDRAW_ORPHANS, session_id=session_id))
+            _note_withdrawn(tx, rows, "its run has ended", now_us)
+            return [row[0] for row in rows]
+
+        return await self._database.write(write)
+
+    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            if tx.rows(PUBLISH, id=key_id, public_key=public_key, created_us=now_us):
+                return
+            if _key(tx, key_id) != public_key:
+                raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
+
+        await self._database.write(write)
+
+    async def public_key(self, key_id: str) -> bytes | None:
+        return await self._database.read(lambda tx: _key(tx, key_id))
+
+
+def _raise(tx: Transaction, request: PermissionRequest, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
+    run_id, call_id = request.identity.run_id, request.tool_call_id
+    standing = tx.rows(STANDING, run_id=run_id, tool_call_id=call_id)
+    append_held(tx, run_id, request.fence, (), () if standing else events, now_us)
+    if not standing:
+        tx.rows(
+            RAISE,
+            id=request.id,
+            run_id=run_id,
+            tool_call_id=call_id,
+            created_us=request.created_us,
+            body=request_body(request),
+        )
+    return _request(tx, standing[0][0] if standing else request.id)[0]
+
+
+def _request(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
+    row = tx.execute(_REQUESTS.where(permission_requests.c.id == request_id)).first()
+    if row is None:
+        raise NotFoundError("permission request", request_id)
+    return request_of(row.body, identity_of(row)), RequestState(row.state)
+
+
+def _check_pending(tx: Transaction, request_id: str) -> tuple[str, str]:
+    """Return the run and session of a pending request. Raises: NotFoundError, AlreadyDecidedError."""
+    rows = tx.rows(HELD_REQUEST, id=request_id)
+    if not rows:
+        raise NotFoundError("permission request", request_id)
+    state, run_id, session_id = rows[0]
+    if state != RequestState.PENDING:
+        raise AlreadyDecidedError(request_id, state)
+    return run_id, session_id
+
+
+def _answer(tx: Transaction, answer: Answer) -> None:
+    _check_pending(tx, answer.request_id)
+    written = tx.rows(
+        ANSWER,
+        request_id=answer.request_id,
+        choice=None if answer.choice is None else answer.choice.value,
+        principal=plain(answer.principal),
+        channel=answer.channel,
+        input_digest=answer.input_digest,
+        answered_us=answer.answered_us,
+        reason=plain(answer.reason),
+    )
+    if not written:
+        raise AlreadyDecidedError(answer.request_id, "answered")
+
+
+def _decide(
+    tx: Transaction,
+    ownership: Ownership,
+    decision: Decision,
+    state: RequestState,
+    events: Sequence[NewEvent],
+    now_us: int,
+) -> None:
+    check_owned(tx, ownership)
+    run_id, session_id = _check_pending(tx, decision.request_id)
+    if session_id != ownership.session_id:
+        raise NotFoundError("permission request", decision.request_id)
+    tx.count(CLOSE_REQUEST, id=decision.request_id, state=state.value)
+    tx.count(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
+    journal = Journal(now_us)
+    journal.add(run_id, events=events)
+    journal.flush(tx)
+
+
+def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:
+    journal = Journal(now_us)
+    for request_id, run_id, call_id in rows:
+        data = {"request": request_id, "tool_call": call_id, "reason": reason}
+        journal.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)
+    journal.flush(tx)
+
+
+def _key(tx: Transaction, key_id: str) -> bytes | None:
+    found = tx.execute(select(signing_keys.c.public_key).where(signing_keys.c.id == key_id)).scalar()
+    return None if found is None else bytes(found)

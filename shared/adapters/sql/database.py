@@ -1,0 +1,243 @@
+"""Threads and connections: one writer with group commit, a few readers.
+
+What is written while a transaction runs gathers and is written together in the next one, so the busier the process the
+fewer the commits. Each caller's work is a plain function of a :class:`Transaction`; it checks before it writes, so an
+expected error leaves nothing to undo. If something else goes wrong, all of the group is rolled back and each function
+runs again alone: one caller's failure never undoes another's work. A caller hears of its write after the commit.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import URL, Connection
+
+from shared.adapters.sql.engine import SideLock, is_conflict, is_unavailable, make_engine, our_errors, side_lock
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import SoongError, UnavailableError
+
+T = TypeVar("T")
+
+GROUP: Final = 256
+"""Most functions in one transaction: beyond it the first would wait too long for the last."""
+
+READERS: Final = 4
+TRIES: Final = 8
+"""How often work that the database undid in favour of another transaction is done again."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One caller's function and where its outcome goes."""
+
+    function: Callable[[Transaction], Any]
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+    result: Any = None
+    error: BaseException | None = None
+
+
+class _Undone(Exception):
+    """The group has to be rolled back and each of it tried alone. Raised and caught in this module."""
+
+
+class Database:
+    """One process's access to one database. Safe to call from any loop and thread; ``close`` once, from any."""
+
+    def __init__(self, url: URL) -> None:
+        self.url = url
+        self.is_postgres = url.get_backend_name() == "postgresql"
+        self._writer_engine = make_engine(url, size=1, is_writer=True)
+        self._reader_engine = make_engine(url, size=READERS, is_writer=False)
+        self._lock: SideLock | None = side_lock(url)
+        self._connection: Connection | None = None
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="soong-sql-read")
+        self._writer = threading.Thread(target=self._write_all, name="soong-sql-write", daemon=True)
+        self._writer.start()
+
+    async def write(self, function: Callable[[Transaction], T]) -> T:
+        """Run ``function`` in a transaction and return its result once that is committed.
+
+        The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
+
+        Raises:
+            UnavailableError: the database did not answer; whether the work was done is then unknown.
+        """
+        loop = asyncio.get_running_loop()
+        work = _Work(function, loop, loop.create_future())
+        with self._closing:
+            if self._is_closed:
+                raise UnavailableError("the database has been closed by this process")
+            self._queue.put(work)
+        result: T = await work.future
+        return result
+
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        """Run ``function`` on one consistent state of the database; it must not write.
+
+        Raises:
+            UnavailableError: the database did not answer.
+        """
+        if self._is_closed:
+            raise UnavailableError("the database has been closed by this process")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, function)
+
+    def close(self) -> None:
+        """Finish what was handed in, then close every connection. Blocking; idempotent."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._queue.put(None)
+        self._writer.join()
+        self._readers.shutdown(wait=True)
+        self._writer_engine.dispose()
+        self._reader_engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
+
+    # -- readers
+    def _read(self, function: Callable[[Transaction], T]) -> T:
+        with our_errors(), self._reader_engine.connect() as connection, connection.begin():
+            return function(Transaction(connection))
+
+    # -- the writer's thread
+    def _write_all(self) -> None:
+        is_open = True
+        while is_open:
+            first = self._queue.get()
+            if first is None:
+                break
+            group = [first]
+            with self._lock.held() if self._lock else nullcontext():
+                # Gathered under the lock: what arrived while we waited for it is written with the rest.
+                is_open = self._gather(group)
+                self._write_group(group)
+            _tell(group)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _gather(self, group: list[_Work]) -> bool:
+        while len(group) < GROUP:
+            try:
+                work = self._queue.get_nowait()
+            except Empty:
+                return True
+            if work is None:
+                return False
+            group.append(work)
+        return True
+
+    def _write_group(self, group: Sequence[_Work]) -> None:
+        """Write all of the group in one transaction, or each in its own when that fails."""
+        try:
+            self._attempt(group)
+        except _Undone:
+            for work in group:
+                self._write_alone(work)
+
+    def _write_alone(self, work: _Work) -> None:
+        for _ in range(TRIES):
+            try:
+                self._attempt([work])
+            except _Undone as undone:
+                work.error = undone.__cause__
+                if not is_conflict(work.error or undone):
+                    break
+            else:
+                return
+        if work.error is not None and is_unavailable(work.error):
+            cause = work.error
+            work.error = UnavailableError(f"the database did not answer: {cause}")
+            work.error.__cause__ = cause
+
+    def _attempt(self, group: Sequence[_Work]) -> None:
+        """Run the group's functions and commit.
+
+        Raises:
+            _Undone: nothing was written; the cause says why.
+        """
+        try:
+            connection = self._connected()
+            transaction = connection.begin()
+        except Exception as error:
+            self._drop()
+            raise _Undone from error
+        try:
+            for work in group:
+                self._run(work, connection)
+            transaction.commit()
+        except _Undone as undone:
+            self._roll_back(transaction, undone.__cause__)
+            raise
+        except Exception as error:  # a commit that failed: whatever the driver says of it, nobody may hear "done"
+            self._roll_back(transaction, error)
+            for work in group:
+                work.error = UnavailableError(f"the database did not confirm a commit: {error}")
+
+    def _run(self, work: _Work, connection: Connection) -> None:
+        transaction = Transaction(connection)
+        work.error = None
+        try:
+            work.result = work.function(transaction)
+        except SoongError as error:
+            if transaction.has_written:
+                raise _Undone from error
+            work.error = error
+        except Exception as error:
+            raise _Undone from error
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed or self._connection.invalidated:
+            self._drop()
+            self._connection = self._writer_engine.connect()
+        return self._connection
+
+    def _roll_back(self, transaction: Any, cause: BaseException | None) -> None:
+        try:
+            transaction.rollback()
+        except Exception:  # a connection that cannot even roll back is of no use; the server undoes its transaction
+            self._drop()
+        else:
+            if cause is not None and is_unavailable(cause):
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is None:
+            return
+        connection, self._connection = self._connection, None
+        try:
+            connection.invalidate()
+            connection.close()
+        except Exception:  # it is being thrown away
+            self._writer_engine.dispose()
+
+
+def _tell(group: Sequence[_Work]) -> None:
+    """Hand the outcomes back, one wake-up a loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Work]] = {}
+    for work in group:
+        by_loop.setdefault(work.loop, []).append(work)
+    for loop, works in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, works)
+        except RuntimeError:
+            continue  # the loop has been closed: nobody waits any more
+
+
+def _resolve(works: Sequence[_Work]) -> None:
+    for work in works:
+        if work.future.done():
+            continue
+        if work.error is not None:
+            work.future.set_exception(work.error)
+        else:
+            work.future.set_result(work.result)

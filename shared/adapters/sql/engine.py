@@ -1,0 +1,207 @@
+"""Engines for the two databases: URLs, pragmas, session settings, and foreign errors turned into ours.
+
+SQLite: write-ahead log, synchronous FULL (a commit that was told survives a power cut), and a lock on a side file
+around every write transaction, because SQLite's own waiting starves: beside one busy writer a heartbeat waited 3.5 s
+without it and 9 ms with it.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from shared.errors import InvalidConfigError, SoongError, UnavailableError
+
+BUSY_S: Final = 30.0
+"""How long SQLite waits for a lock that our own side file did not keep away (a backup, another program)."""
+
+NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs"})
+
+_POSTGRES_SETTINGS: Final = {
+    # Our statements each have their index. The planner would not use it for a table that was empty a second ago,
+    # and would keep that plan while the table grows.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    # A client that vanished in the middle of a transaction must not hold its locks for long.
+    "idle_in_transaction_session_timeout": "60s",
+    "lock_timeout": "30s",
+    "tcp_keepalives_idle": "30",
+}
+
+
+def parse_url(url: str) -> URL:
+    """Return the URL of one of the two databases, with the driver that we use.
+
+    Raises:
+        InvalidConfigError: another database, or an SQLite file named by a relative path.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise InvalidConfigError(f"SOONG_DATABASE_URL is no database URL: {error}") from error
+    match parsed.get_backend_name():
+        case "postgresql":
+            return parsed.set(drivername="postgresql+psycopg")
+        case "sqlite":
+            if not parsed.database or not Path(parsed.database).is_absolute():
+                raise InvalidConfigError(
+                    "an SQLite database is a file named by its absolute path: sqlite:////path/soong.db"
+                )
+            return parsed.set(drivername="sqlite", query={})
+        case other:
+            raise InvalidConfigError(
+                f"databases of kind {other!r} are not supported; use sqlite:////path or postgresql://"
+            )
+
+
+def refuse_network_file_system(path: Path, mounts: str = "/proc/self/mounts") -> None:
+    """Raise InvalidConfigError when the file lies where locks and shared memory do not work between hosts."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return  # no such listing on this system: nothing cheap to ask
+    points = [fields[1:3] for fields in (line.split() for line in lines) if len(fields) > 2]
+    real = path.parent.resolve()
+    below = [(point, kind) for point, kind in points if real.is_relative_to(point.replace("\\040", " "))]
+    kind = max(below, key=lambda entry: len(entry[0]), default=("", ""))[1]
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise InvalidConfigError(
+            f"{path} lies on a network file system ({kind}), where SQLite loses data; "
+            "set SOONG_AGENT_HOME to a local folder or SOONG_DATABASE_URL to a PostgreSQL server"
+        )
+
+
+class SideLock:
+    """A blocking lock on ``<database>.lock``, taken around write transactions. One object a writing connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def side_lock(url: URL) -> SideLock | None:
+    """Return a lock for an SQLite database; PostgreSQL has its own."""
+    return SideLock(Path(f"{url.database}.lock")) if url.get_backend_name() == "sqlite" else None
+
+
+def make_engine(url: URL, *, size: int, is_writer: bool) -> Engine:
+    """Return an engine with at most ``size`` connections. A reader's transactions change nothing and see one state."""
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url, size, is_writer=is_writer)
+    return _postgres_engine(url, size, is_writer=is_writer)
+
+
+def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
+    engine = create_engine(
+        url,
+        poolclass=QueuePool,
+        pool_size=size,
+        max_overflow=0,
+        # Transactions are begun by us; a connection may move between our threads, one at a time.
+        connect_args={
+            "isolation_level": None,
+            "check_same_thread": False,
+            "timeout": BUSY_S,
+            "cached_statements": 512,
+        },
+    )
+    begin = "BEGIN IMMEDIATE" if is_writer else "BEGIN"
+
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection: sqlite3.Connection, _record: object) -> None:
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "temp_store=MEMORY",
+            "cache_size=-16000",
+            "secure_delete=OFF",
+            "journal_size_limit=67108864",
+            f"query_only={'OFF' if is_writer else 'ON'}",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def begin_transaction(connection: Any) -> None:
+        connection.connection.dbapi_connection.execute(begin)
+
+    return engine
+
+
+def _postgres_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
+    settings = _POSTGRES_SETTINGS if is_writer else {"jit": "off"}
+    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    return create_engine(
+        url,
+        pool_size=size,
+        max_overflow=0,
+        pool_pre_ping=not is_writer,
+        isolation_level="READ COMMITTED" if is_writer else "REPEATABLE READ",
+        connect_args={
+            "connect_timeout": 10,
+            "application_name": "soong",
+            "options": options,
+            "prepare_threshold": 0,
+        },
+    )
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Turn what a driver raises about the database's reach into UnavailableError; let everything else through."""
+    try:
+        yield
+    except SoongError:
+        raise
+    except Exception as error:
+        if is_unavailable(error):
+            raise UnavailableError(f"the database did not answer: {_first_line(error)}") from error
+        raise
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Say whether the database, not the statement, is to blame."""
+    found = driver_error(error)
+    if isinstance(found, sqlite3.OperationalError):
+        return not str(found).startswith(("no such", "near "))
+    if isinstance(found, sqlite3.DatabaseError):
+        return type(found) is sqlite3.DatabaseError
+    import psycopg
+
+    return isinstance(found, psycopg.OperationalError | psycopg.InterfaceError)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Say whether the database undid the transaction in favour of another: the same again will do."""
+    return getattr(driver_error(error), "sqlstate", None) in {"40001", "40P01", "55P03"}
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """Return what the driver raised, without SQLAlchemy's wrapping."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(driver_error(error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__

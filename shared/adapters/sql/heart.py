@@ -1,0 +1,39 @@
+"""The heartbeat of a worker: blocking, on a connection of its own, so that no busy writer of this process delays it."""
+
+from contextlib import nullcontext
+from typing import Final
+
+from sqlalchemy import URL
+
+from shared.adapters.sql.engine import make_engine, our_errors, side_lock
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Transaction
+
+BEAT: Final = Statement(
+    "beat: one more, unless the worker has been declared gone",
+    "UPDATE workers SET beat = beat + 1 WHERE id = :worker_id AND state <> 'gone'",
+)
+
+
+class SqlHeart:
+    """Implements :class:`shared.sessions.store.Heart`. Used by one thread at a time."""
+
+    def __init__(self, url: URL) -> None:
+        self._engine = make_engine(url, size=1, is_writer=True)
+        self._lock = side_lock(url)
+
+    def beat(self, worker_id: str) -> bool:
+        held = self._lock.held() if self._lock is not None else nullcontext()
+        with our_errors():
+            try:
+                with held, self._engine.connect() as connection, connection.begin():
+                    return Transaction(connection).count(BEAT, worker_id=worker_id) > 0
+            except Exception:
+                # Whatever happened to the connection, the next beat takes a new one.
+                self._engine.dispose()
+                raise
+
+    def close(self) -> None:
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()

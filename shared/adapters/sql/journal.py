@@ -1,0 +1,231 @@
+"""The logs and the state of runs, gathered during a transaction and written at its end in a few statements.
+
+A run's counters grow in the same transaction as the insert of its nodes and events, so both logs are gapless; a run is
+touched once whatever happened to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.adapters.sql.rows import digest_of, pack, plain
+from shared.adapters.sql.statements import Insert, Statement
+from shared.adapters.sql.transaction import Transaction
+from shared.jsontext import Json
+from shared.runs.events import EventType, NewEvent, NewNode
+from shared.runs.record import NewRun, Usage
+from shared.runs.status import EndReason, RunStatus
+
+INSERT_EVENTS: Final = Insert(
+    "events",
+    {"run_id": "text", "_back": "bigint", "type": "text", "time_us": "bigint", "data": "text"},
+    computed={"seq": "(SELECT last_seq FROM runs WHERE id = :run_id) - :_back"},
+)
+"""Insert events; ``_back`` counts from the run's last event."""
+
+INSERT_NODES: Final = Insert(
+    "nodes",
+    {
+        "run_id": "text",
+        "_back": "bigint",
+        "_parent": "bigint",
+        "kind": "text",
+        "payload": "text",
+        "created_us": "bigint",
+    },
+    computed={
+        "number": "(SELECT last_node FROM runs WHERE id = :run_id) - :_back",
+        "parent": "coalesce(:_parent, (SELECT last_node FROM runs WHERE id = :run_id) - :_back - 1)",
+    },
+)
+"""Insert nodes; one without a parent hangs under the node before it."""
+
+INSERT_SURFACES: Final = Insert("surfaces", {"digest": "text", "body": "text"}, then="ON CONFLICT DO NOTHING")
+
+_RUN_COLUMNS: Final = {
+    "id": "text",
+    "session_id": "text",
+    "agent_id": "text",
+    "role": "text",
+    "definition": "text",
+    "parent_run_id": "text",
+    "parent_agent_id": "text",
+    "task_id": "text",
+    "step_key": "text",
+    "step_title": "text",
+    "model": "text",
+    "status": "text",
+    "surface": "text",
+    "token": "text",
+    "attempt": "bigint",
+    "retry_of": "text",
+    "last_seq": "bigint",
+    "created_us": "bigint",
+    "started_us": "bigint",
+}
+INSERT_RUNS: Final = Insert("runs", _RUN_COLUMNS)
+
+CHANGE_RUNS: Final = Statement(
+    "change runs: move, end and count their logs on, each row once",
+    """
+    UPDATE runs SET
+        status = coalesce(c.status, runs.status),
+        end_reason = coalesce(c.end_reason, runs.end_reason),
+        ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
+        started_us = CASE WHEN c.status = 'running' THEN coalesce(runs.started_us, :now_us) ELSE runs.started_us END,
+        usage = coalesce(c.usage, runs.usage),
+        fence = coalesce(c.fence, runs.fence),
+        worker_id = coalesce(c.worker_id, runs.worker_id),
+        last_seq = last_seq + c.events,
+        last_node = last_node + c.nodes
+    FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
+                    events bigint, nodes bigint)
+    WHERE runs.id = c.run_id
+    """,
+)
+
+END_EVENT: Final[Mapping[RunStatus, EventType]] = {
+    RunStatus.COMPLETED: EventType.RUN_COMPLETED,
+    RunStatus.FAILED: EventType.RUN_FAILED,
+    RunStatus.CANCELLED: EventType.RUN_CANCELLED,
+}
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is gathered for one run."""
+
+    events: list[tuple[str, int | None, str]] = field(default_factory=list)
+    nodes: list[tuple[int | None, str, str]] = field(default_factory=list)
+    status: str | None = None
+    end_reason: str | None = None
+    usage: str | None = None
+    fence: int | None = None
+    worker_id: str | None = None
+    new: NewRun | None = None
+
+
+class Journal:
+    """Gathers; nothing is written before :meth:`flush`. Runs are changed in the order of their ids (locks)."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        self._entries: dict[str, _Entry] = {}
+
+    def create(self, run: NewRun, status: RunStatus) -> None:
+        """Insert a run, with its first event."""
+        entry = self._entry(run.identity.run_id)
+        entry.new, entry.status = run, status.value
+        self.note(run.identity.run_id, EventType.RUN_CREATED, attempt=run.attempt)
+
+    def note(self, run_id: str, type_: EventType, /, **data: Json) -> None:
+        """Add one event of the store's own."""
+        self._entry(run_id).events.append((type_.value, None, pack(data)))
+
+    def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
+        """Add a caller's nodes and events."""
+        entry = self._entry(run_id)
+        entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
+        entry.events.extend((str(event.type), event.time_us or None, pack(event.data)) for event in events)
+
+    def start(self, run_id: str, fence: int, worker_id: str) -> None:
+        entry = self._entry(run_id)
+        entry.status, entry.fence, entry.worker_id = RunStatus.RUNNING.value, fence, worker_id
+
+    def release(self, run_id: str) -> None:
+        """Put a run whose lease ended back in the queue."""
+        entry = self._entry(run_id)
+        entry.status, entry.worker_id = RunStatus.QUEUED.value, ""
+
+    def end(self, run_id: str, status: RunStatus, reason: EndReason, usage: Usage | None = None) -> None:
+        """End a run, with its event."""
+        entry = self._entry(run_id)
+        entry.status, entry.end_reason = status.value, reason.value
+        entry.usage = None if usage is None else pack(usage.as_json())
+        self.note(run_id, END_EVENT[status], end_reason=reason.value)
+
+    def flush(self, tx: Transaction) -> None:
+        """Write what was gathered."""
+        if not self._entries:
+            return
+        self._insert_runs(tx)
+        entries = sorted(self._entries.items())
+        changes = [
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
+            for run_id, e in entries
+            if e.new is None
+        ]
+        if changes:
+            tx.send(CHANGE_RUNS, changes=changes, now_us=self._now_us)
+        self._insert_logs(tx, entries)
+        self._entries = {}
+
+    def flush_logs(self, tx: Transaction) -> None:
+        """Insert the gathered nodes and events only: the caller has counted the runs on itself."""
+        self._insert_logs(tx, sorted(self._entries.items()))
+        self._entries = {}
+
+    def _insert_runs(self, tx: Transaction) -> None:
+        surfaces: dict[str, str] = {}
+        packed: dict[int, str] = {}
+        rows = []
+        for entry in self._entries.values():
+            if entry.new is not None:
+                # Runs of one plan share surfaces by identity: each is written out once.
+                key = id(entry.new.surface)
+                if key not in packed:
+                    body = pack(entry.new.surface)
+                    packed[key] = digest_of(body)
+                    surfaces[packed[key]] = body
+                rows.append(self._run_row(entry.new, entry, packed[key]))
+        tx.insert(INSERT_SURFACES, sorted(surfaces.items()))
+        tx.insert(INSERT_RUNS, rows)
+
+    def _run_row(self, new: NewRun, entry: _Entry, surface: str) -> tuple[object, ...]:
+        identity = new.identity
+        return (
+            identity.run_id,
+            identity.session_id,
+            identity.agent_id,
+            identity.role.value,
+            identity.definition,
+            identity.parent_run_id,
+            identity.parent_agent_id,
+            identity.task_id,
+            identity.step_key,
+            plain(identity.step_title),
+            identity.model,
+            entry.status,
+            surface,
+            new.token,
+            new.attempt,
+            new.retry_of,
+            len(entry.events),
+            self._now_us,
+            self._now_us if entry.status == RunStatus.RUNNING else None,
+        )
+
+    def _insert_logs(self, tx: Transaction, entries: Sequence[tuple[str, _Entry]]) -> None:
+        now_us = self._now_us
+        tx.insert(
+            INSERT_EVENTS,
+            [
+                (run_id, len(e.events) - place, type_, now_us if time_us is None else time_us, data)
+                for run_id, e in entries
+                for place, (type_, time_us, data) in enumerate(e.events, start=1)
+            ],
+        )
+        tx.insert(
+            INSERT_NODES,
+            [
+                (run_id, len(e.nodes) - place, parent, kind, payload, now_us)
+                for run_id, e in entries
+                for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
+            ],
+        )
+
+    def _entry(self, run_id: str) -> _Entry:
+        entry = self._entries.get(run_id)
+        if entry is None:
+            entry = self._entries[run_id] = _Entry()
+        return entry

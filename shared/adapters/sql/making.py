@@ -1,0 +1,106 @@
+"""Writing what a client or an owner hands in: tasks, steps and their edges, the opening of a step."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.rows import lane_of, pack, plain
+from shared.adapters.sql.statements import Insert
+from shared.adapters.sql.transaction import Transaction
+from shared.runs.events import EventType
+from shared.runs.status import RunStatus
+from shared.tasks.status import StepEvent, StepStatus, advance_step
+from shared.tasks.step import NewStep, StepKind
+
+INSERT_STEPS: Final = Insert(
+    "steps",
+    {
+        "key": "text",
+        "task_id": "text",
+        "session_id": "text",
+        "step_id": "text",
+        "title": "text",
+        "kind": "text",
+        "status": "text",
+        "open_deps": "bigint",
+        "priority": "bigint",
+        "pool": "text",
+        "needs": "text",
+        "definition": "text",
+        "model": "text",
+        "lane": "text",
+        "run_id": "text",
+        "attempt": "bigint",
+        "max_attempts": "bigint",
+        "backoff_s": "double precision",
+        "on_failure": "text",
+        "map_key": "text",
+        "item_index": "bigint",
+        "is_paused": "bigint",
+        "spec": "text",
+    },
+)
+INSERT_EDGES: Final = Insert("edges", {"child_key": "text", "parent_key": "text", "position": "bigint"})
+
+
+def opened(kind: StepKind) -> StepStatus:
+    """Return what a pending step becomes that waits for nothing more."""
+    return advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind is StepKind.MAP else StepEvent.UNLOCK)
+
+
+def opening(kind: StepKind) -> EventType:
+    return EventType.STEP_EXPANDING if kind is StepKind.MAP else EventType.STEP_READY
+
+
+def insert_steps(
+    tx: Transaction, journal: Journal, steps: Sequence[NewStep], root_run_id: str, *, is_paused: bool = False
+) -> None:
+    """Insert steps with their edges and runs, those without dependencies open."""
+    for step in steps:
+        if step.run is not None:
+            journal.create(step.run, RunStatus.QUEUED)
+        journal.note(_log_of(step, root_run_id), EventType.STEP_CREATED, step=step.key)
+    for step in steps:
+        if not step.depends_on:
+            journal.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
+    tx.insert(INSERT_STEPS, [_step_row(step, is_paused=is_paused) for step in steps])
+    tx.insert(
+        INSERT_EDGES,
+        [
+            (step.key, parent, position)
+            for step in steps
+            for position, parent in enumerate(dict.fromkeys(step.depends_on))
+        ],
+    )
+
+
+def _log_of(step: NewStep, root_run_id: str) -> str:
+    return step.run.identity.run_id if step.run is not None else root_run_id
+
+
+def _step_row(step: NewStep, *, is_paused: bool) -> tuple[object, ...]:
+    return (
+        step.key,
+        step.task_id,
+        step.session_id,
+        step.step_id,
+        plain(step.title),
+        step.kind.value,
+        (StepStatus.PENDING if step.depends_on else opened(step.kind)).value,
+        len(set(step.depends_on)),
+        step.priority,
+        step.pool,
+        pack(step.needs),
+        step.definition,
+        step.model,
+        lane_of(step.session_id, step.pool, step.needs, step.definition, step.model),
+        step.run.identity.run_id if step.run else "",
+        step.run.attempt if step.run else 1,
+        step.max_attempts,
+        step.backoff_s,
+        step.on_failure.value,
+        step.map_key,
+        step.item_index,
+        int(is_paused),
+        pack(step.spec),
+    )

@@ -1,0 +1,58 @@
+"""The owner's right to write, checked in the transaction that writes."""
+
+from typing import Any, Final
+
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import NotFoundError, NotOwnerError
+from shared.sessions.session import Ownership
+
+OWNED: Final = Statement(
+    "owned: the session's owner and epoch; held, so that nobody adopts it before we have committed",
+    "SELECT owner_id, owner_epoch FROM sessions WHERE id = :session_id /*pg FOR SHARE */",
+)
+SEEN_OWNED: Final = Statement(
+    "seen owned: the session's owner and epoch, for a read",
+    "SELECT owner_id, owner_epoch FROM sessions WHERE id = :session_id",
+)
+OWNED_STEP: Final = Statement(
+    "owned step: what an owner has to know of a step before it changes it; held until commit",
+    """
+    SELECT status, kind, task_id, step_id, map_key, is_settled, run_id, attempt FROM steps
+    WHERE key = :key AND session_id = :session_id /*pg FOR UPDATE */
+    """,
+)
+OWNED_TASK: Final = Statement(
+    "owned task: what an owner has to know of a task before it changes it; held until commit",
+    "SELECT status, root_run_id, reason FROM tasks WHERE id = :task_id AND session_id = :session_id /*pg FOR UPDATE */",
+)
+
+
+def check_owned(tx: Transaction, ownership: Ownership, *, is_read: bool = False) -> None:
+    """Raises: NotOwnerError; NotFoundError when there is no such session."""
+    rows = tx.rows(SEEN_OWNED if is_read else OWNED, session_id=ownership.session_id)
+    if not rows:
+        raise NotFoundError("session", ownership.session_id)
+    if not ownership.owner_id or tuple(rows[0]) != (ownership.owner_id, ownership.epoch):
+        raise NotOwnerError(ownership.session_id, ownership.epoch)
+
+
+def owned_step(tx: Transaction, ownership: Ownership, step_key: str) -> Any:
+    """Return (status, kind, task_id, step_id, map_key, is_settled, run_id, attempt).
+
+    Raises: NotOwnerError; NotFoundError also for a step of another session.
+    """
+    check_owned(tx, ownership)
+    rows = tx.rows(OWNED_STEP, key=step_key, session_id=ownership.session_id)
+    if not rows:
+        raise NotFoundError("step", step_key)
+    return rows[0]
+
+
+def owned_task(tx: Transaction, ownership: Ownership, task_id: str) -> Any:
+    """Return (status, root_run_id, reason). Raises: NotOwnerError; NotFoundError also for a task of another session."""
+    check_owned(tx, ownership)
+    rows = tx.rows(OWNED_TASK, task_id=task_id, session_id=ownership.session_id)
+    if not rows:
+        raise NotFoundError("task", task_id)
+    return rows[0]

@@ -1,0 +1,179 @@
+"""Reading what a claim tells its worker, and the results of steps.
+
+A map step's value is the list of its children's outputs in item order; it is gathered when it is read, never copied.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shared.adapters.sql.rows import output_of, unpack
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Row, Transaction
+from shared.identity import Role, RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, Outcome, StepKind, StepResult
+
+KEPT: Final = 256
+"""Parsed surfaces and task inputs kept by a process; neither ever changes."""
+
+CLAIM_CONTEXT: Final = Statement(
+    "claim context: run and session of each claimed step",
+    """
+    SELECT r.id, r.session_id, r.agent_id, r.role, r.definition, r.parent_run_id, r.parent_agent_id, r.task_id,
+           r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy
+    FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
+    """,
+)
+TASK_INPUTS: Final = Statement("task inputs", "SELECT id, inputs FROM tasks WHERE id IN @task_ids")
+SURFACES: Final = Statement("surfaces", "SELECT digest, body FROM surfaces WHERE digest IN @digests")
+
+DEPENDENCIES: Final = Statement(
+    "dependencies: the results of what these steps waited for, in the plan's order",
+    """
+    SELECT e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome
+    FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
+    WHERE e.child_key IN @keys ORDER BY e.child_key, e.position
+    """,
+)
+RESULTS: Final = Statement(
+    "results: of single steps",
+    "SELECT '', key, step_id, status, kind, output, outcome FROM steps WHERE key IN @keys",
+)
+ITEMS: Final = Statement(
+    "items: the children of map steps, in item order",
+    """
+    SELECT map_key, key, kind, output FROM steps WHERE map_key IN @map_keys AND map_key <> ''
+    ORDER BY map_key, item_index, ordinal
+    """,
+)
+
+
+class Contexts:
+    """What claims are told besides their steps, with the immutable part of it kept parsed. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
+        self._inputs: OrderedDict[str, JsonObject] = OrderedDict()
+
+    def read(self, tx: Transaction, claimed: Sequence[tuple[str, str, str]]) -> "Told":
+        """Return what is told of these claims, given as (run id, task id, session id)."""
+        runs = {row[0]: row for row in tx.rows(CLAIM_CONTEXT, run_ids=[run_id for run_id, _, _ in claimed])}
+        tasks = {task_id for _, task_id, _ in claimed}
+        surfaces = {row[12] for row in runs.values()}
+        policies = {row[15]: unpack(row[15]) for row in runs.values()}
+        return Told(
+            runs,
+            _kept(self._inputs, tasks, lambda missing: tx.rows(TASK_INPUTS, task_ids=missing)),
+            _kept(self._surfaces, surfaces, lambda missing: tx.rows(SURFACES, digests=missing)),
+            policies,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Runs with their sessions by run id, task inputs by task id, surfaces by digest, policies by their text."""
+
+    runs: Mapping[str, Row]
+    inputs: Mapping[str, JsonObject]
+    surfaces: Mapping[str, JsonObject]
+    policies: Mapping[str, JsonObject]
+
+    def claim(
+        self,
+        key: str,
+        fence: int,
+        run_id: str,
+        kind: str,
+        spec: str,
+        attempt: int,
+        task_id: str,
+        dependencies: Mapping[str, StepResult],
+        *,
+        is_resumed: bool,
+    ) -> Claim:
+        run = self.runs[run_id]
+        return Claim(
+            step_key=key,
+            fence=fence,
+            identity=_identity(run),
+            kind=StepKind(kind),
+            spec=unpack(spec),
+            task_inputs=self.inputs[task_id],
+            dependencies=dependencies,
+            surface=self.surfaces[run[12]],
+            token=run[11],
+            attempt=attempt,
+            project=run[13],
+            cwd=run[14],
+            policy=self.policies[run[15]],
+            is_resumed=is_resumed,
+        )
+
+
+def _identity(run: Row) -> RunIdentity:
+    return RunIdentity(
+        session_id=run[1],
+        run_id=run[0],
+        agent_id=run[2],
+        role=Role(run[3]),
+        definition=run[4],
+        parent_run_id=run[5],
+        parent_agent_id=run[6],
+        task_id=run[7],
+        step_key=run[8],
+        step_title=run[9],
+        model=run[10],
+    )
+
+
+def _kept(cache: "OrderedDict[str, JsonObject]", keys: set[str], read: Any) -> dict[str, JsonObject]:
+    """Return the parsed texts of these keys, reading those that are not kept yet."""
+    missing = sorted(key for key in keys if key not in cache)
+    found = {key: cache[key] for key in keys if key in cache}
+    if missing:
+        found.update((key, unpack(text)) for key, text in read(missing))
+        cache.update((key, found[key]) for key in missing if key in found)
+    for key in keys & cache.keys():
+        cache.move_to_end(key)
+    while len(cache) > KEPT:
+        cache.popitem(last=False)
+    return found
+
+
+def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str, StepResult]]:
+    """Return, by step key, the results of what each step depends on, by step id."""
+    rows = tx.rows(DEPENDENCIES, keys=list(step_keys))
+    lists = _map_outputs(tx, [row[1] for row in rows if row[4] == StepKind.MAP])
+    results: dict[str, dict[str, StepResult]] = {}
+    for row in rows:
+        results.setdefault(row[0], {})[row[2]] = _result(row, lists)
+    return results
+
+
+def result_of(tx: Transaction, step_key: str) -> StepResult | None:
+    """Return what dependents see of a step; None when there is none of that key."""
+    rows = tx.rows(RESULTS, keys=[step_key])
+    if not rows:
+        return None
+    return _result(rows[0], _map_outputs(tx, [step_key] if rows[0][4] == StepKind.MAP else []))
+
+
+def _result(row: Row, lists: Mapping[str, Sequence[Json]]) -> StepResult:
+    _, key, step_id, status, kind, output, outcome = row
+    value = lists.get(key, []) if kind == StepKind.MAP else output_of(output)
+    return StepResult(step_id, StepStatus(status), value, Outcome(outcome) if outcome else Outcome.CLEAN)
+
+
+def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> dict[str, list[Json]]:
+    """Return, by map key, the children's outputs in item order; of a child that is a map, its own list."""
+    if not map_keys:
+        return {}
+    rows = tx.rows(ITEMS, map_keys=sorted(set(map_keys)))
+    inner = _map_outputs(tx, [row[1] for row in rows if row[2] == StepKind.MAP])
+    outputs: dict[str, list[Json]] = {}
+    for map_key, key, kind, output in rows:
+        outputs.setdefault(map_key, []).append(inner.get(key, []) if kind == StepKind.MAP else output_of(output))
+    return outputs

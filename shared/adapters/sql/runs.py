@@ -1,0 +1,152 @@
+"""Runs, their logs and the ledger of their calls."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import select
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.rows import call_of, event_of, node_of, pack, run_of
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
+from shared.jsontext import Json
+from shared.runs.events import Event, NewEvent, NewNode, Node
+from shared.runs.record import Run
+from shared.runs.store import Appended, CallRow, CallStatus
+
+APPEND: Final = Statement(
+    "append: count a held run's logs on; no row means that the lease is lost",
+    """
+    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
+    WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
+    """,
+)
+
+CONSUME: Final = Statement(
+    "consume: a decision, once; no row means that it has been used",
+    """
+    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
+    VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
+    """,
+)
+
+START_CALL: Final = Statement(
+    "start call: write the ledger row; a call that is run again (a read, after a crash) starts anew",
+    """
+    INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
+                       decision_id, status, result)
+    VALUES (:run_id, :tool_call_id, (SELECT count(*) FROM calls WHERE run_id = :run_id), :tool, :effect_id, :is_write,
+            :input_digest, :inputs, :facts, :decision_id, :status, :result)
+    ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
+        tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
+        input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
+        decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
+    """,
+)
+
+END_CALL: Final = Statement(
+    "end call: the ledger row, if there is one",
+    """
+    UPDATE calls SET status = 'ended', result = :result WHERE run_id = :run_id AND tool_call_id = :tool_call_id
+    """,
+)
+
+_RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest == runs.c.surface)
+
+
+class SqlRuns:
+    """The run part of the store."""
+
+    _database: Database
+
+    async def run(self, run_id: str) -> Run:
+        row = await self._database.read(lambda tx: tx.execute(_RUNS.where(runs.c.id == run_id)).first())
+        if row is None:
+            raise NotFoundError("run", run_id)
+        return run_of(row)
+
+    async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+        wanted = _RUNS.order_by(runs.c.ordinal).limit(limit)
+        if session_id:
+            wanted = wanted.where(runs.c.session_id == session_id)
+        if task_id:
+            wanted = wanted.where(runs.c.task_id == task_id)
+        return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
+
+    async def append(
+        self, run_id: str, fence: int, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = (), now_us: int
+    ) -> Appended:
+        return await self._database.write(lambda tx: append_held(tx, run_id, fence, nodes, events, now_us))
+
+    async def nodes(self, run_id: str) -> Sequence[Node]:
+        wanted = select(nodes).where(nodes.c.run_id == run_id).order_by(nodes.c.number)
+        return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
+
+    async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        wanted = (
+            select(events)
+            .where(events.c.run_id == run_id, events.c.seq > after_seq)
+            .order_by(events.c.seq)
+            .limit(limit)
+        )
+        return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
+
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us))
+
+    async def end_call(
+        self,
+        run_id: str,
+        fence: int,
+        tool_call_id: str,
+        *,
+        result: Json,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            append_held(tx, run_id, fence, nodes, events, now_us)
+            text = None if result is None else pack(result)
+            tx.rows(END_CALL, run_id=run_id, tool_call_id=tool_call_id, result=text)
+
+        await self._database.write(write)
+
+    async def calls(self, run_id: str) -> Sequence[CallRow]:
+        wanted = select(calls).where(calls.c.run_id == run_id).order_by(calls.c.position)
+        return await self._database.read(lambda tx: [call_of(row) for row in tx.execute(wanted)])
+
+
+def append_held(
+    tx: Transaction, run_id: str, fence: int, nodes: Sequence[NewNode], events: Sequence[NewEvent], now_us: int
+) -> Appended:
+    """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
+    counted = tx.rows(APPEND, run_id=run_id, fence=fence, events=len(events), nodes=len(nodes))
+    if not counted:
+        raise LeaseLostError(run_id, fence)
+    journal = Journal(now_us)
+    journal.add(run_id, nodes=nodes, events=events)
+    journal.flush_logs(tx)
+    return Appended(*counted[0])
+
+
+def _start_call(tx: Transaction, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
+    append_held(tx, call.run_id, fence, (), events, now_us)
+    names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
+    if call.decision_id and not tx.rows(CONSUME, now_us=now_us, **names):
+        raise AlreadyConsumedError(call.decision_id)
+    tx.rows(
+        START_CALL,
+        tool=call.tool,
+        effect_id=call.effect_id,
+        is_write=int(call.is_write),
+        input_digest=call.input_digest,
+        inputs=pack(call.inputs),
+        facts=pack(call.facts),
+        status=CallStatus(call.status).value,
+        result=None if call.result is None else pack(call.result),
+        **names,
+    )

@@ -1,0 +1,255 @@
+"""The owner's side of steps: growing maps, retrying, settling failures."""
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from sqlalchemy import ColumnElement, literal_column, select
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.making import insert_steps
+from shared.adapters.sql.owned import check_owned, owned_step
+from shared.adapters.sql.rows import pack
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.stopping import cancel_all, skip_below
+from shared.adapters.sql.tables import steps, tasks
+from shared.adapters.sql.tasks import read_steps
+from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.unlocking import ROOT_RUNS, SET_MAP_OUTCOME, note_maps, unlock_after
+from shared.errors import InvalidTransitionError
+from shared.runs.events import EventType
+from shared.runs.record import NewRun
+from shared.runs.status import RunStatus
+from shared.sessions.session import Ownership
+from shared.tasks.status import StepEvent, StepStatus, advance_step
+from shared.tasks.step import FailurePolicy, NewStep, Step, StepError
+
+MOVE_MAP: Final = Statement(
+    "move map: a map step to its next status, guarded by the one it has",
+    """
+    UPDATE steps SET status = :status, open_deps = :open_deps, error = :error,
+        ended_us = CASE WHEN :status IN ('completed', 'failed') THEN :now_us ELSE NULL END
+    WHERE key = :key AND status = :was
+    """,
+)
+
+START_AGAIN: Final = Statement(
+    "start again: put an ended step back to pending, with the run of its next attempt (a map step has none)",
+    """
+    UPDATE steps SET
+        status = 'pending', starts = 0, worker_id = '', outcome = NULL, output = NULL, error = NULL, progress = '',
+        started_us = NULL, ended_us = NULL, is_settled = 0, cancel_reason = NULL, is_paused = 0,
+        run_id = CASE WHEN a.run_id = '' THEN steps.run_id ELSE a.run_id END,
+        attempt = coalesce(a.attempt, steps.attempt), not_before_us = a.not_before_us
+    FROM @again a(key text, run_id text, attempt bigint, not_before_us bigint)
+    WHERE steps.key = a.key AND steps.status IN ('failed', 'cancelled', 'skipped')
+    """,
+)
+
+SETTLE: Final = Statement(
+    "settle: a failure is final",
+    "UPDATE steps SET is_settled = 1 WHERE key = :key AND status = 'failed' AND is_settled = 0",
+)
+
+NEXT_DUE: Final = Statement(
+    "next due: when the session's next retry is",
+    """
+    SELECT min(not_before_us) FROM steps
+    WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL
+    """,
+)
+
+PROMOTE: Final = Statement(
+    "promote: retries whose time has come become ready",
+    """
+    UPDATE steps SET status = 'ready', not_before_us = NULL
+    WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL
+      AND not_before_us <= :now_us AND open_deps = 0
+    RETURNING key, run_id
+    """,
+)
+
+
+_UNSETTLED: Final = steps.c.is_settled == literal_column("0")
+
+
+class SqlSettling:
+    """The part of the task store in which the owner grows, retries and settles steps."""
+
+    _database: Database
+
+    async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
+        mine = (steps.c.session_id == ownership.session_id) & _is(status)
+
+        def read(tx: Transaction) -> list[Step]:
+            check_owned(tx, ownership, is_read=True)
+            return read_steps(tx, mine)
+
+        return await self._database.read(read)
+
+    async def failures(self, ownership: Ownership) -> Sequence[Step]:
+        mine = (steps.c.session_id == ownership.session_id) & _is(StepStatus.FAILED) & _UNSETTLED
+
+        def read(tx: Transaction) -> list[Step]:
+            check_owned(tx, ownership, is_read=True)
+            return read_steps(tx, mine)
+
+        return await self._database.read(read)
+
+    async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+        return await self._database.write(lambda tx: _expand(tx, ownership, step_key, children, now_us))
+
+    async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            status, _, task_id, *_ = owned_step(tx, ownership, step_key)
+            if status == StepStatus.EXPANDING:
+                journal = Journal(now_us)
+                _fail_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, error, now_us)
+                journal.flush(tx)
+
+        await self._database.write(write)
+
+    async def retry_step(
+        self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            status, *_, is_settled, _, _ = owned_step(tx, ownership, step_key)
+            if is_settled:
+                raise InvalidTransitionError("step", f"{status}, settled", StepEvent.RETRY)
+            if status != StepStatus.FAILED:
+                advance_step(StepStatus(status), StepEvent.RETRY)
+                raise InvalidTransitionError("step", status, StepEvent.RETRY)
+            journal = Journal(now_us)
+            journal.create(run, RunStatus.QUEUED)
+            start_again(tx, journal, [(step_key, run, not_before_us)])
+            _copy_pause(tx, step_key)
+            journal.flush(tx)
+
+        await self._database.write(write)
+
+    async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
+        def look(tx: Transaction) -> int | None:
+            check_owned(tx, ownership, is_read=True)
+            return _next_due(tx, ownership)
+
+        due_us = await self._database.read(look)
+        if due_us is None or due_us > now_us:
+            return due_us
+
+        def write(tx: Transaction) -> int | None:
+            check_owned(tx, ownership)
+            journal = Journal(now_us)
+            for key, run_id in tx.rows(PROMOTE, session_id=ownership.session_id, now_us=now_us):
+                journal.note(run_id, EventType.STEP_READY, step=key)
+            journal.flush(tx)
+            return _next_due(tx, ownership)
+
+        return await self._database.write(write)
+
+    async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
+        await self._database.write(lambda tx: _settle(tx, ownership, step_key, policy, now_us))
+
+
+def _is(status: StepStatus) -> ColumnElement[bool]:
+    # Written out, not bound: a partial index serves only a condition that the planner can read.
+    return steps.c.status == literal_column(f"'{status.value}'")
+
+
+def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
+    due_us: int | None = tx.rows(NEXT_DUE, session_id=ownership.session_id)[0][0]
+    return due_us
+
+
+def start_again(tx: Transaction, journal: Journal, again: Sequence[tuple[str, NewRun | None, int | None]]) -> None:
+    """Put ended steps back to pending, each with its new run, if it has one, until its time, if it has one."""
+    ordered = sorted(again, key=lambda item: item[0])
+    tx.rows(
+        START_AGAIN,
+        again=[
+            (key, run.identity.run_id if run else "", run.attempt if run else None, not_before_us)
+            for key, run, not_before_us in ordered
+        ],
+    )
+    for key, run, _ in ordered:
+        if run is not None:
+            journal.note(run.identity.run_id, EventType.STEP_RETRIED, step=key, attempt=run.attempt)
+
+
+def _copy_pause(tx: Transaction, step_key: str) -> None:
+    paused = select(tasks.c.id).where((tasks.c.id == steps.c.task_id) & (tasks.c.status == "paused")).exists()
+    tx.execute(steps.update().where((steps.c.key == step_key) & paused).values(is_paused=1))
+
+
+def _expand(tx: Transaction, ownership: Ownership, step_key: str, children: Sequence[NewStep], now_us: int) -> bool:
+    status, _, task_id, *_ = owned_step(tx, ownership, step_key)
+    if status != StepStatus.EXPANDING:
+        return False
+    journal = Journal(now_us)
+    root_run_id = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+    journal.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
+    if children:
+        move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
+        insert_steps(tx, journal, children, root_run_id, is_paused=_is_paused(tx, task_id))
+    else:
+        complete_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, now_us)
+    journal.flush(tx)
+    return True
+
+
+def _is_paused(tx: Transaction, task_id: str) -> bool:
+    status: str = tx.execute(select(tasks.c.status).where(tasks.c.id == task_id)).scalar_one()
+    return status == "paused"
+
+
+def move_map(
+    tx: Transaction,
+    step_key: str,
+    was: StepStatus,
+    status: StepStatus,
+    now_us: int,
+    *,
+    open_deps: int = 0,
+    error: StepError | None = None,
+) -> bool:
+    """Move a map step if it still is what it ``was``."""
+    text = None if error is None else pack(error.as_json())
+    parameters = {"key": step_key, "was": was.value, "status": status.value, "open_deps": open_deps}
+    return tx.count(MOVE_MAP, error=text, now_us=now_us, **parameters) > 0
+
+
+def complete_map(tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, now_us: int) -> None:
+    """Complete a map step all of whose children have ended, or that has none, and unlock what waits for it."""
+    if move_map(tx, step_key, was, StepStatus.COMPLETED, now_us):
+        tx.rows(SET_MAP_OUTCOME, keys=[step_key])
+        note_maps(tx, journal, [(step_key, task_id, EventType.STEP_COMPLETED)])
+        unlock_after(tx, journal, [step_key], now_us)
+
+
+def _fail_map(
+    tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, error: StepError, now_us: int
+) -> None:
+    if move_map(tx, step_key, was, StepStatus.FAILED, now_us, error=error):
+        root_run_id = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+        journal.note(root_run_id, EventType.STEP_FAILED, step=step_key, **error.as_json())
+
+
+def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: FailurePolicy, now_us: int) -> None:
+    status, _, task_id, step_id, map_key, is_settled, *_ = owned_step(tx, ownership, step_key)
+    if status != StepStatus.FAILED:
+        raise InvalidTransitionError("step", status, "settle")
+    if is_settled or not tx.count(SETTLE, key=step_key):
+        return
+    journal = Journal(now_us)
+    match policy:
+        case FailurePolicy.KEEP:
+            unlock_after(tx, journal, [step_key], now_us)
+        case FailurePolicy.SKIP_DEPENDENTS:
+            skip_below(tx, journal, step_key, now_us)
+            if map_key:
+                error = StepError("failed", f"its item {step_id} failed")
+                _fail_map(tx, journal, map_key, task_id, StepStatus.WAITING, error, now_us)
+        case FailurePolicy.FAIL_TASK:
+            cancel_all(tx, journal, task_id, f"step {step_id} failed", now_us)
+        case _:
+            assert_never(policy)
+    journal.flush(tx)

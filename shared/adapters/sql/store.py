@@ -1,0 +1,46 @@
+"""The store over SQL: all four ports on one database."""
+
+import asyncio
+
+from shared.adapters.sql.consent import SqlConsent
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.heart import SqlHeart
+from shared.adapters.sql.reading import Contexts
+from shared.adapters.sql.runs import SqlRuns
+from shared.adapters.sql.schema import prepare
+from shared.adapters.sql.sessions import SqlSessions
+from shared.adapters.sql.settling import SqlSettling
+from shared.adapters.sql.steering import SqlSteering
+from shared.adapters.sql.tasks import SqlTasks
+from shared.sessions.store import Heart
+
+
+class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRuns, SqlConsent):
+    """Implements :class:`shared.store.Store`. One object a process; safe from any loop and thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._contexts = Contexts()
+
+    def heart(self) -> Heart:
+        return SqlHeart(self._database.url)
+
+    async def close(self) -> None:
+        """Finish what was handed in and close every connection. Idempotent."""
+        await asyncio.to_thread(self._database.close)
+
+
+async def open_store(url: str, *, migrate: bool = False) -> SqlStore:
+    """Open the database at ``sqlite:////absolute/path`` or ``postgresql://…``.
+
+    With ``migrate`` it is created or brought to our schema first; without, another schema is refused.
+
+    Raises:
+        InvalidConfigError: not such a URL, or a file that cannot be used.
+        SchemaVersionError: the schema is not this program's.
+        UnavailableError: the database does not answer.
+    """
+    parsed = parse_url(url)
+    await asyncio.to_thread(prepare, parsed, migrate=migrate)
+    return SqlStore(Database(parsed))

@@ -4,6 +4,7 @@ Reads top to bottom as the story of a run. The run is cancelled by cancelling it
 records the end of calls under way. A lost lease passes through: whoever holds the run writes it.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -15,7 +16,17 @@ from pydantic_ai.models import Model
 from shared.agents.conversation import Conversation
 from shared.agents.messages import VERSION, arguments_of, opening_nodes
 from shared.agents.ports import AgentEnd, AgentTask, Transcript
-from shared.agents.turn import FINAL_TOOL, Answer, ProviderFailedError, add, judge, parameters_of, request, usage_of
+from shared.agents.turn import (
+    FINAL_TOOL,
+    Answer,
+    ProviderFailedError,
+    Sleep,
+    add,
+    judge,
+    parameters_of,
+    request,
+    usage_of,
+)
 from shared.clock import Clock
 from shared.errors import TemplateError
 from shared.jsontext import Json, JsonObject
@@ -24,7 +35,7 @@ from shared.runs.record import Usage
 from shared.runs.status import EndReason
 from shared.runs.store import CallStatus
 from shared.tasks.step import Outcome, StepError
-from shared.tools.naming import NameTable
+from shared.tools.naming import NameTable, unmangle
 from shared.tools.normalise import refusal
 from shared.tools.ports import CallLog, ToolCall
 from shared.tools.result import ErrorType, ToolFailure, ToolResult
@@ -34,15 +45,22 @@ NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
 
 async def run_agent(
-    task: AgentTask, model: Model[Any], executor: Executor, transcript: Transcript, log: CallLog, clock: Clock
+    task: AgentTask,
+    model: Model[Any],
+    executor: Executor,
+    transcript: Transcript,
+    log: CallLog,
+    clock: Clock,
+    *,
+    sleep: Sleep = asyncio.sleep,
 ) -> AgentEnd:
-    """Run an agent to its end, from the start or from where its nodes stop.
+    """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
     Raises:
         LeaseLostError: the run is no longer ours.
         asyncio.CancelledError: it was interrupted.
     """
-    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock))
+    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock), sleep)
     return await loop.run(transcript)
 
 
@@ -54,6 +72,7 @@ class _Loop:
     log: CallLog
     clock: Clock
     talk: Conversation
+    sleep: Sleep
     usage: Usage = NOTHING_USED
     denials: list[JsonObject] = field(default_factory=list)
     unknown: list[JsonObject] = field(default_factory=list)
@@ -141,7 +160,9 @@ class _Loop:
             self.talk.note(EventType.MODEL_FAILED, data)
 
         attempts = self.task.limits.model_attempts
-        response = await request(self.model, self.talk.messages, parameters, attempts=attempts, failed=failed)
+        response = await request(
+            self.model, self.talk.messages, parameters, attempts=attempts, failed=failed, sleep=self.sleep
+        )
         self.talk.add_answer(response)
         used = usage_of(response)
         self.usage = add(self.usage, used)
@@ -236,5 +257,7 @@ class _Loop:
 def _call(part: ToolCallPart, names: NameTable) -> ToolCall:
     """Return a call under its canonical name; the provider's words stay beside it (REG-03, REG-04)."""
     canonical = names.to_canonical(part.tool_name)
+    if canonical == part.tool_name and "__" in canonical:
+        canonical = unmangle(canonical)  # a tool that is not of this run, by the name that it would have
     raw: dict[str, Json] = {"name": part.tool_name, "id": part.tool_call_id}
     return ToolCall(part.tool_call_id, canonical, arguments_of(part), raw)

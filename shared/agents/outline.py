@@ -6,8 +6,8 @@ suspected. Every fact has its ``line``, counted from 1, and what belongs to its 
 - ``functions``: ``name``, ``lines`` (from its ``def`` to its end)
 - ``handlers``, of bare ``except``, ``Exception`` and ``BaseException`` only: ``catches``; ``swallows`` is true when the
   body only passes, continues, breaks, or returns nothing or a constant
-- ``calls``: ``name`` as imported (``from pickle import loads as f`` makes ``f()`` a ``pickle.loads``), ``keywords`` with
-  constant values or source text, ``arguments`` as source text
+- ``calls``: ``name`` as imported (``from pickle import loads as f`` makes ``f()`` a ``pickle.loads``), ``keywords`` as
+  constants or source text, ``arguments`` as source text
 - ``mutable_defaults``: ``name`` of the function, ``default`` as source text
 """
 

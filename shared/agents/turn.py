@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic_ai.exceptions import (
     AgentRunError,
     ModelConnectionError,
+    ModelHTTPError,
     ModelRateLimitError,
     ModelServerError,
     ModelUnavailableError,
@@ -38,6 +39,7 @@ BACKOFF_S: Final = 1.0
 BACKOFF_LIMIT_S: Final = 30.0
 
 _PASSING = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
+_PASSING_CODES = frozenset({408, 425, 429})
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -94,16 +96,22 @@ async def request(
     for attempt in range(1, attempts + 1):
         try:
             return await model.request(messages, None, parameters)
-        except _PASSING as error:
-            is_last = attempt == attempts
-            failed(attempt, str(error), not is_last)
-            if is_last:
-                raise ProviderFailedError(f"{attempt} attempts: {error}", is_retryable=True) from error
-            await sleep(_pause_s(error, attempt))
         except (AgentRunError, UserError) as error:
-            failed(attempt, str(error), False)
-            raise ProviderFailedError(str(error), is_retryable=False) from error
+            may_pass = _may_pass(error)
+            is_retried = may_pass and attempt < attempts
+            failed(attempt, str(error), is_retried)
+            if not is_retried:
+                words = f"{attempt} attempts: {error}" if attempt > 1 else str(error)
+                raise ProviderFailedError(words, is_retryable=may_pass) from error
+            await sleep(_pause_s(error, attempt))
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Say whether a failure is of the provider's moment: busy, limited, down, unreachable."""
+    if isinstance(error, ModelHTTPError) and (error.status_code >= 500 or error.status_code in _PASSING_CODES):
+        return True
+    return isinstance(error, _PASSING)
 
 
 def _pause_s(error: Exception, attempt: int) -> float:

@@ -1,0 +1,306 @@
+"""The loop: what a model is told, what its answers lead to, and how a run ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import ModelConnectionError, ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from shared.agents.definition import AgentLimits
+from shared.agents.loop import run_agent
+from shared.agents.ports import AgentEnd, AgentTask
+from shared.agents.turn import FINAL_TOOL
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import EventType, NodeKind
+from shared.runs.status import EndReason
+from shared.tasks.step import Outcome
+from shared.testing.clock import FakeClock
+from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from shared.tools.result import ErrorType, ToolError
+from tests.unit.agents.parts import Notebook, RuleGate, make_task
+
+SCHEMA: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+class Talker:
+    """A model that says what it is given, one answer after the other, and keeps what it was told."""
+
+    def __init__(self, *answers: ModelResponse | Exception) -> None:
+        self.answers = list(answers)
+        self.told: list[list[ModelMessage]] = []
+        self.info: list[AgentInfo] = []
+        self.model = FunctionModel(self._answer)
+
+    def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self.told.append(list(messages))
+        self.info.append(info)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def says(text: str) -> ModelResponse:
+    return ModelResponse(parts=[TextPart(text)])
+
+
+def calls(*parts: tuple[str, dict[str, Any], str]) -> ModelResponse:
+    return ModelResponse(parts=[ToolCallPart(name, arguments, id_) for name, arguments, id_ in parts])
+
+
+def final(value: Any, id_: str = "f1") -> ModelResponse:
+    return calls((FINAL_TOOL, value, id_))
+
+
+async def _shout(_context: ToolContext, call_input: JsonObject) -> Json:
+    return str(call_input["text"]).upper()
+
+
+async def _break(_context: ToolContext, _call_input: JsonObject) -> Json:
+    raise ToolError(ErrorType.EXECUTION_FAILED, "it broke", details={"stop_run": True})
+
+
+TEXT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+SHOUT = ToolDefinition("test.shout", "Shouts.", TEXT, _shout, Permission.READONLY)
+WRITE = ToolDefinition("test.write_it", "Writes.", TEXT, _shout, Permission.WRITE)
+BREAK = ToolDefinition("test.break", "Breaks.", {"type": "object", "properties": {}}, _break, Permission.READONLY)
+
+
+async def run(
+    talker: Talker,
+    task: AgentTask | None = None,
+    *,
+    notebook: Notebook | None = None,
+    gate: RuleGate | None = None,
+    sleep: Callable[[float], Any] | None = None,
+) -> tuple[AgentEnd, Notebook]:
+    task = task or make_task()
+    task = replace(task, tools=task.tools or (SHOUT, WRITE, BREAK))
+    notebook = notebook or Notebook()
+    place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+    pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), gate or RuleGate(), notebook)
+
+    async def no_pause(_seconds: float) -> None:
+        return
+
+    end = await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock(), sleep=sleep or no_pause)
+    return end, notebook
+
+
+def error_told(talker: Talker) -> dict[str, str]:
+    """Return the error that the model was given with its second request."""
+    part: Any = talker.told[1][-1].parts[0]
+    return dict(part.content["error"])
+
+
+def kinds(nodes: Sequence[Any]) -> list[NodeKind]:
+    return [node.kind for node in nodes]
+
+
+async def test_a_run_without_calls_leaves_all_its_writing_to_the_steps_end() -> None:
+    end, notebook = await run(Talker(says("done")))
+
+    assert (end.end_reason, end.output, end.outcome, end.error) == (EndReason.COMPLETED, "done", Outcome.CLEAN, None)
+    assert notebook.appends == 0
+    assert kinds(end.nodes) == [NodeKind.SYSTEM, NodeKind.USER, NodeKind.ASSISTANT, NodeKind.RESULT]
+    assert [event.type for event in end.events] == [EventType.MODEL_REQUESTED, EventType.MODEL_RESPONDED]
+    assert end.usage.requests == 1
+
+
+async def test_what_led_to_a_call_is_written_before_the_call_runs() -> None:
+    seen: list[list[NodeKind]] = []
+    notebook = Notebook()
+
+    async def look(_context: ToolContext, _call_input: JsonObject) -> Json:
+        seen.append(kinds(notebook.written))
+        return None
+
+    tool = replace(SHOUT, handler=look)
+    talker = Talker(calls(("test__shout", {"text": "x"}, "c1")), says("done"))
+
+    end, _ = await run(talker, make_task(tools=(tool,)), notebook=notebook)
+
+    assert seen == [[NodeKind.SYSTEM, NodeKind.USER, NodeKind.ASSISTANT]]
+    assert kinds(notebook.written)[-1] is NodeKind.TOOL_RESULT
+    assert kinds(end.nodes) == [NodeKind.ASSISTANT, NodeKind.RESULT]
+
+
+@pytest.mark.spec("ETS-01", "REG-04")
+async def test_a_model_is_offered_the_surface_only_under_names_its_provider_takes() -> None:
+    talker = Talker(calls(("test__write_it", {"text": "x"}, "c1")), says("done"))
+
+    _, notebook = await run(talker)
+
+    assert [tool.name for tool in talker.info[0].function_tools] == ["test__shout", "test__write_it", "test__break"]
+    assert notebook.started_calls == ["c1"]
+    assert [node.payload["tool"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT] == ["test.write_it"]
+
+
+@pytest.mark.spec("ETS-02")
+async def test_a_call_outside_the_surface_comes_back_as_an_error_and_the_run_goes_on() -> None:
+    talker = Talker(calls(("code__run_command", {"argv": ["rm"]}, "c1")), says("understood"))
+
+    end, _ = await run(talker)
+
+    assert error_told(talker)["type"] == "tool_not_available"
+    assert (end.output, end.outcome) == ("understood", Outcome.PARTIAL)
+    assert [(one["tool"], one["type"]) for one in end.denials] == [("code.run_command", "tool_not_available")]
+
+
+@pytest.mark.spec("RES-02")
+async def test_results_are_given_in_the_order_of_the_calls_and_paired_by_id() -> None:
+    talker = Talker(
+        calls(("test__shout", {"text": "a"}, "c1"), ("test__shout", {"text": "b"}, "c2")),
+        calls(("test__shout", {"text": "c"}, "c1")),  # a provider that counts from one again each turn
+        says("done"),
+    )
+
+    _, notebook = await run(talker)
+
+    first, second = talker.told[1][-1], talker.told[2][-1]
+    assert isinstance(first, ModelRequest)
+    assert isinstance(second, ModelRequest)
+    assert [(part.tool_call_id, part.content) for part in first.parts if part.part_kind == "tool-return"] == [
+        ("c1", "A"),
+        ("c2", "B"),
+    ]
+    ids = [node.payload["tool_call_id"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT]
+    assert len(set(ids)) == 3
+    assert [part.content for part in second.parts if part.part_kind == "tool-return"] == ["C"]
+
+
+@pytest.mark.spec("DIS-08")
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([final({"n": 3})], id="by-the-output-tool"),
+        pytest.param([final('{"n": 3}')], id="as-json-text-in-the-call"),
+        pytest.param([says('{"n": 3}')], id="as-text"),
+        pytest.param([final({"n": "three"}), final({"n": 3}, "f2")], id="mended-after-a-violation"),
+        pytest.param([says("three"), final({"n": 3})], id="asked-again-for-the-output-tool"),
+        pytest.param([final("{n: 3}"), final({"n": 3}, "f2")], id="mended-json"),
+        pytest.param([ModelResponse(parts=[]), final({"n": 3})], id="after-an-empty-answer"),
+    ],
+)
+async def test_an_output_holds_to_the_steps_schema(answers: list[ModelResponse]) -> None:
+    end, _ = await run(Talker(*answers), make_task(output_schema=SCHEMA))
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, {"n": 3})
+
+
+async def test_a_violation_is_told_to_the_model_as_the_calls_result() -> None:
+    talker = Talker(final({"n": "three"}), final({"n": 3}, "f2"))
+
+    await run(talker, make_task(output_schema=SCHEMA))
+
+    assert "$.n" in error_told(talker)["message"]
+
+
+async def test_an_output_that_never_holds_ends_the_run_after_a_few_tries() -> None:
+    talker = Talker(*(final({"n": "x"}, f"f{n}") for n in range(10)))
+
+    end, _ = await run(talker, make_task(output_schema=SCHEMA, limits=AgentLimits(max_reasks=2)))
+
+    assert len(talker.told) == 3
+    assert end.end_reason is EndReason.FAILED
+    assert end.error is not None
+    assert (end.error.type, end.error.retryable) == ("invalid_output", False)
+
+
+async def test_an_answer_beside_other_calls_does_not_count_before_their_results_are_seen() -> None:
+    both = calls(("test__write_it", {"text": "x"}, "c1"), (FINAL_TOOL, {"n": 1}, "f1"))
+    talker = Talker(both, final({"n": 2}, "f2"))
+
+    end, _ = await run(talker, make_task(output_schema=SCHEMA), gate=RuleGate(allows=lambda _call: False))
+
+    results = {part.tool_call_id: part for part in talker.told[1][-1].parts if part.part_kind == "tool-return"}
+    assert results["c1"].outcome == "denied"
+    assert results["f1"].outcome == "failed"
+    assert (end.output, end.outcome) == ({"n": 2}, Outcome.PARTIAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        pytest.param('{"a": [1]}', {"a": [1]}, id="object"),
+        pytest.param("[1, 2]", [1, 2], id="array"),
+        pytest.param("42", "42", id="number-stays-text"),
+        pytest.param("{not json", "{not json", id="text"),
+    ],
+)
+async def test_without_a_schema_the_text_is_the_output(text: str, output: Json) -> None:
+    end, _ = await run(Talker(says(text)))
+
+    assert end.output == output
+
+
+@pytest.mark.spec("DIS-07")
+async def test_a_run_that_never_finishes_ends_at_its_last_turn() -> None:
+    talker = Talker(*(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(5)))
+
+    end, _ = await run(talker, make_task(limits=AgentLimits(max_turns=3)))
+
+    assert len(talker.told) == 3
+    assert end.end_reason is EndReason.MAX_TURNS
+    assert end.error is not None
+    assert end.error.type == "max_turns"
+
+
+@pytest.mark.spec("DIS-09")
+async def test_a_provider_that_recovers_is_asked_again_after_a_growing_pause() -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    limited = ModelHTTPError(status_code=429, model_name="m", body=None)
+    away = ModelConnectionError("m", "connection reset")
+    talker = Talker(limited, away, says("done"))
+
+    end, _ = await run(talker, sleep=sleep)
+
+    assert end.output == "done"
+    assert len(pauses) == 2
+    assert pauses[0] < 1.0 <= pauses[1] <= 2.0
+    failures = [event.data for event in end.events if event.type == EventType.MODEL_FAILED]
+    assert [one["attempt"] for one in failures] == [1, 2]
+
+
+@pytest.mark.spec("DIS-09")
+@pytest.mark.parametrize(
+    ("status", "attempts", "is_retryable"),
+    [pytest.param(500, 5, True, id="server-error"), pytest.param(401, 1, False, id="wrong-key")],
+)
+async def test_a_provider_that_does_not_recover_fails_the_run_clearly(
+    status: int, attempts: int, is_retryable: bool
+) -> None:
+    talker = Talker(*(ModelHTTPError(status_code=status, model_name="m", body="no") for _ in range(9)))
+
+    end, _ = await run(talker)
+
+    assert len(talker.told) == attempts
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert end.error is not None
+    assert end.error.retryable is is_retryable
+    assert str(status) in end.error.message
+
+
+async def test_a_hook_that_stops_the_run_ends_it() -> None:
+    end, _ = await run(Talker(calls(("test__break", {}, "c1"))))
+
+    assert end.end_reason is EndReason.STOPPED_BY_HOOK
+
+
+async def test_the_prompt_ends_with_inputs_and_places_as_one_json_text() -> None:
+    talker = Talker(says("done"))
+
+    await run(talker, make_task(instructions="look", inputs={"a": 1}, workplace={"cwd": "/w"}))
+
+    system, user = talker.told[0][0].parts
+    assert system.part_kind == "system-prompt"
+    assert user.content == ["look", '{"inputs":{"a":1},"workplace":{"cwd":"/w"}}']  # type: ignore[union-attr]

@@ -1,0 +1,152 @@
+"""A run that was cut off anywhere goes on from its nodes and comes to the same end."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.agents.loop import run_agent
+from shared.agents.model import resolve_model
+from shared.agents.ports import AgentEnd
+from shared.errors import SchemaVersionError
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import NewNode, NodeKind
+from shared.runs.store import CallRow, CallStatus
+from shared.tasks.step import Outcome
+from shared.testing.clock import FakeClock
+from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from tests.unit.agents.parts import Notebook, RuleGate, make_task
+
+NUMBER: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+OUTPUT: JsonObject = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+
+SCRIPT: list[Any] = [
+    {"for_each": "${inputs.numbers}", "as": "n", "call": "test.double", "with": {"n": "${n}"}, "save": "doubled"},
+    {
+        "together": [
+            {"call": "test.double", "with": {"n": 100}, "save": "more"},
+            {"call": "test.store", "with": {"n": 7}, "save": "stored"},
+            {"call": "test.store", "with": {"n": 8}, "save": "last"},
+        ]
+    },
+    {"set": {"parts": {"$map": "${doubled}", "as": "one", "to": "${one.value}"}}},
+    {
+        "finish": {
+            "sum": {"$sum": {"$concat": [["${more.value}", "${stored.value | default(0)}"], "${parts}"]}},
+        }
+    },
+]
+
+
+class World:
+    """What the tools touch, and how often."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.writes: list[int] = []
+
+    async def double(self, _context: ToolContext, call_input: JsonObject) -> Json:
+        self.reads.append(int(str(call_input["n"])))
+        return self.reads[-1] * 2
+
+    async def store(self, _context: ToolContext, call_input: JsonObject) -> Json:
+        self.writes.append(int(str(call_input["n"])))
+        return self.writes[-1]
+
+
+async def play(notebook: Notebook, world: World, *, is_resumed: bool) -> AgentEnd:
+    tools = (
+        ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
+        ToolDefinition("test.store", "Stores.", NUMBER, world.store, Permission.WRITE),
+    )
+    task = make_task(tools=tools, inputs={"numbers": [1, 2, 3]}, output_schema=OUTPUT, is_resumed=is_resumed)
+    place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+    pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
+    return await run_agent(task, resolve_model("script", SCRIPT), pipeline, notebook, notebook, FakeClock())
+
+
+async def whole_run() -> list[NewNode]:
+    notebook = Notebook()
+    end = await play(notebook, World(), is_resumed=False)
+    assert end.output == {"sum": 200 + 7 + 12}
+    return [*notebook.written, *end.nodes]
+
+
+@pytest.mark.spec("DAG-07")
+async def test_cut_off_after_any_node_a_run_does_only_what_has_no_result_and_ends_the_same() -> None:
+    nodes = await whole_run()
+    assert len(nodes) == 2 + 1 + 3 + 1 + 3 + 1 + 1
+
+    for cut in (0, *range(3, len(nodes))):  # the first three are written at once
+        world, notebook = World(), Notebook(written=nodes[:cut])
+
+        end = await play(notebook, world, is_resumed=True)
+
+        results = [node for node in nodes[:cut] if node.kind is NodeKind.TOOL_RESULT]
+        done_writes = [node for node in results if node.payload["tool"] == "test.store"]
+        assert end.output == {"sum": 219}, cut
+        assert len(world.reads) == 4 - (len(results) - len(done_writes)), cut
+        assert world.writes == [7, 8][len(done_writes) :], cut
+        assert kinds(notebook.written + list(end.nodes)) == kinds(nodes), cut
+
+
+@pytest.mark.spec("DAG-09")
+async def test_a_write_that_had_started_is_not_repeated_and_ends_as_unknown() -> None:
+    nodes = await whole_run()
+    second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
+    before_write = nodes[: second_turn + 2]  # the answer, and the result of its read
+    row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.STARTED)
+    world, notebook = World(), Notebook(written=before_write, calls_=[row])
+
+    end = await play(notebook, world, is_resumed=True)
+
+    errors = {node.payload["tool_call_id"]: error_of(node) for node in notebook.written if error_of(node)}
+    assert world.writes == []
+    assert errors == {"t2c2": "unknown_after_crash", "t2c3": "not_run"}
+    assert end.outcome is Outcome.PARTIAL
+    assert [one["type"] for one in end.unknown_effects] == ["unknown_after_crash"]
+    assert end.output == {"sum": 212}
+
+
+async def test_a_write_whose_end_is_recorded_is_not_unknown() -> None:
+    nodes = await whole_run()
+    row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.ENDED)
+    notebook = Notebook(written=nodes[:-2], calls_=[row])
+
+    end = await play(notebook, World(), is_resumed=True)
+
+    assert (end.outcome, end.output) == (Outcome.CLEAN, {"sum": 219})
+
+
+async def test_a_resumed_run_counts_the_turns_and_usage_of_its_first_life() -> None:
+    nodes = await whole_run()
+
+    end = await play(Notebook(written=nodes[:-2]), World(), is_resumed=True)
+
+    assert end.usage.requests == 3
+
+
+async def test_a_claim_that_died_before_its_first_node_starts_anew() -> None:
+    end = await play(Notebook(), World(), is_resumed=True)
+
+    assert end.output == {"sum": 219}
+
+
+async def test_a_node_of_a_newer_program_is_refused() -> None:
+    nodes = await whole_run()
+    newer = replace(nodes[0], payload={**nodes[0].payload, "v": 99})
+
+    with pytest.raises(SchemaVersionError, match="version 99"):
+        await play(Notebook(written=[newer, *nodes[1:]]), World(), is_resumed=True)
+
+
+def kinds(nodes: list[NewNode]) -> list[NodeKind]:
+    return [node.kind for node in nodes]
+
+
+def error_of(node: NewNode) -> Json:
+    error = node.payload.get("error")
+    return error["type"] if isinstance(error, Mapping) else None

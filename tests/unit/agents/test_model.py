@@ -1,0 +1,93 @@
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
+from pydantic_ai.models import ModelRequestParameters
+
+from shared.agents.messages import messages_of, opening_nodes
+from shared.agents.model import resolve_model
+from shared.errors import InvalidConfigError, InvalidPlanError, TemplateError
+from shared.jsontext import Json
+
+
+def opening(inputs: dict[str, Json]) -> list[ModelMessage]:
+    return messages_of(opening_nodes("system", "do it", inputs, {}))
+
+
+async def ask(script: list[Json], inputs: dict[str, Json]) -> ModelResponse:
+    return await resolve_model("script", script).request(opening(inputs), None, ModelRequestParameters())
+
+
+async def test_a_script_answers_with_mangled_calls_under_ids_of_their_own() -> None:
+    answer = await ask([{"together": [{"call": "code.search", "with": {"query": "x"}}, {"call": "code.list_dir"}]}], {})
+
+    parts = [(part.tool_name, part.args, part.tool_call_id) for part in answer.parts if part.part_kind == "tool-call"]
+    assert parts == [("code__search", {"query": "x"}, "t1c1"), ("code__list_dir", {}, "t1c2")]
+
+
+async def test_two_models_of_one_script_do_not_share_where_they_are() -> None:
+    script: list[Json] = [{"set": {"x": "${inputs.x}"}}, {"finish": "${x}"}]
+
+    first, second = await asyncio.gather(ask(script, {"x": "one"}), ask(script, {"x": "two"}))
+
+    assert [first.text, second.text] == ["one", "two"]
+
+
+async def test_a_long_computation_does_not_hold_up_the_loop() -> None:
+    threads: set[str] = set()
+    threading.setprofile(lambda *_: threads.add(threading.current_thread().name))
+    try:
+        await ask([{"finish": "${inputs.text | length}"}], {"text": "x" * 50_000})
+    finally:
+        threading.setprofile(None)
+
+    assert any(name.startswith("asyncio") for name in threads)
+
+
+async def test_a_script_that_asks_for_what_is_not_there_says_so() -> None:
+    with pytest.raises(TemplateError, match="there is no 'y'"):
+        await ask([{"finish": "${inputs.y}"}], {"x": 1})
+
+
+async def test_a_history_without_facts_is_played_with_nothing() -> None:
+    model = resolve_model("script", [{"finish": "done"}])
+
+    answer = await model.request([ModelRequest(parts=[UserPromptPart("hi")])], None, ModelRequestParameters())
+
+    assert answer.text == "done"
+
+
+def test_the_script_model_needs_a_script() -> None:
+    with pytest.raises(InvalidConfigError, match="has no script to play"):
+        resolve_model("script", None)
+    with pytest.raises(InvalidPlanError, match="a statement is a number"):
+        resolve_model("script", [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param("mistral:mistral-large-latest", r"pip install 'soong\[mistral\]'", id="package-missing"),
+        pytest.param("no-such-provider:x", "cannot be used", id="provider-unknown"),
+        pytest.param("nonsense", "cannot be used", id="no-provider"),
+    ],
+)
+def test_a_model_that_cannot_be_had_says_what_to_do(name: str, words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        resolve_model(name)
+
+
+def test_a_name_of_the_test_provider_is_resolved_once_a_process() -> None:
+    assert resolve_model("test") is resolve_model("test")
+
+
+def test_the_seam_costs_nothing_until_a_model_is_asked_for() -> None:
+    modules = "shared.agents.model, shared.agents.ports, shared.agents.script, shared.tasks.expansion"
+    code = f"import sys, {modules}; print('pydantic_ai' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"

@@ -1,36 +1,83 @@
 """One suite, three stores: no test here knows over which it runs.
 
-A deployment is one database; it is opened as often as a test needs processes. SQL deployments are made from a template
-that was migrated once.
+A deployment is one database; it is opened as often as a test needs processes.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
+from shared.adapters.sql.store import open_store
 from shared.store import Store
 from shared.testing.memory import MemoryStore
+from tests.contract.databases import migrate, postgres_copy, sqlite_copy
 from tests.contract.scene import Scene, open_scene
+from tests.servers import PostgresServer
 
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
 """Opens one more connection to the deployment under test, as another process would."""
 
-ADAPTERS = ("memory",)
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that nobody has open."""
+    path = tmp_path_factory.mktemp("template") / "soong.db"
+    migrate(f"sqlite:///{path}")
+    return path
 
 
-@pytest.fixture(params=ADAPTERS)
-async def open_another(request: pytest.FixtureRequest) -> AsyncIterator[OpenStore]:
-    async with AsyncExitStack() as closing:
+@pytest.fixture(scope="session")
+def postgres_template(postgres_session_server: PostgresServer) -> Iterator[str]:
+    """The name of a migrated PostgreSQL database that nobody is connected to."""
+    name = "soong_template"
+    with postgres_session_server.fresh_database(name) as url:
+        migrate(url)
+        yield name
+
+
+@pytest.fixture
+def sqlite_deployment(sqlite_template: Path, tmp_path: Path) -> str:
+    return sqlite_copy(sqlite_template, tmp_path)
+
+
+@pytest.fixture
+def postgres_deployment(postgres_session_server: PostgresServer, postgres_template: str) -> Iterator[str]:
+    with postgres_copy(postgres_session_server, postgres_template) as url:
+        yield url
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def open_one(request: pytest.FixtureRequest) -> OpenStore:
+    """Return what opens the deployment under test; whoever calls it closes what it gives."""
+    if request.param == "memory":
         memory = MemoryStore()
 
-        async def connect() -> Store:
-            opened: Store = memory
-            closing.push_async_callback(opened.close)
-            return opened
+        async def share() -> Store:
+            return memory
 
-        yield connect
+        return share
+    url: str = request.getfixturevalue(f"{request.param}_deployment")
+
+    async def connect() -> Store:
+        return await open_store(url, migrate=False)
+
+    return connect
+
+
+@pytest.fixture
+async def open_another(open_one: OpenStore) -> AsyncIterator[OpenStore]:
+    """Opens the deployment under test once more; all of it is closed after the test."""
+    async with AsyncExitStack() as closing:
+
+        async def opened() -> Store:
+            store = await open_one()
+            closing.push_async_callback(store.close)
+            return store
+
+        yield opened
 
 
 @pytest.fixture

@@ -1,0 +1,349 @@
+"""The model and SQLite are given the same random story and must tell it alike.
+
+What the other modules show case by case is searched here: claims, ends, late ends, hand-backs, expiries, growth,
+retries and orders in whatever sequence, with every row compared after each.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import ClassVar, TypeAlias, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from shared.adapters.sql.store import open_store
+from shared.errors import SoongError
+from shared.runs.events import Event
+from shared.runs.record import Run
+from shared.sessions.session import Ownership
+from shared.store import Store
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import (
+    Advance,
+    Cap,
+    Claim,
+    FailurePolicy,
+    Interrupt,
+    NewStep,
+    NewTask,
+    Step,
+    StepEnd,
+    StepKind,
+    Task,
+)
+from shared.testing.builders import (
+    make_children,
+    make_map,
+    make_owner,
+    make_retry,
+    make_session,
+    make_step,
+    make_task,
+    make_worker,
+)
+from shared.testing.clock import FakeClock
+from shared.testing.memory import MemoryStore
+from tests.contract.databases import sqlite_copy
+from tests.contract.scene import cancelled, completed, failed, held
+
+T = TypeVar("T")
+Plan: TypeAlias = Sequence[tuple[StepKind, set[int], int]]
+End: TypeAlias = Callable[[Claim], StepEnd]
+Act: TypeAlias = Callable[[Store], Coroutine[object, object, T]]
+
+KINDS = st.sampled_from([StepKind.PYTHON, StepKind.PYTHON, StepKind.MAP])
+PLANS = st.lists(st.tuples(KINDS, st.sets(st.integers(0, 4), max_size=3), st.integers(0, 2)), min_size=1, max_size=5)
+ANY = st.integers(0, 1000)
+POLICIES = st.sampled_from(list(FailurePolicy))
+ORDERS = st.sampled_from(["interrupt", "interrupt", "pause", "cancel"])
+ENDS = st.sampled_from([completed, completed, failed, cancelled])
+
+
+class StoresAgree(RuleBasedStateMachine):
+    """Drives two stores with the same acts. Choices among what has happened so far are indices, taken modulo."""
+
+    template: ClassVar[Path]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.folder = Path(tempfile.mkdtemp(prefix="soong-agree-"))
+        self.model = MemoryStore()
+        self.subject: Store = self.runner.run(open_store(sqlite_copy(self.template, self.folder), migrate=False))
+        self.clock = FakeClock()
+        session = make_session(owner_id="own_1")
+        self.own: Ownership = session.ownership
+        self.workers: list[str] = []
+        self.tasks: list[NewTask] = []
+        self.claims: list[tuple[str, Claim]] = []
+        self.both(lambda store: store.register_owner(make_owner("own_1")))
+        self.both(lambda store: store.open_session(session))
+        self.both(lambda store: store.set_caps([Cap("definition:capped", 2)]))
+
+    def teardown(self) -> None:
+        try:
+            for run_id in self.model.rows.runs:
+                self.both(lambda store, run_id=run_id: store.events(run_id))  # type: ignore[misc]
+                self.both(lambda store, run_id=run_id: store.nodes(run_id))  # type: ignore[misc]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.runner.run(self.subject.close())
+        self.runner.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- what both are given
+    def both(self, act: Act[T]) -> T | None:
+        """Let both stores act; return the model's outcome, None when both refused alike."""
+        expected, expected_error = self.runner.run(_outcome(act(self.model)))
+        actual, actual_error = self.runner.run(_outcome(act(self.subject)))
+        assert actual_error == expected_error
+        assert _plain(actual) == _plain(expected)
+        return expected
+
+    @property
+    def now_us(self) -> int:
+        return self.clock.now_us()
+
+    # -- acts
+    @initialize(plan=PLANS)
+    def begin(self, plan: Plan) -> None:
+        self.new_worker()
+        self.new_worker()
+        self.create(plan)
+
+    def new_worker(self) -> None:
+        worker = make_worker()
+        self.workers.append(worker.id)
+        self.both(lambda store: store.register_worker(worker))
+
+    @precondition(lambda self: len(self.tasks) < 3)
+    @rule(plan=PLANS)
+    def create(self, plan: Plan) -> None:
+        task = make_task(self.own.session_id, *_steps(plan))
+        self.tasks.append(task)
+        self.both(lambda store: store.create_task(task))
+
+    @rule(which=ANY, count=st.integers(1, 4), live=st.integers(1, 3))
+    def claim(self, which: int, count: int, live: int) -> None:
+        self.advance(self.workers[-1 - which % 2], (), count, live)
+
+    @precondition(lambda self: self.leased())
+    @rule(which=ANY, ends=st.lists(ENDS, min_size=1, max_size=3), claim=st.integers(0, 3))
+    def work(self, which: int, ends: Sequence[End], claim: int) -> None:
+        """Let a worker end some of what it holds and claim again."""
+        worker_id, _ = _one(self.leased(), which)
+        given = [claim for holder, claim in self.leased() if holder == worker_id]
+        self.advance(worker_id, [end(claim) for end, claim in zip(ends, given, strict=False)], claim, 1)
+
+    @precondition(lambda self: self.leased())
+    @rule(which=ANY, claim=st.integers(1, 3))
+    def succeed(self, which: int, claim: int) -> None:
+        worker_id, lease = _one(self.leased(), which)
+        self.advance(worker_id, [completed(lease, lease.identity.step_title)], claim, 1)
+
+    @precondition(lambda self: self.claims)
+    @rule(which=ANY, end=ENDS)
+    def end_late(self, which: int, end: End) -> None:
+        """Report the end of what a worker was once given, held or not."""
+        worker_id, claim = _one(self.claims, which)
+        self.advance(worker_id, [end(claim)], 0, 1)
+
+    def advance(self, worker_id: str, ends: Sequence[StepEnd], claim: int, live: int) -> None:
+        def act(store: Store) -> Coroutine[object, object, Advance]:
+            return store.advance(
+                worker_id,
+                ends,
+                claim=claim,
+                pools=("default",),
+                capabilities=(),
+                live_workers=live,
+                now_us=self.now_us,
+            )
+
+        advance = self.both(act)
+        assert advance is not None
+        self.claims += [(worker_id, claim) for claim in advance.claims]
+
+    @precondition(lambda self: self.claims)
+    @rule(which=ANY)
+    def hand_back(self, which: int) -> None:
+        worker_id, claim = _one(self.claims, which)
+        self.both(lambda store: store.hand_back(worker_id, [held(claim)], reason="drain", now_us=self.now_us))
+
+    @precondition(lambda self: self.leased())
+    @rule(which=ANY, most=st.integers(1, 2))
+    def expire(self, which: int, most: int) -> None:
+        worker_id, _ = _one(self.leased(), which)
+        self.both(lambda store: store.expire_worker(worker_id, 0, max_lost_leases=most, now_us=self.now_us))
+        self.new_worker()
+
+    @precondition(lambda self: self.steps_that_are(StepStatus.EXPANDING))
+    @rule(which=ANY, items=st.integers(0, 3))
+    def expand(self, which: int, items: int) -> None:
+        step = _one(self.steps_that_are(StepStatus.EXPANDING), which)
+        root = next(task.root_run.identity for task in self.tasks if task.id == step.task_id)
+        children = make_children(step, root, *(f"i{number}" for number in range(items)))
+        self.both(lambda store: store.expand(self.own, step.key, children, now_us=self.now_us))
+
+    @precondition(lambda self: self.steps_that_are(StepStatus.FAILED))
+    @rule(which=ANY, policy=POLICIES)
+    def settle(self, which: int, policy: FailurePolicy) -> None:
+        key = _one(self.steps_that_are(StepStatus.FAILED), which).key
+        self.both(lambda store: store.settle_failure(self.own, key, policy, now_us=self.now_us))
+
+    @precondition(lambda self: self.attempts_that_failed())
+    @rule(which=ANY)
+    def retry(self, which: int) -> None:
+        step = _one(self.attempts_that_failed(), which)
+        run = make_retry(self.run_of(step))
+        self.both(
+            lambda store: store.retry_step(self.own, step.key, run, not_before_us=self.now_us, now_us=self.now_us)
+        )
+        self.both(lambda store: store.promote_due(self.own, now_us=self.now_us))
+
+    @rule(which=ANY)
+    def finish(self, which: int) -> None:
+        task_id = _one(self.tasks, which).id
+        self.both(lambda store: store.finish_task(self.own, task_id, now_us=self.now_us))
+
+    @precondition(lambda self: len(self.claims) > 3)
+    @rule(which=ANY, order=ORDERS)
+    def order(self, which: int, order: str) -> None:
+        task_id, own, now_us = _one(self.tasks, which).id, self.own, self.now_us
+        if order == "cancel":
+            self.both(lambda store: store.cancel_task(own, task_id, reason="r", now_us=now_us))
+        else:
+            self.both(lambda store: store.pause_task(own, task_id, reason="r", now_us=now_us))
+        for worker_id in self.workers[-2:]:
+            self.both(lambda store, worker=worker_id: store.interrupts(worker))  # type: ignore[misc]
+        if order == "interrupt":
+            self.both(lambda store: store.resume_task(own, task_id, now_us=now_us))
+
+    @rule(which=ANY)
+    def go_on(self, which: int) -> None:
+        task_id = _one(self.tasks, which).id
+        self.both(lambda store: store.resume_task(self.own, task_id, now_us=self.now_us))
+
+    @precondition(lambda self: self.ended_badly())
+    @rule(which=ANY)
+    def start_again(self, which: int) -> None:
+        task_id = _one(self.ended_badly(), which)
+        again = {StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED}
+        steps = [step for step in self.steps() if step.task_id == task_id and step.status in again]
+        runs = [make_retry(self.run_of(step)) for step in steps if step.run_id]
+        self.both(lambda store: store.retry_task(self.own, task_id, runs, now_us=self.now_us))
+
+    # -- what must be alike after each act
+    @invariant()
+    def rows_are_alike(self) -> None:
+        session_id = self.own.session_id
+        self.both(lambda store: store.tasks(session_id=session_id))
+        for task in self.tasks:
+            self.both(lambda store, task_id=task.id: store.steps(task_id))  # type: ignore[misc]
+        self.both(lambda store: store.runs(session_id=session_id))
+        self.both(lambda store: store.failures(self.own))
+        self.both(lambda store: store.backlog())
+
+    # -- looking at the model
+    def leased(self) -> list[tuple[str, Claim]]:
+        now = {(step.worker_id, step.key, step.fence) for step in self.steps() if step.status.is_leased}
+        return [
+            (worker_id, claim) for worker_id, claim in self.claims if (worker_id, claim.step_key, claim.fence) in now
+        ]
+
+    def steps(self) -> list[Step]:
+        return list(self.model.rows.steps.values())
+
+    def steps_that_are(self, status: StepStatus) -> list[Step]:
+        return [step for step in self.steps() if step.status is status]
+
+    def attempts_that_failed(self) -> list[Step]:
+        return [step for step in self.steps_that_are(StepStatus.FAILED) if step.run_id]
+
+    def ended_badly(self) -> list[str]:
+        bad = {TaskStatus.FAILED, TaskStatus.CANCELLED}
+        return [task.id for task in self.model.rows.tasks.values() if task.status in bad]
+
+    def run_of(self, step: Step) -> Run:
+        return self.model.rows.runs[step.run_id]
+
+
+def _one(choices: Sequence[T], which: int) -> T:
+    return choices[which % len(choices)]
+
+
+def _steps(plan: Plan) -> list[NewStep]:
+    """Return steps that depend on earlier ones only; every third counts in a cap."""
+    steps = []
+    for number, (kind, needed, priority) in enumerate(plan):
+        depends_on = [f"s{parent}" for parent in sorted(needed) if parent < number]
+        if kind is StepKind.MAP:
+            steps.append(make_map(f"s{number}", depends_on=depends_on))
+        else:
+            definition = "capped" if number % 3 == 0 else ""
+            steps.append(make_step(f"s{number}", depends_on=depends_on, priority=priority, definition=definition))
+    return steps
+
+
+async def _outcome(act: Coroutine[object, object, T]) -> tuple[T | None, str]:
+    try:
+        return await act, ""
+    except SoongError as error:
+        return None, type(error).__name__
+
+
+def _plain(value: object) -> object:
+    """Return a value in a form that two stores must agree on: words for people and details of events may differ."""
+    if isinstance(value, Step):
+        told = value.error.type if value.error else None
+        return {**_fields(replace(value, error=None)), "error": told}
+    if isinstance(value, Task):
+        return {**_fields(replace(value, reason="")), "has_reason": bool(value.reason)}
+    if isinstance(value, Interrupt):
+        return _fields(replace(value, reason=""))
+    if isinstance(value, Event):
+        return value.seq, str(value.type), value.time_us
+    if isinstance(value, Advance):
+        return {**_fields(value), "claims": [_plain(claim) for claim in value.claims]}
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _fields(value: object) -> dict[str, object]:
+    assert is_dataclass(value)
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07")
+def test_model_and_sqlite_tell_the_same_story(sqlite_template: Path) -> None:
+    StoresAgree.template = sqlite_template
+
+    run_state_machine_as_test(
+        StoresAgree,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -57,8 +57,15 @@ def _place(path: Path, line: int = 0) -> str:
     return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
 
 
+def _is_written_by_hand(path: Path) -> bool:
+    # A migration is a frozen record of a schema, as long as the schema is.
+    return path.parent.name != "versions"
+
+
 def test_no_file_is_longer_than_600_lines() -> None:
-    lengths = {_place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _python_files()}
+    files = filter(_is_written_by_hand, _python_files())
+
+    lengths = {_place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
 
     assert not {place: length for place, length in lengths.items() if length > _MAX_FILE_LINES}
 
@@ -66,7 +73,7 @@ def test_no_file_is_longer_than_600_lines() -> None:
 def test_no_function_is_longer_than_60_lines() -> None:
     long = {
         _place(path, function.lineno): length
-        for path in _python_files()
+        for path in filter(_is_written_by_hand, _python_files())
         for function in _functions(path)
         if (length := (function.end_lineno or 0) - function.lineno + 1) > _MAX_FUNCTION_LINES
     }
@@ -123,7 +130,9 @@ def test_no_test_mocks_our_own_code() -> None:
 
 @pytest.mark.parametrize("pattern", _FORBIDDEN_TEXTS, ids=lambda pattern: pattern.pattern)
 def test_no_file_names_a_place_outside_the_project(pattern: re.Pattern[str]) -> None:
-    found = [_place(path) for path in _project_texts() if pattern.search(path.read_text(encoding="utf-8"))]
+    texts = ((path, path.read_text(encoding="utf-8", errors="replace")) for path in _project_texts())
+
+    found = [_place(path) for path, text in texts if pattern.search(text)]
 
     assert not found
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from shared.clock import Clock
 from shared.errors import UnavailableError
 from shared.log import get_logger
-from shared.tasks.step import Advance, Claim, Held, StepEnd
+from shared.runs.status import EndReason
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Advance, Claim, Held, StepEnd, StepError
 from shared.tasks.store import TaskStore
 from shared.wire.ring import Ring
 
@@ -86,18 +88,44 @@ class Pump:
             return
         try:
             advance = await self._advance(supply, wishes)
-        except BaseException as error:  # whatever it is belongs to the slots that wait, not to the pump
+        except asyncio.CancelledError:
             for wish in wishes:
-                if not wish.future.done():
-                    wish.future.set_exception(error) if isinstance(error, Exception) else wish.future.cancel()
-            if not isinstance(error, Exception):
-                raise
+                wish.future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
+            await self._serve_apart(wishes, error)
             return
         unwanted = _answer(wishes, advance.claims)
         if unwanted:
             held = [Held(claim.step_key, claim.identity.run_id, claim.fence) for claim in unwanted]
             await self.store.hand_back(supply.worker_id, held, reason="slot is gone", now_us=self.clock.now_us())
         await self._tell_owners(advance)
+
+    async def _serve_apart(self, wishes: list[_Wish], error: Exception) -> None:
+        """One end could not be written: write the others without it, and it as a failure that says why.
+
+        Otherwise one poisonous result would keep its step leased by a worker that lives on.
+        """
+        if len(wishes) > 1:
+            for wish in wishes:
+                await self._serve([wish])
+            return
+        (wish,) = wishes
+        log.error("end_unwritable", step=wish.end.step_key if wish.end else "", error=repr(error))
+        if wish.end is None or wish.end.status is StepStatus.FAILED:
+            if not wish.future.done():
+                wish.future.set_exception(error)
+            return
+        wish.end = StepEnd(
+            wish.end.step_key,
+            wish.end.run_id,
+            wish.end.fence,
+            StepStatus.FAILED,
+            EndReason.FAILED,
+            error=StepError("invalid_output", f"the result cannot be stored: {type(error).__name__}"),
+            usage=wish.end.usage,
+        )
+        await self._serve([wish])
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
         ends = [wish.end for wish in wishes if wish.end is not None]

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
@@ -45,6 +45,7 @@ class Deployment:
     home: Path
     extra: Mapping[str, str] = field(default_factory=dict)
     workers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    _count: int = 0
 
     async def __aenter__(self) -> Self:
         self.settings = Settings(
@@ -91,10 +92,14 @@ class Deployment:
     # -- workers
     async def start_workers(self, count: int, *, slots: int = 8, **environment: str) -> None:
         """Start worker processes and wait until they are registered."""
-        before = len(await self._live_pids())
-        for _ in range(count):
-            self.workers.append(self._spawn(slots, environment))
-        await self.until(lambda: self._are_live(before + count), within_s=30)
+        started = [self._spawn(slots, environment) for _ in range(count)]
+        self.workers.extend(started)
+        await self.until(lambda: self._are_live(started), within_s=30)
+
+    async def start_dying_worker(self, **environment: str) -> None:
+        """Start a worker that will be killed by what it runs, and wait until it was."""
+        process = self._spawn(1, environment)
+        await asyncio.to_thread(process.wait, 30)
 
     def _spawn(
         self, slots: int, environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()
@@ -108,17 +113,18 @@ class Deployment:
             "SOONG_SWEEP_S": str(SWEEP_S),
             "SOONG_DRAIN_S": "5",
         }
-        name = f"w{len(self.workers) + 1}"
-        log = (self.home / f"{name}.log").open("wb")
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker", "--name", name, "--slots", str(slots)],
-            env={**os.environ, **settings, **environment},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=self.home,
-            pass_fds=pass_fds,
-        )
+        self._count += 1
+        name = f"w{self._count}"
+        with (self.home / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "worker", "--name", name, "--slots", str(slots)],
+                env={**os.environ, **settings, **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.home,
+                pass_fds=pass_fds,
+            )
 
     def spawn_with_parent(self, descriptor: int) -> "subprocess.Popen[bytes]":
         """Start a worker that ends when the other end of this pipe is closed."""
@@ -129,11 +135,11 @@ class Deployment:
     async def _live_pids(self) -> set[int]:
         return {worker.pid for worker in await self.store.workers() if worker.state is ProcessState.LIVE}
 
-    async def _are_live(self, count: int) -> bool:
-        for process in self.workers:
-            if process.poll() is not None and process.returncode > 0:
+    async def _are_live(self, processes: "Sequence[subprocess.Popen[bytes]]") -> bool:
+        for process in processes:
+            if process.poll() is not None:
                 raise AssertionError(f"a worker ended with {process.returncode}:\n{self.logs()}")
-        return len(await self._live_pids()) >= count
+        return {process.pid for process in processes} <= await self._live_pids()
 
     async def worker_of(self, step: Step) -> "subprocess.Popen[bytes]":
         """Return the process that holds a step."""

@@ -9,7 +9,9 @@ from shared.sessions.session import Ownership
 
 
 class ConsentStore(Protocol):
-    async def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
+    async def raise_request(
+        self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
+    ) -> PermissionRequest:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
         Raised again for the same run and call (a resumed run), the open or decided one is returned instead, and no
@@ -35,7 +37,7 @@ class ConsentStore(Protocol):
         """Insert the first answer of a pending request.
 
         Raises:
-            AlreadyDecidedError: another answer stands (state "answered"), or the request is decided, withdrawn, expired.
+            AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired.
             NotFoundError: no such request.
         """
         ...

@@ -4,13 +4,14 @@ What the agent may do stands in its run's row and nowhere else: its tools are th
 those of its session. This is where the ports of the agent loop and of the pipeline meet the store.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from shared.agents.definition import AgentDefinitionRegistry, AgentLimits, builtin_definitions
-from shared.agents.model import resolve_model
+from shared.agents.model import is_warm, resolve_model, warm_up
 from shared.agents.ports import AgentEnd, AgentTask
 from shared.clock import Clock
 from shared.errors import InvalidConfigError, NotFoundError, UsageError
@@ -85,7 +86,11 @@ class AgentRuns:
         """Run the agent of a claimed step from where it stands to its end."""
         try:
             tools = self._tools(claim)
-            model = resolve_model(claim.identity.model or self.settings.model, _script(claim.spec))
+            name = claim.identity.model or self.settings.model
+            if not is_warm(name):
+                # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
+                await asyncio.to_thread(warm_up, name)
+            model = resolve_model(name, _script(claim.spec))
             policy = Policy.from_json(claim.policy)
             task = self._task(claim, bound, tools)
         except InvalidConfigError as error:

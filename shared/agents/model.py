@@ -1,5 +1,6 @@
 """The model seam: a name becomes a Pydantic AI model, imported only when it is asked for (DIS-08)."""
 
+import importlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,26 @@ _EXTRAS = {
     "openai-responses": "openai",
     "ollama": "openai",
 }
+
+
+_WARM: set[str] = set()
+
+
+def is_warm(name: str) -> bool:
+    """Say whether a model of that name can be had without importing anything more."""
+    return name in _WARM
+
+
+def warm_up(name: str) -> None:
+    """Import what agents on a model of that name need. Takes seconds, so a process does it once and off its loop.
+
+    Raises:
+        InvalidConfigError: as :func:`resolve_model`.
+    """
+    importlib.import_module("shared.agents.loop")  # the model library, and all that stands on it
+
+    resolve_model(name, ())
+    _WARM.add(name)
 
 
 def resolve_model(name: str, script: Sequence[Json] | None = None) -> "Model[Any]":

@@ -90,9 +90,7 @@ def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, repor
         if step.kind is StepKind.AGENT and step.output.get("type") != "object":
             report((*path, "output"), "an agent's output is not an object", "set `type: object`")
     if step.kind is StepKind.PYTHON:
-        functions = known.functions if known.functions is not None else frozenset(known_functions())
-        if step.call and step.call not in functions:
-            report((*path, "call"), f"there is no step function {step.call!r}", _function_remedy(step.call, functions))
+        _check_function(step.call, (*path, "call"), known, report)
         return
     _check_agent(step, path, known, report)
 
@@ -112,8 +110,13 @@ def _check_agent(step: PlanStep, path: Path, known: Known, report: Report) -> No
             report((*path, "script", *place), problem, remedy)
 
 
-def _function_remedy(name: str, functions: frozenset[str]) -> str:
-    return f"{suggestion(name, functions)}; modules that register functions are named by SOONG_FUNCTIONS"
+def _check_function(name: str, place: Path, known: Known, report: Report) -> None:
+    functions = known.functions if known.functions is not None else frozenset(known_functions())
+    # Functions of one's own are registered in the workers; where those are not known, only built-in names are judged.
+    if not name or name in functions or (known.functions is None and not name.startswith("builtin.")):
+        return
+    remedy = f"{suggestion(name, functions)}; modules that register functions are named by SOONG_FUNCTIONS"
+    report(place, f"there is no step function {name!r}", remedy)
 
 
 class _Names:

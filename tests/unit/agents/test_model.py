@@ -8,7 +8,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, User
 from pydantic_ai.models import ModelRequestParameters
 
 from shared.agents.messages import messages_of, opening_nodes
-from shared.agents.model import resolve_model
+from shared.agents.model import is_warm, resolve_model, warm_up
 from shared.errors import InvalidConfigError, InvalidPlanError, TemplateError
 from shared.jsontext import Json
 
@@ -82,6 +82,15 @@ def test_a_model_that_cannot_be_had_says_what_to_do(name: str, words: str) -> No
 
 def test_a_name_of_the_test_provider_is_resolved_once_a_process() -> None:
     assert resolve_model("test") is resolve_model("test")
+
+
+def test_a_model_is_warm_once_it_has_been_warmed_up() -> None:
+    warm_up("script")
+
+    assert is_warm("script")
+    assert not is_warm("mistral:mistral-large-latest")
+    with pytest.raises(InvalidConfigError):
+        warm_up("mistral:mistral-large-latest")
 
 
 def test_the_seam_costs_nothing_until_a_model_is_asked_for() -> None:

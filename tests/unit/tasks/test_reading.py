@@ -269,6 +269,14 @@ def test_a_bad_plan_is_refused_with_place_and_remedy(steps: str, place: str, pro
     assert remedy in offence.remedy
 
 
+def test_a_function_of_ones_own_is_checked_only_where_the_workers_functions_are_known() -> None:
+    text = "title: t\nsteps: [{id: a, kind: python, call: mine.work}]"
+
+    assert parse_plan(text, "p.yaml").steps[0].call == "mine.work"
+    with pytest.raises(InvalidPlanError, match=r"there is no step function 'mine\.work'.*SOONG_FUNCTIONS"):
+        parse_plan(text, "p.yaml", Known(functions=frozenset({"builtin.echo"})))
+
+
 def test_a_plan_without_steps_is_refused() -> None:
     with pytest.raises(InvalidPlanError, match="the plan has no step; add at least one"):
         parse_plan("title: t\nsteps: []", "p.yaml")

@@ -1,0 +1,31 @@
+"""docs/plans.md tells of everything a plan and a script can say."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from shared.agents.expressions import CONDITIONS, OPERATIONS
+from shared.tasks.plan import PlanStep
+from shared.tasks.reading import parse_plan
+
+TEXT = (Path(__file__).parents[3] / "docs" / "plans.md").read_text(encoding="utf-8")
+
+
+def test_every_operation_and_condition_is_documented() -> None:
+    told = set(re.findall(r"`(\$?\w+)", TEXT))
+
+    assert set(OPERATIONS) | CONDITIONS <= told
+
+
+def test_every_field_of_a_step_is_documented() -> None:
+    rows = re.findall(r"^\| (`[^|]*`) \| (?:all|agent|python|map)", TEXT, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+    spelled = {"item_name": "as", "item_key": "key"}
+    assert told == {spelled.get(field.name, field.name) for field in fields(PlanStep)}
+
+
+def test_the_first_example_is_a_plan() -> None:
+    (example, *_) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+
+    assert [step.id for step in parse_plan(example, "docs/plans.md").steps] == ["look", "tell"]

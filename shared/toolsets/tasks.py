@@ -41,7 +41,7 @@ class TaskTools:
             ToolDefinition(
                 name="agent.task_get",
                 title="Get task",
-                description="Show the task that you work on: its title, status, how its steps stand, and your own step.",
+                description="Show the task you work on: its title, status, how its steps stand, and your own step.",
                 search_hint="task status progress",
                 input_schema={"type": "object", "properties": {}},
                 handler=self._get,

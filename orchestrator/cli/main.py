@@ -78,14 +78,21 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _options(
-    *, version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True)
-) -> None:
-    if version:
-        from importlib.metadata import version as version_of  # slow, and rarely asked
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version  # slow, and rarely asked
 
-        typer.echo(f"soong {version_of('soong')}")
+        typer.echo(f"soong {version('soong')}")
         raise typer.Exit
+
+
+def _options(
+    *,
+    _version: bool = typer.Option(
+        False, "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+    ),
+) -> None:
+    """Take the options that stand before the command."""
 
 
 def _mount(app: typer.Typer, name: str, entry: Entry) -> None:

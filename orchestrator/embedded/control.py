@@ -37,11 +37,12 @@ class ControlServer:
     is_closing: bool = False
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _serving: set["asyncio.Task[None]"] = field(default_factory=set)
 
     async def start(self) -> None:
         """Bind the socket. The caller holds the service lock, so a socket that is there belongs to nobody."""
         self.path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=LINE_LIMIT_BYTES)
+        self._server = await asyncio.start_unix_server(self._accept, str(self.path), limit=LINE_LIMIT_BYTES)
         self.path.chmod(0o600)
 
     async def refuse(self) -> None:
@@ -58,7 +59,13 @@ class ControlServer:
             self._server.close()
         for writer in list(self._writers):
             writer.close()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         self.path.unlink(missing_ok=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

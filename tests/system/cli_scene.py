@@ -1,0 +1,211 @@
+"""The command line as a user has it: real processes, a home of its own, a terminal where one is needed.
+
+Every process that a scene starts is known by its home, so that what is left behind can be named, and ended by pid.
+"""
+
+import asyncio
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shared.adapters.sql.store import open_store
+from shared.errors import SchemaVersionError, UnavailableError
+from shared.settings import load_settings
+from shared.tasks.step import Step, Task
+
+LIMIT_S = 90.0
+CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
+
+
+@dataclass
+class Scene:
+    """One home and the folder that commands are called in."""
+
+    home: Path
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "SOONG_AGENT_HOME": str(self.home),
+            "SOONG_WORKERS": "1",
+            "SOONG_SLOTS": "4",
+            "SOONG_DRAIN_S": "3",
+            "SOONG_LOG_LEVEL": "info",
+            "TERM": "xterm",
+            **self.environment,
+        }
+
+    def plan(self, text: str, name: str = "plan.yaml") -> str:
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Call soong and wait for its end."""
+        return subprocess.run(
+            [*CONSOLE_SCRIPT, *arguments],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        done = self.run(*arguments, "--json")
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            raise AssertionError(f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}{self.logs()}") from None
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Call soong and go on."""
+        return subprocess.Popen(
+            [*CONSOLE_SCRIPT, *arguments],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def record(self) -> dict[str, Any]:
+        return dict(json.loads((self.home / "service.json").read_text()))
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every living process of this home but the ones that tests call themselves."""
+        runtime = str(load_settings(agent_home=self.home).runtime_dir)
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                is_ours = any(runtime in word for word in words)
+                if not is_ours and any(word in ("orchestrator.cli", "worker") for word in words):
+                    is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def redis(self) -> psutil.Process:
+        return next(process for process in self.processes() if "redis-server" in " ".join(process.cmdline()))
+
+    def step_statuses(self) -> dict[str, str]:
+        """Return how the steps of the newest task stand, read from the rows; empty when there is none yet."""
+        task = self._newest()
+        return {} if task is None else {step.step_id: str(step.status) for step in task[1]}
+
+    def task_id(self) -> str:
+        """Return the newest task's id, or nothing."""
+        task = self._newest()
+        return "" if task is None else task[0].id
+
+    def until_running(self, step_id: str) -> None:
+        until(lambda: self.step_statuses().get(step_id) == "running", f"{step_id} runs", self.logs)
+
+    def _newest(self) -> tuple[Task, Sequence[Step]] | None:
+        async def read() -> tuple[Task, Sequence[Step]] | None:
+            store = await open_store(f"sqlite:///{self.home}/soong.db", migrate=False)
+            try:
+                tasks = await store.tasks(limit=1)
+                return (tasks[0], await store.steps(tasks[0].id)) if tasks else None
+            finally:
+                await store.close()
+
+        if not (self.home / "soong.db").exists():
+            return None
+        try:
+            return asyncio.run(read())
+        except (UnavailableError, SchemaVersionError):
+            return None  # it is being made
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in (self.home / "logs").glob("*.log"))
+
+    def assert_nothing_left(self) -> None:
+        until(lambda: not self.processes(), "no process of the home is left", self.logs)
+
+    def close(self) -> None:
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def scene(*, home: str = "home") -> Iterator[Scene]:
+    """Make a scene below a short temporary folder, and leave nothing of it."""
+    folder = Path(tempfile.mkdtemp(prefix="soong-cli-"))
+    one = Scene(folder / home, folder)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def until(condition: Callable[[], object], what: str, more: Callable[[], str] = str, limit_s: float = LIMIT_S) -> None:
+    """Wait until a condition of other processes holds."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}{more()}"
+        time.sleep(0.1)
+
+
+class Terminal:
+    """A command on a terminal of its own: what it shows, and keys to press."""
+
+    def __init__(self, scene_: Scene, *arguments: str) -> None:
+        self.shown = ""
+        pid, self._descriptor = pty.fork()
+        if pid == 0:
+            os.chdir(scene_.folder)
+            os.execve(CONSOLE_SCRIPT[0], [*CONSOLE_SCRIPT, *arguments], scene_.env)
+        self.pid = pid
+        os.set_blocking(self._descriptor, False)
+
+    def expect(self, text: str) -> None:
+        until(lambda: self._read() and text in self.shown, f"{text!r} is shown", lambda: f"\n{self.shown}")
+
+    def press(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def wait(self) -> int:
+        """Return the exit code."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            self._read()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._read()
+                os.close(self._descriptor)
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError(f"it did not end\n{self.shown}")
+
+    def _read(self) -> bool:
+        with suppress(BlockingIOError, OSError):
+            while data := os.read(self._descriptor, 65536):
+                self.shown += data.decode(errors="replace")
+        return True

@@ -1,0 +1,215 @@
+"""``soong run`` from the outside: what it tells, what it leaves, what Ctrl-C and the death of each part do."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.system.cli_scene import Scene, Terminal, scene, until
+
+ECHO = """
+title: Echo
+inputs: {word: {type: string, default: hello}}
+steps:
+  - {id: first, kind: python, call: builtin.echo, inputs: {said: "${inputs.word}"}}
+  - {id: second, kind: python, call: builtin.echo, depends_on: [first], inputs: {heard: "${first.output.said}"}}
+"""
+
+SLOW = """
+title: Slow
+steps:
+  - {id: quick, kind: python, call: builtin.echo, inputs: {x: 1}}
+  - {id: slow, kind: python, call: builtin.sleep, depends_on: [quick], inputs: {seconds: %s}}
+  - {id: last, kind: python, call: builtin.echo, depends_on: [slow], inputs: {x: 2}}
+"""
+
+WRITE = """
+title: Write
+steps:
+  - id: write
+    allowed_tools: [code.write_file]
+    script:
+      - {call: code.write_file, with: {path: out/note.txt, content: a note}}
+      - {finish: {done: true}}
+"""
+
+
+@pytest.fixture
+def cli() -> Iterator[Scene]:
+    with scene() as one:
+        yield one
+
+
+@pytest.mark.spec("OPS-01", "OPS-04")
+def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: Scene) -> None:
+    report = cli.json("run", cli.plan(ECHO), "--input", "word=hi")
+
+    assert (report["status"], report["exit_code"]) == ("completed", 0)
+    assert report["steps"][1]["output"] == {"heard": "hi"}
+    cli.assert_nothing_left()
+    assert not (cli.home / "service.json").exists()
+
+
+def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: Scene) -> None:
+    plan = cli.plan(
+        "title: F\nsteps:\n"
+        "- {id: good, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
+        "- {id: bad, kind: python, call: builtin.fail, depends_on: [good], inputs: {times: 1, message: broken pipe}}\n"
+    )
+    done = cli.run("run", plan)
+    task = cli.task_id()
+
+    assert done.returncode == 1
+    assert "broken pipe" in done.stdout
+    assert f"soong resume {task}" in done.stdout
+
+    again = cli.json("resume", task[-8:])
+
+    assert again["exit_code"] == 0
+    steps = {step["id"]: step for step in again["steps"]}
+    assert steps["good"]["attempt"] == 1
+    assert steps["bad"]["attempt"] == 2
+    assert cli.run("resume", task).returncode in (0, 1)
+
+
+@pytest.mark.spec("PER-02")
+def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Scene) -> None:
+    (cli.folder / "out").mkdir()
+    denied = cli.json("run", cli.plan(WRITE))
+
+    assert (denied["status"], denied["exit_code"]) == ("completed", 3)
+    assert denied["denials"][0]["error"] == "permission_no_callback"
+    assert not (cli.folder / "out" / "note.txt").exists()
+
+    allowed = cli.json("run", cli.plan(WRITE), "--allow", f"code.write_file:{cli.folder / 'out'}")
+
+    assert allowed["exit_code"] == 0
+    assert (cli.folder / "out" / "note.txt").read_text() == "a note"
+    copy = Path(allowed["deliverables"][0]["copy"])
+    until(copy.exists, "the run's own copy is written")
+
+
+@pytest.mark.spec("PER-01", "PER-06")
+def test_a_terminal_is_asked_and_its_answer_counts(cli: Scene) -> None:
+    (cli.folder / "out").mkdir()
+    terminal = Terminal(cli, "run", cli.plan(WRITE))
+    terminal.expect("code.write_file asks for permission")
+    terminal.expect("parent")
+    terminal.expect("[1] allow once")
+
+    terminal.press("1\n")
+
+    assert terminal.wait() == 0, terminal.shown
+    assert (cli.folder / "out" / "note.txt").exists()
+
+
+def test_a_no_at_the_terminal_reaches_the_run_with_its_reason(cli: Scene) -> None:
+    (cli.folder / "out").mkdir()
+    terminal = Terminal(cli, "run", cli.plan(WRITE))
+    terminal.expect("[1] allow once")
+
+    terminal.press("3 not today\n")
+
+    assert terminal.wait() == 3, terminal.shown
+    assert "not today" in json.dumps(cli.json("tasks", "show", cli.task_id()))
+    assert not (cli.folder / "out" / "note.txt").exists()
+
+
+def test_ctrl_c_pauses_leaves_no_process_and_resume_finishes_without_doing_anything_twice(cli: Scene) -> None:
+    command = cli.start("run", cli.plan(SLOW % 600))
+    cli.until_running("slow")
+    task = cli.task_id()
+
+    os.kill(command.pid, signal.SIGINT)
+    _, told = command.communicate(timeout=60)
+
+    assert command.returncode == 130
+    assert f"soong resume {task}" in told
+    cli.assert_nothing_left()
+    report = cli.json("tasks", "show", task)
+    assert report["status"] == "paused"
+    assert {step["id"]: step["status"] for step in report["steps"]} == {
+        "quick": "completed",
+        "slow": "ready",
+        "last": "pending",
+    }
+    assert [step["fence"] for step in report["steps"] if step["id"] == "quick"] == [1]
+
+
+def test_ctrl_c_twice_ends_everything_at_once(cli: Scene) -> None:
+    command = cli.start("run", cli.plan(SLOW % 600))
+    cli.until_running("slow")
+
+    os.kill(command.pid, signal.SIGINT)
+    os.kill(command.pid, signal.SIGTERM)
+    command.communicate(timeout=60)
+
+    assert command.returncode == 130
+    cli.assert_nothing_left()
+
+
+def test_a_paused_task_goes_on_from_where_it_stood(cli: Scene) -> None:
+    command = cli.start("run", cli.plan(SLOW % 8))
+    cli.until_running("slow")
+    os.kill(command.pid, signal.SIGINT)
+    command.communicate(timeout=60)
+
+    report = cli.json("resume", cli.task_id())
+
+    steps = {step["id"]: step for step in report["steps"]}
+    assert report["exit_code"] == 0
+    assert (steps["quick"]["fence"], steps["slow"]["attempt"]) == (1, 1)
+    assert steps["slow"]["fence"] > 1
+
+
+def test_a_killed_client_loses_nothing(cli: Scene) -> None:
+    command = cli.start("run", cli.plan(SLOW % 6))
+    cli.until_running("slow")
+
+    command.kill()
+    command.communicate(timeout=10)
+
+    cli.assert_nothing_left()
+    assert cli.json("tasks", "show", cli.task_id())["status"] == "completed"
+
+
+def test_a_killed_service_is_replaced_and_the_task_completes(cli: Scene) -> None:
+    command = cli.start("run", cli.plan(SLOW % 8), "--json")
+    cli.until_running("slow")
+    first = psutil.Process(cli.record()["pid"])
+    children = first.children(recursive=True)
+
+    first.kill()
+    out, told = command.communicate(timeout=120)
+
+    report = json.loads(out)
+    assert (report["exit_code"], command.returncode) == (0, 0), told
+    assert "the service died; starting another" in told
+    assert [step["fence"] for step in report["steps"] if step["id"] == "quick"] == [1]
+    psutil.wait_procs(children, timeout=30)
+    assert not [child for child in children if child.is_running()]
+    cli.assert_nothing_left()
+
+
+def test_a_killed_redis_is_started_again_and_the_task_completes(cli: Scene) -> None:
+    command = cli.start("run", cli.plan(SLOW % 6), "--json")
+    cli.until_running("slow")
+
+    cli.redis().kill()
+    out, told = command.communicate(timeout=120)
+
+    assert json.loads(out)["exit_code"] == 0, told
+    cli.assert_nothing_left()
+
+
+def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: Scene) -> None:
+    done = cli.run("run", cli.plan(SLOW % 1), "--detach")
+
+    assert done.returncode == 0
+    assert done.stdout.strip() == cli.task_id()
+    cli.assert_nothing_left()
+    assert cli.json("tasks", "show", done.stdout.strip())["status"] == "completed"

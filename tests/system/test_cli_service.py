@@ -1,0 +1,219 @@
+"""Services and their homes: two terminals, ``soong up``, stale records, hostile folders, long paths, Flower."""
+
+import base64
+import json
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.system.cli_scene import Scene, scene, until
+
+NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
+ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
+
+
+@pytest.fixture
+def cli() -> Iterator[Scene]:
+    with scene() as one:
+        yield one
+
+
+@pytest.fixture
+def service(cli: Scene) -> Iterator[Scene]:
+    """A service that stays, as in another terminal."""
+    up = cli.start("up")
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    yield cli
+    if up.poll() is None:
+        up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+
+
+def test_two_terminals_at_once_share_one_service(cli: Scene) -> None:
+    commands = [cli.start("run", cli.plan(NAP % 3, f"p{number}.yaml"), "--json") for number in range(2)]
+
+    reports = [json.loads(command.communicate(timeout=120)[0]) for command in commands]
+
+    assert [report["exit_code"] for report in reports] == [0, 0]
+    # One of two services that were started at once found the home held and ended.
+    ready = [log for log in (cli.home / "logs").glob("service-*.log") if "soong is up" in log.read_text()]
+    assert len(ready) == 1
+    cli.assert_nothing_left()
+
+
+def test_run_uses_the_service_that_is_up_and_leaves_it_up(service: Scene) -> None:
+    pid = service.record()["pid"]
+
+    assert service.json("run", service.plan(ECHO))["exit_code"] == 0
+
+    assert service.record()["pid"] == pid
+    assert psutil.pid_exists(pid)
+
+
+def test_a_second_service_of_one_home_is_refused(service: Scene) -> None:
+    done = service.run("up")
+
+    assert done.returncode == 75
+    assert "holds" in done.stderr
+
+
+def test_down_stops_the_service_and_everything_of_it(service: Scene) -> None:
+    done = service.run("down")
+
+    assert done.returncode == 0, done.stderr
+    service.assert_nothing_left()
+    assert not (service.home / "service.json").exists()
+
+
+@pytest.mark.spec("DIS-04")
+def test_a_worker_joins_from_another_terminal(service: Scene) -> None:
+    worker = service.start("worker", "--name", "extra", "--slots", "2", "--pools", "special")
+    plan = service.plan(ECHO.replace("kind: python", "kind: python, pool: special"))
+
+    report = service.json("run", plan)
+
+    assert report["exit_code"] == 0
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=60)
+
+
+def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: Scene) -> None:
+    command = service.start("run", service.plan(NAP % 6), "--json")
+    service.until_running("nap")
+    victim = next(process for process in service.processes() if "worker-1" in process.cmdline())
+
+    victim.kill()
+    report = json.loads(command.communicate(timeout=120)[0])
+
+    assert report["exit_code"] == 0
+    assert report["steps"][0]["fence"] == 2
+    assert report["steps"][0]["lost_leases"] == 1
+
+
+def test_a_record_of_a_killed_service_is_replaced(cli: Scene) -> None:
+    up = cli.start("up")
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    stale = cli.record()
+    psutil.Process(stale["pid"]).kill()
+    up.communicate(timeout=30)
+    cli.assert_nothing_left()
+    assert cli.record() == stale
+
+    assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
+
+
+def test_a_service_that_cannot_start_says_why(cli: Scene) -> None:
+    cli.home.mkdir()
+    (cli.home / "soong.db").mkdir()
+
+    done = cli.run("run", cli.plan(ECHO))
+
+    assert done.returncode == 1
+    assert "the service did not start" in done.stderr
+    assert "its log:" in done.stderr
+    cli.assert_nothing_left()
+
+
+def test_a_project_with_packages_of_our_names_is_not_imported(cli: Scene) -> None:
+    for name in ("shared", "worker", "orchestrator", "celery", "redis"):
+        (cli.folder / name).mkdir()
+        (cli.folder / name / "__init__.py").write_text("raise SystemExit('a package of the project was imported')")
+    (cli.folder / "celery.py").write_text("raise SystemExit('celery.py of the project was imported')")
+
+    done = cli.run("run", cli.plan(ECHO), "--json")
+
+    assert json.loads(done.stdout)["exit_code"] == 0, done.stderr
+
+
+def test_a_home_path_of_120_characters_works() -> None:
+    with scene(home="h" * 60 + "/" + "o" * 59) as cli:
+        assert len(str(cli.home)) > 120
+
+        assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
+
+        cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-02")
+def test_flower_is_behind_a_password_and_changes_nothing(service: Scene) -> None:
+    port = _free_port()
+    flower = service.start("flower", "--port", str(port))
+    user = _when_written(service.home / "flower.auth").strip()
+    url = f"http://127.0.0.1:{port}"
+    until(lambda: _status(f"{url}/healthcheck", user) == 200, "Flower answers")
+
+    assert (service.home / "flower.auth").stat().st_mode & 0o777 == 0o600
+    assert _status(f"{url}/", "") == 401
+    assert _status(f"{url}/workers", user) == 200
+    assert _status(f"{url}/api/worker/shutdown/x", user, data=b"") in (403, 405)
+
+    assert service.json("run", service.plan(ECHO))["exit_code"] == 0
+    until(lambda: b"python:builtin.echo:echo" in _body(f"{url}/api/tasks", user), "the run is shown by name")
+
+    second = service.run("flower", "--port", str(port))
+    assert second.returncode == 2
+    assert f"port {port} of 127.0.0.1 is taken" in second.stderr
+
+    flower.send_signal(signal.SIGINT)
+    flower.communicate(timeout=30)
+    assert not [process for process in service.processes() if "flower_process" in " ".join(process.cmdline())]
+
+
+def test_doctor_sees_the_living_service(service: Scene) -> None:
+    report = service.json("doctor")
+
+    says = {check["check"]: check["says"] for check in report["checks"]}
+    assert report["ok"] is True, report
+    assert str(service.record()["pid"]) in says["service"]
+    assert "answers" in says["redis"]
+
+
+def test_doctor_tells_a_frozen_service(service: Scene) -> None:
+    process = psutil.Process(service.record()["pid"])
+    process.suspend()
+    try:
+        done = service.run("doctor")
+    finally:
+        process.resume()
+
+    assert done.returncode == 1
+    assert f"kill {process.pid}" in done.stdout
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _when_written(path: Path) -> str:
+    until(lambda: path.exists() and path.read_text(), f"{path} is written")
+    return path.read_text()
+
+
+def _status(url: str, user: str, data: bytes | None = None) -> int:
+    try:
+        with urllib.request.urlopen(_request(url, user, data), timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def _body(url: str, user: str) -> bytes:
+    with suppress(OSError), urllib.request.urlopen(_request(url, user, None), timeout=10) as answer:
+        return bytes(answer.read())
+    return b""
+
+
+def _request(url: str, user: str, data: bytes | None) -> urllib.request.Request:
+    headers = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
+    return urllib.request.Request(url, data, headers)

@@ -1,0 +1,175 @@
+"""The front of the command line: fast, one sentence an error, the right exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
+
+
+def soong(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "SOONG_AGENT_HOME": str(home / "soong"), **environment},
+    )
+
+
+@pytest.mark.spec("OPS-04")
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['soong', '--help']\n"
+    code += "from orchestrator.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "heavy = 'pydantic celery redis sqlalchemy rich structlog jsonschema psutil yaml'.split()\n"
+    code += "print([name for name in heavy if name in sys.modules])"
+
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "  run " in done.stdout
+
+
+def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert soong("--help", home=tmp_path).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    # CPU, not wall time: the machine may be busy with something else.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
+    done = soong(home=tmp_path)
+
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["run", "resume", "tasks", "runs", "up", "down", "worker", "doctor", "flower", "orchestrator", "migrate"]
+)
+def test_every_command_explains_itself(tmp_path: Path, name: str) -> None:
+    done = soong(name, "--help", home=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: soong {name}" in done.stdout
+
+
+def test_an_unknown_command_is_a_usage_error_with_a_suggestion(tmp_path: Path) -> None:
+    done = soong("rnu", home=tmp_path)
+
+    assert done.returncode == 2
+    assert "Did you mean" in done.stderr
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert soong("--version", home=tmp_path).stdout.startswith("soong 0.")
+
+
+BAD_PLANS = {
+    "cycle": (
+        (
+            "title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo, depends_on: [b]}\n"
+            "- {id: b, kind: python, call: builtin.echo, depends_on: [a]}\n"
+        ),
+        "a -> b -> a",
+    ),
+    "unknown dependency": ("title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo, depends_on: [zz]}\n", "zz"),
+    "duplicate id": (
+        "title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo}\n- {id: a, kind: python, call: builtin.echo}\n",
+        "'a'",
+    ),
+    "unknown tool": (
+        "title: T\nsteps:\n- {id: a, model: 'x:y', instructions: i, allowed_tools: [code.raed_file]}\n",
+        "raed",
+    ),
+    "bad schema": ("title: T\nsteps:\n- {id: a, model: 'x:y', instructions: i, output: {type: strnig}}\n", "strnig"),
+    "invalid yaml": ("title: T\nsteps: [\n", "invalid YAML"),
+    "no model and no script": ("title: T\nsteps:\n- {id: a, instructions: i}\n", "--model"),
+}
+
+
+@pytest.mark.spec("DAG-08")
+@pytest.mark.parametrize(("text", "named"), BAD_PLANS.values(), ids=BAD_PLANS.keys())
+def test_a_bad_plan_is_named_with_its_place_and_nothing_is_written(tmp_path: Path, text: str, named: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(text)
+
+    done = soong("run", str(plan), home=tmp_path)
+
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "plan.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "soong").exists()
+
+
+BAD_WORDS = {
+    "missing file": (["run", "{folder}/nothing.yaml"], "there is no such file"),
+    "unknown input": (["run", "{plan}", "--input", "x=1"], "no such input"),
+    "input without value": (["run", "{plan}", "--input", "x"], "--input name=value"),
+    "input twice": (["run", "{plan}", "--input", "x=1", "--input", "x=2"], "given twice"),
+    "missing project": (["run", "{plan}", "--project", "{folder}/none"], "does not exist"),
+    "project is a file": (["run", "{plan}", "--project", "{plan}"], "is no folder"),
+    "allow without scope": (["run", "{plan}", "--allow", "code.write_file"], "code.write_file:/absolute/folder"),
+    "asking without a terminal": (["run", "{plan}", "--answer", "ask"], "not a terminal"),
+    "asking nobody": (["run", "{plan}", "--answer", "ask", "--detach"], "leaves nobody to ask"),
+    "resume without rows": (["resume", "task_x"], "nothing has run"),
+    "show without rows": (["tasks", "show", "task_x"], "nothing has run"),
+    "worker without service": (["worker"], "soong up"),
+    "flower without service": (["flower"], "soong up"),
+    "orchestrator without urls": (["orchestrator"], "SOONG_DATABASE_URL and SOONG_REDIS_URL"),
+}
+
+
+@pytest.mark.parametrize(("words", "told"), BAD_WORDS.values(), ids=BAD_WORDS.keys())
+def test_a_wrong_use_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], told: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+
+    done = soong(*(word.format(plan=plan, folder=tmp_path) for word in words), home=tmp_path)
+
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "soong" / "soong.db").exists()
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
+    done = soong("doctor", home=tmp_path, SOONG_WORKERS="many")
+
+    assert done.returncode == 2
+    assert "SOONG_WORKERS='many'" in done.stderr
+
+
+def test_a_good_plan_is_validated_and_drawn(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+
+    assert json.loads(soong("tasks", "validate", str(plan), "--json", home=tmp_path).stdout)["steps"] == ["a"]
+    assert soong("tasks", "graph", str(plan), home=tmp_path).stdout.startswith("flowchart TD")
+
+
+@pytest.mark.spec("OPS-07")
+def test_doctor_finds_a_fresh_machine_in_order(tmp_path: Path) -> None:
+    done = soong("doctor", "--json", home=tmp_path)
+
+    report = json.loads(done.stdout)
+    assert {check["check"] for check in report["checks"]} >= {
+        "python",
+        "home",
+        "sockets",
+        "service",
+        "database",
+        "redis",
+    }
+    assert done.returncode == 0, report

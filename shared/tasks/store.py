@@ -91,7 +91,7 @@ class TaskStore(Protocol):
 
         The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
 
-        Claims: only ready steps of running tasks, of ``pools``, whose ``needs`` are within ``capabilities``; fair between
+        Claims: only ready steps of running tasks, of ``pools``, whose ``needs`` are within ``capabilities``; fair among
         sessions (least recently claimed first, one step each in turn, also within one batch), then by priority (higher
         first), then oldest; never beyond a cap, counted in live leases while its row is locked; at most
         ceil(ready / live_workers) so that one worker does not take all. Claiming sets the fence to one more than ever
@@ -116,9 +116,13 @@ class TaskStore(Protocol):
         ...
 
     # -- the owner's side
-    async def backlog(self, *, limit: int = 1000) -> Backlog: ...
+    async def backlog(self, *, limit: int = 1000) -> Backlog:
+        """Count the steps that could be claimed now, within the caps as they stand."""
+        ...
 
-    async def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:
+    async def expire_worker(
+        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int
+    ) -> frozenset[str] | None:
         """Declare a worker gone if its beat is still ``beat``, and free its leases; None when it has beaten or is gone.
 
         Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
@@ -145,7 +149,9 @@ class TaskStore(Protocol):
         """Return the failed steps not settled yet, oldest first."""
         ...
 
-    async def retry_step(self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int) -> None:
+    async def retry_step(
+        self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
+    ) -> None:
         """Insert the next attempt's run and put the step back to pending until ``not_before_us``.
 
         The step has no error any more and its number of lost leases stays. Only ``promote_due`` makes it ready.

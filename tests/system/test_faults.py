@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -138,7 +139,7 @@ async def test_a_step_that_kills_its_worker_is_quarantined(service: Deployment) 
     task = await service.submit({"title": "t", "steps": [poison]})
 
     for _ in range(3):
-        await service.start_dying_worker(SOONG_FUNCTIONS="tests.system.functions", PYTHONPATH=os.getcwd())
+        await service.start_dying_worker(SOONG_FUNCTIONS="tests.system.functions", PYTHONPATH=str(Path.cwd()))
     ended = await service.finished(task)
 
     step = (await service.steps(task))["poison"]

@@ -1,16 +1,14 @@
-"""SQL deployments for the contract tests: each test gets its own database, copied from one that was migrated once."""
+"""SQL deployments for the contract tests, migrated once in a run of the tests and empty at the start of each test."""
 
 import asyncio
 import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+from sqlalchemy import make_url
 
 from shared.adapters.sql.store import open_store
-from tests.servers import PostgresServer
+from shared.adapters.sql.tables import metadata
 
 
 def migrate(url: str) -> None:
@@ -30,13 +28,9 @@ def sqlite_copy(template: Path, folder: Path) -> str:
     return f"sqlite:///{path}"
 
 
-@contextmanager
-def postgres_copy(server: PostgresServer, template: str) -> Iterator[str]:
-    """Copy a migrated PostgreSQL database; yield the copy's URL and drop it afterwards."""
-    name = f"soong_{uuid.uuid4().hex[:16]}"
-    with psycopg.connect(server.url("postgres", driver="postgresql"), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY'.encode())
-        try:
-            yield server.url(name)
-        finally:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+def empty_postgres(url: str) -> None:
+    """Delete all rows. Truncating or copying a database takes ten to a hundred times as long."""
+    children_first = [table.name for table in reversed(metadata.sorted_tables)]
+    plain_url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain_url, autocommit=True) as connection:
+        connection.execute("; ".join(f"DELETE FROM {name}" for name in children_first).encode())

@@ -8,7 +8,7 @@ from shared.runs.status import RunStatus
 from shared.sessions.session import ProcessState
 from shared.store import Store
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, StepResult
+from shared.tasks.step import Cap, Outcome, StepResult
 from shared.testing.builders import make_session, make_step, make_task, open_session
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, completed, step_ids
@@ -192,3 +192,12 @@ async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: Scene) ->
 
     assert (await scene.store.backlog()).ready == {"default": 3, "big": 1}
     assert (await scene.store.backlog(limit=2)).ready == {"default": 2, "big": 1}
+
+
+@pytest.mark.spec("DIS-03")
+async def test_backlog_counts_no_more_than_the_caps_let_through(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("definition:x", 2)])
+    await scene.task(*(make_step(f"x{number}", definition="x") for number in range(4)), "free")
+    await scene.claim_one()
+
+    assert (await scene.store.backlog()).ready == {"default": 2}

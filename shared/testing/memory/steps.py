@@ -23,7 +23,7 @@ from shared.tasks.step import (
     Task,
     TaskCounts,
 )
-from shared.testing.memory.claiming import claim_steps
+from shared.testing.memory.claiming import choose, claim_steps
 from shared.testing.memory.ending import cancel_step, poison, result_of, write_end
 from shared.testing.memory.logs import move_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps
@@ -163,12 +163,17 @@ class MemorySteps:
 
     @transaction
     def backlog(self, *, limit: int = 1000) -> Backlog:
-        ready = Counter(
-            step.pool
+        ready = [
+            step
             for step in self.rows.steps.values()
             if step.status is StepStatus.READY and self.rows.task(step.task_id).status is TaskStatus.RUNNING
-        )
-        return Backlog({pool: min(number, limit) for pool, number in ready.items()})
+        ]
+        if self.rows.caps:
+            # Nobody is served by looking: the turns stay as they are.
+            turns = dict(self.rows.last_claimed)
+            ready, _ = choose(self.rows, ready, len(ready))
+            self.rows.last_claimed = turns
+        return Backlog({pool: min(number, limit) for pool, number in Counter(step.pool for step in ready).items()})
 
     @transaction
     def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:

@@ -37,6 +37,7 @@ class Scene:
     home: Path
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    _started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
@@ -79,7 +80,7 @@ class Scene:
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Call soong and go on."""
-        return subprocess.Popen(
+        command = subprocess.Popen(
             [*CONSOLE_SCRIPT, *arguments],
             cwd=self.folder,
             env=self.env,
@@ -89,6 +90,8 @@ class Scene:
             text=True,
             start_new_session=True,
         )
+        self._started.append(command)
+        return command
 
     def record(self) -> dict[str, Any]:
         return dict(json.loads((self.home / "service.json").read_text()))
@@ -146,6 +149,10 @@ class Scene:
         until(lambda: not self.processes(), "no process of the home is left", self.logs)
 
     def close(self) -> None:
+        for command in self._started:
+            command.kill()
+            with suppress(ValueError):  # it has been read to its end already
+                command.communicate(timeout=10)
         for process in self.processes():
             with suppress(psutil.Error):
                 process.kill()

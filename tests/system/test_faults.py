@@ -128,7 +128,7 @@ async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment)
 
     await service.until(thawed_is_a_new_incarnation)
     assert ended.status is TaskStatus.COMPLETED
-    assert fence == 2
+    assert fence > 1
     assert (await service.steps(task))["slow"].fence == fence
     assert await completions(service, task) == {f"{task.id}/slow": 1}
 
@@ -187,10 +187,12 @@ async def test_cancelling_reaches_running_and_waiting_steps(service: Deployment)
     await service.until(lambda: is_running(service, task, "a"))
 
     await service.command(task, "cancel")
-    ended = await service.finished(task, within_s=3)
 
-    assert ended.status is TaskStatus.CANCELLED
-    assert {step.status for step in (await service.steps(task)).values()} == {StepStatus.CANCELLED}
+    async def all_are_cancelled() -> bool:
+        return {step.status for step in (await service.steps(task)).values()} == {StepStatus.CANCELLED}
+
+    await service.until(all_are_cancelled, within_s=3)
+    assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
 
 
 async def test_a_worker_ends_with_its_parent(service: Deployment) -> None:

@@ -18,7 +18,7 @@ from shared.adapters.sql.reading import Contexts, results_for
 from shared.adapters.sql.rows import pack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
-from shared.adapters.sql.unlocking import Unlocked, unlock_after
+from shared.adapters.sql.unlocking import unlock_after
 from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.status import RunStatus
 from shared.tasks.status import StepStatus
@@ -34,15 +34,18 @@ END_STEPS: Final = Statement(
     FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text)
     WHERE steps.key = e.key AND steps.run_id = e.run_id AND steps.fence = e.fence
       AND steps.worker_id = :worker_id AND steps.status IN ('claimed', 'running')
-    RETURNING steps.key, task_id, session_id, is_settled
+    RETURNING steps.key, task_id, session_id
     """,
 )
 
-WAITING_WORK: Final = Statement(
-    "waiting work: whether a task has steps that neither ended nor are leased; seldom not",
+OWNER_WORK: Final = Statement(
+    "owner work: whether a task has a map to expand, a failure to settle, or steps that neither ended nor are leased",
     """
-    SELECT 1 FROM steps WHERE task_id = :task_id
-      AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting') LIMIT 1
+    SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'expanding'),
+           EXISTS (SELECT 1 FROM steps
+                   WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
+                   AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting'))
     """,
 )
 OPEN_WORK: Final = Statement(
@@ -88,7 +91,7 @@ class _Ended:
     stale: set[str] = field(default_factory=set)
     task_sessions: dict[str, str] = field(default_factory=dict)
     owner_sessions: set[str] = field(default_factory=set)
-    unlocked: Unlocked = field(default_factory=Unlocked)
+    ready: set[str] = field(default_factory=set)
 
 
 def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: Wish) -> Advance:
@@ -98,7 +101,7 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: 
     rows, is_left = _claim(tx, journal, wish)
     claims = _claims(tx, contexts, rows)
     journal.flush(tx)
-    left = ended.unlocked.ready.difference(claim.step_key for claim in claims)
+    left = ended.ready.difference(claim.step_key for claim in claims)
     return Advance(
         claims=claims,
         stale=frozenset(ended.stale),
@@ -123,16 +126,13 @@ def _write_ends(tx: Transaction, journal: Journal, ends: Sequence[StepEnd], wish
     )
     written = {row[0] for row in rows}
     ended.stale.update(end.run_id for key, end in by_key.items() if key not in written)
-    for key, task_id, session_id, is_settled in rows:
+    for key, task_id, session_id in rows:
         ended.task_sessions[task_id] = session_id
-        if by_key[key].status is StepStatus.FAILED and not is_settled:
-            ended.owner_sessions.add(session_id)
         _note_end(journal, by_key[key])
     completed = [key for key in written if by_key[key].status is StepStatus.COMPLETED]
-    ended.unlocked = unlock_after(tx, journal, completed, wish.now_us)
-    ended.owner_sessions |= ended.unlocked.expanding_sessions
+    ended.ready = unlock_after(tx, journal, completed, wish.now_us)
     for task_id, session_id in sorted(ended.task_sessions.items()):
-        if session_id not in ended.owner_sessions and _has_ended(tx, task_id):
+        if session_id not in ended.owner_sessions and _has_owner_work(tx, task_id, session_id):
             ended.owner_sessions.add(session_id)
     return ended
 
@@ -159,10 +159,11 @@ def _note_end(journal: Journal, end: StepEnd) -> None:
     journal.end(end.run_id, _RUN_STATUS[end.status], end.end_reason, end.usage)
 
 
-def _has_ended(tx: Transaction, task_id: str) -> bool:
-    """Say whether all steps of a task have ended, also when others end its last ones at this moment."""
-    if tx.rows(WAITING_WORK, task_id=task_id):
-        return False
+def _has_owner_work(tx: Transaction, task_id: str, session_id: str) -> bool:
+    """Say whether the owner has something to do for a task, also when others end its last steps at this moment."""
+    is_expanding, is_unsettled, is_waiting = tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0]
+    if is_expanding or is_unsettled or is_waiting:
+        return bool(is_expanding or is_unsettled)
     tx.rows(LOCK_TAIL, task_id=task_id)
     return not tx.rows(OPEN_WORK, task_id=task_id)
 

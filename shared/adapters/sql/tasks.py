@@ -66,6 +66,7 @@ INTERRUPTS: Final = Statement(
     FROM steps AS s JOIN tasks AS t ON t.id = s.task_id
     WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
       AND (s.cancel_reason IS NOT NULL OR s.is_paused = 1)
+    ORDER BY s.ordinal
     """,
 )
 

@@ -5,7 +5,6 @@ see the other unfinished, and the step between them would wait for ever.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from shared.adapters.sql.journal import Journal
@@ -35,7 +34,7 @@ COUNT_DOWN: Final = Statement(
         /*pg JOIN steps AS locked ON locked.key = w.key ORDER BY w.key FOR UPDATE OF locked */
     ) AS f
     WHERE steps.key = f.key AND steps.status IN ('pending', 'waiting')
-    RETURNING steps.key, task_id, session_id, status, kind, run_id, open_deps
+    RETURNING steps.key, task_id, status, kind, run_id, open_deps
     """,
 )
 
@@ -56,36 +55,30 @@ ROOT_RUNS: Final = Statement(
 )
 
 
-@dataclass(slots=True)
-class Unlocked:
-    """What opened: claimable steps, and the sessions whose owner has a map to expand."""
+def unlock_after(tx: Transaction, journal: Journal, ended: Iterable[str], now_us: int) -> set[str]:
+    """Count these steps as done for their dependents and their maps, and so on for the maps that this completes.
 
-    ready: set[str] = field(default_factory=set)
-    expanding_sessions: set[str] = field(default_factory=set)
-
-
-def unlock_after(tx: Transaction, journal: Journal, ended: Iterable[str], now_us: int) -> Unlocked:
-    """Count these steps as done for their dependents and their maps, and so on for the maps that this completes."""
-    unlocked = Unlocked()
+    Return the keys of the steps that became ready.
+    """
+    ready: set[str] = set()
     rest = sorted(ended)
     while rest:
-        rest = _count_down(tx, journal, rest, now_us, unlocked)
-    return unlocked
+        rest = _count_down(tx, journal, rest, now_us, ready)
+    return ready
 
 
-def _count_down(tx: Transaction, journal: Journal, ended: Sequence[str], now_us: int, unlocked: Unlocked) -> list[str]:
-    """Return the keys of the map steps that completed."""
+def _count_down(tx: Transaction, journal: Journal, ended: Sequence[str], now_us: int, ready: set[str]) -> list[str]:
+    """Add what became ready to ``ready``; return the keys of the map steps that completed."""
     completed: list[str] = []
     of_maps: list[tuple[str, str, EventType]] = []
-    for key, task_id, session_id, status, kind, run_id, open_deps in tx.rows(COUNT_DOWN, ended=ended, now_us=now_us):
+    for key, task_id, status, kind, run_id, open_deps in tx.rows(COUNT_DOWN, ended=ended, now_us=now_us):
         if open_deps:
             continue
         if status == StepStatus.READY:
             journal.note(run_id, EventType.STEP_READY, step=key)
-            unlocked.ready.add(key)
+            ready.add(key)
         elif status == StepStatus.EXPANDING:
             of_maps.append((key, task_id, EventType.STEP_EXPANDING))
-            unlocked.expanding_sessions.add(session_id)
         elif kind == "map" and status == StepStatus.COMPLETED:
             of_maps.append((key, task_id, EventType.STEP_COMPLETED))
             completed.append(key)

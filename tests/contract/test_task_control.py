@@ -266,6 +266,20 @@ async def test_retried_map_waits_for_the_children_it_has(scene: Scene) -> None:
     assert (await scene.claim_one()).dependencies["m"].output == ["kept", "now"]
 
 
+@pytest.mark.spec("DAG-08", "DAG-07")
+async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_again(scene: Scene) -> None:
+    task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
+    await scene.expand(f"{task_id}/m", "x")
+    child = await scene.claim_one()
+    await cancel(scene, task_id)
+    await scene.complete(child, "done all the same")
+
+    await scene.retry_task(task_id)
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
+    assert (await scene.claim_one()).dependencies["m"].output == ["done all the same"]
+
+
 @pytest.mark.spec("DAG-08")
 async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: Scene) -> None:
     task_id = await scene.task("a")

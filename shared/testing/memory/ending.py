@@ -67,7 +67,7 @@ def complete_map(rows: Rows, map_key: str, now_us: int) -> None:
 
 def fail_map(rows: Rows, map_key: str, error: StepError, now_us: int) -> None:
     """Fail a map step; its failure is settled like any other."""
-    step = replace(_move(rows, map_key, StepEvent.FAIL, now_us), error=error)
+    step = replace(_move(rows, map_key, StepEvent.FAIL, now_us), error=error, open_deps=0)
     rows.steps[map_key] = step
     note_step(rows, step, EventType.STEP_FAILED, now_us, error=error.as_json())
 

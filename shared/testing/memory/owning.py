@@ -212,16 +212,21 @@ class MemoryOwning:
             if step.kind is not StepKind.MAP and step.key not in by_step:
                 raise NotFoundError("new run for step", step.key)
             self._start_again(replace(step, lost_leases=0), by_step.get(step.key), now_us)
+        # All are counted before the first is opened: opening a map may complete it, which counts down again.
+        waiting = [step.key for step in again if self._count_again(step.key)]
         for step in again:
-            self._reopen(step.key, now_us)
+            if step.key not in waiting:
+                self._reopen(step.key, now_us)
+
+    def _count_again(self, step_key: str) -> int:
+        """Count what a retried step waits for."""
+        step = self.rows.step(step_key)
+        unfinished = {key for key in step.depends_on if self.rows.step(key).status is not StepStatus.COMPLETED}
+        self.rows.steps[step_key] = replace(step, open_deps=len(unfinished), not_before_us=None)
+        return len(unfinished)
 
     def _reopen(self, step_key: str, now_us: int) -> None:
-        """Count again what a retried step waits for, and open it if that is nothing."""
-        step = self.rows.step(step_key)
-        waits_for = [key for key in step.depends_on if self.rows.step(key).status is not StepStatus.COMPLETED]
-        self.rows.steps[step_key] = replace(step, open_deps=len(waits_for), not_before_us=None)
-        if waits_for:
-            return
+        """Open a retried step that waits for nothing; a map step that has its children waits for them again."""
         open_step(self.rows, step_key, now_us)
         children = self.rows.children_of(step_key)
         if children:

@@ -219,7 +219,7 @@ class Advance:
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
     whose owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left``
-    says that claimable work is left for others.
+    says that claimable work is left for others; it may be said of work that only a cap holds back, never missed.
     """
 
     claims: tuple[Claim, ...] = ()

@@ -241,6 +241,14 @@ async def test_finishing_twice_tells_the_same_and_writes_once(scene: Scene) -> N
     assert (await scene.root_event_types(task_id)).count("task_completed") == 1
 
 
+async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(scene: Scene) -> None:
+    claim = await scene.start("a")
+    task_id = claim.identity.task_id
+    await scene.store.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
+
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.CANCELLED
+
+
 async def test_task_without_steps_completes(scene: Scene) -> None:
     task_id = await scene.task()
 

@@ -43,10 +43,11 @@ HOLDERS: Final = Statement(
     "SELECT DISTINCT worker_id FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')",
 )
 STATUSES: Final = Statement(
-    "statuses: how often each stands in a task, and failures that are not settled",
+    "statuses: how often each stands in a task that has not ended, and failures that are not settled",
     """
     SELECT status, sum(CASE WHEN status = 'failed' AND is_settled = 0 THEN 1 ELSE 0 END) FROM steps
-    WHERE task_id = :task_id GROUP BY status
+    WHERE task_id = :task_id AND (SELECT status FROM tasks WHERE id = :task_id) IN ('running', 'paused')
+    GROUP BY status
     """,
 )
 FAILED_IDS: Final = Statement(

@@ -45,9 +45,11 @@ def _with_result(end: StepEnd) -> tuple[NewNode, ...]:
 def unlock_after(rows: Rows, step_key: str, now_us: int) -> None:
     """Count a step as done for its dependents and for its map."""
     for key in sorted(rows.dependents.get(step_key, ())):
+        if rows.step(key).status is not StepStatus.PENDING:
+            continue
         left = rows.step(key).open_deps - 1
         rows.steps[key] = replace(rows.step(key), open_deps=left)
-        if left == 0 and rows.step(key).status is StepStatus.PENDING:
+        if left == 0:
             open_step(rows, key, now_us)
     map_key = rows.step(step_key).map_key
     if map_key and rows.step(map_key).status is StepStatus.WAITING:

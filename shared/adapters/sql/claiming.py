@@ -5,10 +5,12 @@ whether a worker may take them and which caps they count in is decided once a la
 ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.rows import unpack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
@@ -123,14 +125,40 @@ class Turns:
     turn: dict[str, int] = field(default_factory=dict)
     is_left: bool = False
 
+    def quota(self) -> dict[str, int]:
+        """Return how many steps each lane gives."""
+        return dict(Counter(self.order))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a claim is decided on: whether the worker lives, lanes with ready work, capped scopes, the last turn."""
+
+    is_live: bool
+    lanes: Sequence[Lane]
+    capped: frozenset[str]
+    last_turn: int
+
+
+def look(tx: Transaction, wish: Wish) -> Look:
+    """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
+    is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
+    lanes, last_turn = read_lanes(tx, most_ready(wish))
+    return Look(is_live, lanes, frozenset(scope for scope, _ in tx.rows(CAPS)) if lanes else frozenset(), last_turn)
+
+
+def most_ready(wish: Wish) -> int:
+    """Return how far ready steps of a lane have to be counted."""
+    return max(wish.claim, 0) * max(wish.live_workers, 1) + 1
+
 
 def read_lanes(tx: Transaction, most: int) -> tuple[list[Lane], int]:
     """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
     rows = tx.rows(LANES, most=most)
-    return [_lane(row) for row in rows], int(rows[0][10] or 0) if rows else 0
+    return [lane_of_row(row) for row in rows], int(rows[0][10] or 0) if rows else 0
 
 
-def _lane(row: Row) -> Lane:
+def lane_of_row(row: Row) -> Lane:
     key, session_id, pool, needs, definition, model, priority, ordinal, ready, last_claimed, _ = row
     return Lane(
         key=key,
@@ -150,12 +178,12 @@ def scopes_of(session_id: str, definition: str, model: str, pool: str) -> tuple[
     return tuple(f"{kind}:{name}" for kind, name in named if name)
 
 
-def lock_room(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
+def lock_room(tx: Transaction, lanes: Sequence[Lane], capped: frozenset[str]) -> dict[str, int]:
     """Return how many more leases each capped scope of these lanes allows; its cap stays locked until commit."""
-    capped = {scope for scope, _ in tx.rows(CAPS)}.intersection(scope for lane in lanes for scope in lane.scopes)
-    if not capped:
+    scopes = capped.intersection(scope for lane in lanes for scope in lane.scopes) if capped else ()
+    if not scopes:
         return {}
-    return room_left(dict(tx.rows(LOCK_CAPS, scopes=sorted(capped))), tx.rows(LIVE_LEASES))
+    return room_left(dict(tx.rows(LOCK_CAPS, scopes=sorted(scopes))), tx.rows(LIVE_LEASES))
 
 
 def room_left(caps: Mapping[str, int], leases: Sequence[Row]) -> dict[str, int]:

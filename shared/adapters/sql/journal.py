@@ -149,21 +149,14 @@ class Journal:
         if not self._entries:
             return
         self._insert_runs(tx)
-        entries = sorted(self._entries.items())
-        changes = [
-            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
-            for run_id, e in entries
-            if e.new is None
-        ]
+        changes = self.change_rows()
         if changes:
             tx.send(CHANGE_RUNS, changes=changes, now_us=self._now_us)
-        self._insert_logs(tx, entries)
-        self._entries = {}
+        self._insert_logs(tx)
 
     def flush_logs(self, tx: Transaction) -> None:
         """Insert the gathered nodes and events only: the caller has counted the runs on itself."""
-        self._insert_logs(tx, sorted(self._entries.items()))
-        self._entries = {}
+        self._insert_logs(tx)
 
     def _insert_runs(self, tx: Transaction) -> None:
         surfaces: dict[str, str] = {}
@@ -205,24 +198,34 @@ class Journal:
             self._now_us if entry.status == RunStatus.RUNNING else None,
         )
 
-    def _insert_logs(self, tx: Transaction, entries: Sequence[tuple[str, _Entry]]) -> None:
-        now_us = self._now_us
-        tx.insert(
-            INSERT_EVENTS,
-            [
-                (run_id, len(e.events) - place, type_, now_us if time_us is None else time_us, data)
-                for run_id, e in entries
-                for place, (type_, time_us, data) in enumerate(e.events, start=1)
-            ],
-        )
-        tx.insert(
-            INSERT_NODES,
-            [
-                (run_id, len(e.nodes) - place, parent, kind, payload, now_us)
-                for run_id, e in entries
-                for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
-            ],
-        )
+    def _insert_logs(self, tx: Transaction) -> None:
+        tx.insert(INSERT_EVENTS, self.event_rows())
+        tx.insert(INSERT_NODES, self.node_rows())
+        self._entries = {}
+
+    def change_rows(self) -> list[tuple[object, ...]]:
+        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that stands already."""
+        return [
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
+            for run_id, e in sorted(self._entries.items())
+            if e.new is None
+        ]
+
+    def event_rows(self) -> list[tuple[object, ...]]:
+        """Return (run id, place from the last, type, time, data) of each event."""
+        return [
+            (run_id, len(e.events) - place, type_, self._now_us if time_us is None else time_us, data)
+            for run_id, e in self._entries.items()
+            for place, (type_, time_us, data) in enumerate(e.events, start=1)
+        ]
+
+    def node_rows(self) -> list[tuple[object, ...]]:
+        """Return (run id, place from the last, parent, kind, payload, time) of each node."""
+        return [
+            (run_id, len(e.nodes) - place, parent, kind, payload, self._now_us)
+            for run_id, e in self._entries.items()
+            for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
+        ]
 
     def _entry(self, run_id: str) -> _Entry:
         entry = self._entries.get(run_id)

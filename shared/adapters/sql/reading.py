@@ -58,17 +58,20 @@ class Contexts:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
         self._inputs: OrderedDict[str, JsonObject] = OrderedDict()
 
-    def read(self, tx: Transaction, claimed: Sequence[tuple[str, str, str]]) -> "Told":
-        """Return what is told of these claims, given as (run id, task id, session id)."""
-        runs = {row[0]: row for row in tx.rows(CLAIM_CONTEXT, run_ids=[run_id for run_id, _, _ in claimed])}
-        tasks = {task_id for _, task_id, _ in claimed}
-        surfaces = {row[12] for row in runs.values()}
-        policies = {row[15]: unpack(row[15]) for row in runs.values()}
+    def read(self, tx: Transaction, run_ids: Sequence[str]) -> "Told":
+        """Return what is told of the claims of these runs."""
+        return self.told(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
+
+    def told(self, tx: Transaction, rows: Sequence[Row]) -> "Told":
+        """Return what is told, given the rows of runs and sessions."""
+        runs = {row[0]: row for row in rows}
+        tasks = {row[7] for row in rows}
+        surfaces = {row[12] for row in rows}
         return Told(
             runs,
             _kept(self._inputs, tasks, lambda missing: tx.rows(TASK_INPUTS, task_ids=missing)),
             _kept(self._surfaces, surfaces, lambda missing: tx.rows(SURFACES, digests=missing)),
-            policies,
+            {policy: unpack(policy) for policy in {row[15] for row in rows}},
         )
 
 
@@ -145,7 +148,11 @@ def _kept(cache: "OrderedDict[str, JsonObject]", keys: set[str], read: Any) -> d
 
 def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str, StepResult]]:
     """Return, by step key, the results of what each step depends on, by step id."""
-    rows = tx.rows(DEPENDENCIES, keys=list(step_keys))
+    return results_of_rows(tx, tx.rows(DEPENDENCIES, keys=list(step_keys)))
+
+
+def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
+    """Return the same, given the rows of :data:`DEPENDENCIES`."""
     lists = _map_outputs(tx, [row[1] for row in rows if row[4] == StepKind.MAP])
     results: dict[str, dict[str, StepResult]] = {}
     for row in rows:

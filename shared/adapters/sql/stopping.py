@@ -21,7 +21,7 @@ FREE_STEPS: Final = Statement(
         worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END
     FROM @held h(key text, run_id text, fence bigint)
     WHERE steps.key = h.key AND steps.run_id = h.run_id AND steps.fence = h.fence
-      AND steps.worker_id = :worker_id AND steps.status IN ('claimed', 'running')
+      AND steps.worker_id || '' = :worker_id AND steps.status IN ('claimed', 'running')
     RETURNING steps.key, steps.run_id, steps.fence, status, session_id, coalesce(cancel_reason, '')
     """,
 )

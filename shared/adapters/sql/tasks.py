@@ -7,9 +7,10 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from shared.adapters.sql.advancing import Wish, advance
+from shared.adapters.sql.advancing import advance
 from shared.adapters.sql.claiming import CAPS, LIVE_LEASES, read_lanes, room_left, share_out
 from shared.adapters.sql.database import Database
+from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.making import insert_steps
 from shared.adapters.sql.reading import Contexts, result_of

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
 
-from shared.adapters.sql.statements import Insert, Statement
+from shared.adapters.sql.statements import Insert, Statement, packed_rows
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -60,7 +60,7 @@ class Transaction:
         """Execute and return all rows; of a statement without RETURNING none."""
         if self.is_postgres:
             return self._postgres_rows(statement, parameters)
-        cursor = self._raw.execute(statement.sqlite, statement.sqlite_parameters(parameters))
+        cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
         rows: Sequence[Row] = cursor.fetchall()
         if statement.writes and (rows or cursor.rowcount > 0):
             self.has_written = True
@@ -69,9 +69,9 @@ class Transaction:
     def count(self, statement: Statement, **parameters: Any) -> int:
         """Execute and return how many rows were changed."""
         if self.is_postgres:
-            cursor = self._raw.execute(statement.postgres, statement.postgres_parameters(parameters))
+            cursor = self._raw.execute(statement.postgres, statement.parameters(parameters))
         else:
-            cursor = self._raw.execute(statement.sqlite, statement.sqlite_parameters(parameters))
+            cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
         changed = max(0, int(cursor.rowcount))
         self.has_written = self.has_written or changed > 0
         return changed
@@ -81,7 +81,7 @@ class Transaction:
         if not self.is_postgres:
             return _Told(self.rows(statement, **parameters))
         self.has_written = self.has_written or statement.writes
-        return _Awaited(self._raw.execute(statement.postgres, statement.postgres_parameters(parameters)))
+        return _Awaited(self._raw.execute(statement.postgres, statement.parameters(parameters)))
 
     def insert(self, insert: Insert, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows given in the order of the insert's columns."""
@@ -89,7 +89,7 @@ class Transaction:
             return
         self.has_written = True
         if self.is_postgres:
-            self._raw.execute(insert.postgres, [list(column) for column in zip(*rows, strict=True)])
+            self._raw.execute(insert.postgres, (packed_rows(rows),))
         else:
             self._raw.executemany(insert.sqlite, rows)
 
@@ -111,8 +111,8 @@ class Transaction:
         with self._raw.pipeline():
             yield
 
-    def _postgres_rows(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row]:
-        cursor = self._raw.execute(statement.postgres, statement.postgres_parameters(parameters))
+    def _postgres_rows(self, statement: Statement, parameters: dict[str, Any]) -> Sequence[Row]:
+        cursor = self._raw.execute(statement.postgres, statement.parameters(parameters))
         rows: Sequence[Row] = cursor.fetchall() if statement.returns else ()
         if statement.writes and (rows or not statement.returns):
             self.has_written = True

@@ -9,9 +9,10 @@ from typing import Final
 
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.transaction import Row, Transaction
 from shared.runs.events import EventType
 from shared.tasks.status import StepStatus
+from shared.tasks.step import StepKind
 
 COUNT_DOWN: Final = Statement(
     "count down: what waited for these steps waits for so many fewer, and opens or completes at none",
@@ -63,29 +64,42 @@ def unlock_after(tx: Transaction, journal: Journal, ended: Iterable[str], now_us
     ready: set[str] = set()
     rest = sorted(ended)
     while rest:
-        rest = _count_down(tx, journal, rest, now_us, ready)
+        opened, rest = _opened(tx, journal, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
+        for key, run_id in opened:
+            journal.note(run_id, EventType.STEP_READY, step=key)
+            ready.add(key)
     return ready
 
 
-def _count_down(tx: Transaction, journal: Journal, ended: Sequence[str], now_us: int, ready: set[str]) -> list[str]:
-    """Add what became ready to ``ready``; return the keys of the map steps that completed."""
+def settle_unlocked(tx: Transaction, journal: Journal, rows: Sequence[Row], now_us: int) -> tuple[set[str], bool]:
+    """Go on from rows that were counted down with their ends, ready steps noted.
+
+    Return the keys of the steps that became ready, and whether map steps completed, which may have opened more.
+    """
+    opened, completed = _opened(tx, journal, rows)
+    ready = {key for key, _ in opened}
+    return ready | unlock_after(tx, journal, completed, now_us), bool(completed)
+
+
+def _opened(tx: Transaction, journal: Journal, rows: Sequence[Row]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Note what happened to map steps; return (key, run id) of steps that became ready, and maps that completed."""
+    ready: list[tuple[str, str]] = []
     completed: list[str] = []
     of_maps: list[tuple[str, str, EventType]] = []
-    for key, task_id, status, kind, run_id, open_deps in tx.rows(COUNT_DOWN, ended=ended, now_us=now_us):
+    for key, task_id, status, kind, run_id, open_deps in rows:
         if open_deps:
             continue
         if status == StepStatus.READY:
-            journal.note(run_id, EventType.STEP_READY, step=key)
-            ready.add(key)
+            ready.append((key, run_id))
         elif status == StepStatus.EXPANDING:
             of_maps.append((key, task_id, EventType.STEP_EXPANDING))
-        elif kind == "map" and status == StepStatus.COMPLETED:
+        elif kind == StepKind.MAP and status == StepStatus.COMPLETED:
             of_maps.append((key, task_id, EventType.STEP_COMPLETED))
             completed.append(key)
     note_maps(tx, journal, of_maps)
     if completed:
         tx.rows(SET_MAP_OUTCOME, keys=completed)
-    return sorted(completed)
+    return ready, sorted(completed)
 
 
 def note_maps(tx: Transaction, journal: Journal, events: Sequence[tuple[str, str, EventType]]) -> None:

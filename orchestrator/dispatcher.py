@@ -1,7 +1,8 @@
-"""The dispatcher: compares claimable steps with free slots and sends one message for each slot it wants filled.
+"""The dispatcher: compares claimable steps with free slots and sends one message for each worker it wants.
 
-A message only says "look at the rows". What is queued and not yet taken counts as sent, so a burst of wake-ups sends
-nothing twice; a lost message is sent again by the next look, a doubled one finds nothing to claim.
+A message only says "look at the rows"; the worker that takes it fills as many of its slots as there is work for. What
+is queued and not yet taken counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again by
+the next look, a doubled one finds nothing to claim.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ class Dispatcher:
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
         sent = 0
         for pool, ready in backlog.ready.items():
-            wanted = min(ready, free_slots(workers, pool))
+            wanted = min(ready, len(idle_workers(workers, pool)))
             if wanted > 0:
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
@@ -71,6 +72,6 @@ class Dispatcher:
         return missing
 
 
-def free_slots(workers: Sequence[Worker], pool: str) -> int:
-    """Return how many more steps of ``pool`` the live workers could run now."""
-    return sum(max(0, worker.slots - worker.busy) for worker in workers if pool in worker.pools)
+def idle_workers(workers: Sequence[Worker], pool: str) -> list[Worker]:
+    """Return the workers of ``pool`` that could run more steps now."""
+    return [worker for worker in workers if pool in worker.pools and worker.busy < worker.slots]

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     )
 
     workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
-    slots: int = Field(default=16, ge=1, le=1000, description="Child runs that one worker process holds at once.")
+    slots: int = Field(default=32, ge=1, le=1000, description="Child runs that one worker process holds at once.")
     pools: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("default",), description="Queues a worker serves, comma separated."
     )

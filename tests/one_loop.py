@@ -107,13 +107,14 @@ class LoopWorker:
     def __post_init__(self) -> None:
         clock = SystemClock()
         self.incarnation = Incarnation(self.store, clock, "w@localhost", self.slots_count, ("default",), ())
-        self.pump = Pump(self.store, self.board, clock, self.incarnation.supply)
         runner = Runner(PythonSteps(ThreadPoolExecutor(max_workers=4)), NoAgents())
-        self.slots = Slots(self.pump, runner, self.store, clock, NoFlower())
+        self.slots = Slots(self.slots_count, self.store, clock, runner, NoFlower())
+        self.pump = Pump(self.store, self.board, clock, self.incarnation.supply, self.slots.spare, self.slots.grow)
+        self.slots.pump = self.pump
 
     @property
     def free(self) -> int:
-        return self.slots_count - len(self.held)
+        return self.slots.spare()
 
     async def start(self) -> None:
         await self.incarnation.register()

@@ -82,8 +82,9 @@ class WorkerProcess:
         self._closers = closers
         self._drained: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.pump = Pump(store, ring, clock, incarnation.supply)
-        self.slots = Slots(self.pump, runner, store, clock, watcher)
+        self.slots = Slots(settings.slots, store, clock, runner, watcher)
+        self.pump = Pump(store, ring, clock, incarnation.supply, self.slots.spare, self.slots.grow)
+        self.slots.pump = self.pump
         self._heartbeat = Heartbeat(
             store.heart(),
             clock,

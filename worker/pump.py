@@ -2,7 +2,8 @@
 
 A **slot** asks for its next step and hands in the end of its last one. While one transaction runs, further ends and
 requests gather for the next: the busier the process, the larger its batches, with no timer to tune. A chain therefore
-costs one transaction a hop and no message. Rows decide everything; the pump holds only what it was given.
+costs one transaction a hop and no message. Whenever there is one to serve, the process's spare slots claim with it, so
+a single dispatch fills a whole process. Rows decide everything; the pump holds only what it was given.
 """
 
 import asyncio
@@ -24,7 +25,10 @@ BATCH = 64
 """Most steps claimed at once: beyond it a transaction's latency grows faster than its throughput."""
 
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-RING_EVERY_S = 0.01
+
+RING_FIRST_S = 0.002
+RING_AGAIN_S = 0.25
+"""Work that is left over is told to the owners at once, and again only now and then: whoever was woken stays awake."""
 
 
 @dataclass(slots=True)
@@ -54,10 +58,15 @@ class Pump:
     ring: Ring
     clock: Clock
     supply: Callable[[], Supply]
+    spare: Callable[[], int]
+    """How many slots of the process nobody holds."""
+    grow: Callable[[Claim], None]
+    """Opens a spare slot for a claim."""
     is_draining: bool = False
     _wishes: list[_Wish] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _ringing: asyncio.Task[None] | None = None
+    _was_left: bool = False
 
     async def next_step(self, end: StepEnd | None) -> Claim | None:
         """Hand in ``end`` and return a claimed step, or None when nothing is claimable now."""
@@ -95,11 +104,17 @@ class Pump:
         except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
             await self._serve_apart(wishes, error)
             return
-        unwanted = _answer(wishes, advance.claims)
-        if unwanted:
-            held = [Held(claim.step_key, claim.identity.run_id, claim.fence) for claim in unwanted]
-            await self.store.hand_back(supply.worker_id, held, reason="slot is gone", now_us=self.clock.now_us())
+        await self._place(supply, _answer(wishes, advance.claims))
         await self._tell_owners(advance)
+
+    async def _place(self, supply: Supply, claims: list[Claim]) -> None:
+        """Open spare slots for the claims that answered no wish; hand back those whose slot went away meanwhile."""
+        room = 0 if self.is_draining else self.spare()
+        for claim in claims[:room]:
+            self.grow(claim)
+        unwanted = [Held(claim.step_key, claim.identity.run_id, claim.fence) for claim in claims[room:]]
+        if unwanted:
+            await self.store.hand_back(supply.worker_id, unwanted, reason="slot is gone", now_us=self.clock.now_us())
 
     async def _serve_apart(self, wishes: list[_Wish], error: Exception) -> None:
         """One end could not be written: write the others without it, and it as a failure that says why.
@@ -129,7 +144,8 @@ class Pump:
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
         ends = [wish.end for wish in wishes if wish.end is not None]
-        claim = min(sum(wish.wants_step for wish in wishes), BATCH)
+        spare = 0 if self.is_draining else self.spare()
+        claim = min(sum(wish.wants_step for wish in wishes) + spare, BATCH)
         for attempt in range(1_000_000):
             try:
                 return await self.store.advance(
@@ -151,21 +167,23 @@ class Pump:
         return Advance()
 
     async def _tell_owners(self, advance: Advance) -> None:
-        """Ring owners at once about what only they can do, and soon about work that is merely left for others."""
+        """Ring owners at once about what only they can do, and about work that is left for others."""
         if advance.owner_sessions:
             await self.ring.wake_owners(sorted(advance.owner_sessions))
         elif advance.ready_left and (self._ringing is None or self._ringing.done()):
-            self._ringing = asyncio.get_running_loop().create_task(self._ring_soon())
+            delay_s = RING_AGAIN_S if self._was_left else RING_FIRST_S
+            self._ringing = asyncio.get_running_loop().create_task(self._ring_soon(delay_s))
+        self._was_left = advance.ready_left
 
-    async def _ring_soon(self) -> None:
-        await asyncio.sleep(RING_EVERY_S)
+    async def _ring_soon(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
         await self.ring.wake_owners()
 
 
 def _answer(wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
-    """Give each waiting slot a claim or None; return the claims whose slots went away meanwhile."""
+    """Give each waiting slot a claim or None; return the claims that are left over."""
     left = list(reversed(claims))
     for wish in wishes:
         if not wish.future.done():
             wish.future.set_result(left.pop() if wish.wants_step and left else None)
-    return left
+    return left[::-1]

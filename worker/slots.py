@@ -46,24 +46,53 @@ class _HeldRun:
 
 @dataclass(slots=True)
 class Slots:
-    """All slots of a process. One :meth:`hold` a dispatch job."""
+    """All slots of a process, at most ``capacity`` at once. A dispatch job opens one, the pump opens spare ones."""
 
-    pump: Pump
-    runner: StepRunner
+    capacity: int
     store: TaskStore
     clock: Clock
+    runner: StepRunner
     watcher: RunWatcher
+    pump: Pump = field(init=False)
     _held: dict[str, _HeldRun] = field(default_factory=dict)
+    _open: int = 0
+    _grown: set[asyncio.Task[int]] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hold(self) -> int:
-        """Hold one slot until nothing is claimable; return how many steps it ran."""
+        """Hold one slot until nothing is claimable; return how many steps it ran. At once 0 when all are held."""
+        if self.spare() <= 0:
+            return 0
+        self._open += 1
+        return await self._slot(None)
+
+    def spare(self) -> int:
+        """Return how many slots nobody holds."""
+        return self.capacity - self._open
+
+    def grow(self, claim: Claim) -> None:
+        """Open a slot for a claim that no dispatch waits for."""
+        self._open += 1
+        task = asyncio.get_running_loop().create_task(self._slot(claim))
+        self._grown.add(task)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[int]) -> None:
+        self._grown.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("slot_failed", error=repr(task.exception()))
+
+    async def _slot(self, claim: Claim | None) -> int:
+        """Run steps one after another, beginning with ``claim`` if there is one, until nothing is claimable."""
         count = 0
-        claim = await self.pump.next_step(None)
-        while claim is not None:
-            end = await self._run(claim)
-            count += 1
-            claim = await self.pump.next_step(end)
+        try:
+            claim = claim or await self.pump.next_step(None)
+            while claim is not None:
+                end = await self._run(claim)
+                count += 1
+                claim = await self.pump.next_step(end)
+        finally:
+            self._open -= 1
         return count
 
     def stop_run(self, run_id: str, stop: Stop, reason: str) -> None:

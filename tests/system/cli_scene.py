@@ -98,13 +98,15 @@ class Scene:
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of this home but the ones that tests call themselves."""
-        runtime = str(load_settings(agent_home=self.home).runtime_dir)
+        # Sockets lie in a folder named after the home, wherever the scene's own environment puts it.
+        runtime = load_settings(agent_home=self.home).runtime_dir.name.rpartition("-")[2]
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 words = process.cmdline()
                 is_ours = any(runtime in word for word in words)
-                if not is_ours and any(word in ("orchestrator.cli", "worker") for word in words):
+                is_service = {"orchestrator.cli", "worker"} & set(words) or words[-1:] == ["up"]
+                if not is_ours and is_service:
                     is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)

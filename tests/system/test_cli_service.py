@@ -93,7 +93,7 @@ def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: Sc
     report = json.loads(command.communicate(timeout=120)[0])
 
     assert report["exit_code"] == 0
-    assert report["steps"][0]["fence"] == 2
+    assert report["steps"][0]["fence"] > 1
     assert report["steps"][0]["lost_leases"] == 1
 
 

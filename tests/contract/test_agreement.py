@@ -68,7 +68,7 @@ KINDS = st.sampled_from([StepKind.PYTHON, StepKind.PYTHON, StepKind.MAP])
 PLANS = st.lists(st.tuples(KINDS, st.sets(st.integers(0, 4), max_size=3), st.integers(0, 2)), min_size=1, max_size=5)
 ANY = st.integers(0, 1000)
 POLICIES = st.sampled_from(list(FailurePolicy))
-ORDERS = st.sampled_from(["interrupt", "interrupt", "pause", "cancel"])
+ORDERS = st.sampled_from(["interrupt", "pause", "resume", "resume", "cancel"])
 ENDS = st.sampled_from([completed, completed, failed, cancelled])
 
 
@@ -230,17 +230,12 @@ class StoresAgree(RuleBasedStateMachine):
         task_id, own, now_us = _one(self.tasks, which).id, self.own, self.now_us
         if order == "cancel":
             self.both(lambda store: store.cancel_task(own, task_id, reason="r", now_us=now_us))
-        else:
+        elif order != "resume":
             self.both(lambda store: store.pause_task(own, task_id, reason="r", now_us=now_us))
         for worker_id in self.workers[-2:]:
             self.both(lambda store, worker=worker_id: _interrupts(store, worker))  # type: ignore[misc]
-        if order == "interrupt":
+        if order in {"interrupt", "resume"}:
             self.both(lambda store: store.resume_task(own, task_id, now_us=now_us))
-
-    @rule(which=ANY)
-    def go_on(self, which: int) -> None:
-        task_id = _one(self.tasks, which).id
-        self.both(lambda store: store.resume_task(self.own, task_id, now_us=self.now_us))
 
     @precondition(lambda self: self.ended_badly())
     @rule(which=ANY)

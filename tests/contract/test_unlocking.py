@@ -54,6 +54,16 @@ async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: 
     assert step_ids(advance.claims) == ["join"]
 
 
+@pytest.mark.spec("DAG-04", "EVT-02")
+async def test_step_unlocked_and_claimed_in_one_transaction_tells_so_in_order(scene: Scene) -> None:
+    await scene.task("a", make_step("b", depends_on=("a",)))
+
+    (claim,) = (await scene.advance([completed(await scene.claim_one())], claim=1)).claims
+
+    events = await scene.event_types(claim.identity.run_id)
+    assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
+
+
 @pytest.mark.spec("CARD-2")
 async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(scene: Scene, other_store: Store) -> None:
     second_worker = await scene.another_worker()

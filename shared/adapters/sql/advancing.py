@@ -58,16 +58,19 @@ def _claim(
 ) -> tuple[list[Claim], bool]:
     """Return the claims, in turn, and whether more could have been claimed."""
     claims: list[Claim] = []
+    is_left = False
     for _ in range(PASSES):
         turns = _turns(tx, wish, seen, wish.claim - len(claims) if seen.is_live else 0)
+        is_left = turns.is_left
         if not turns.order:
-            return claims, turns.is_left
+            break
         taken = take(tx, contexts, journal, wish, turns)
-        claims += [taken[lane].pop() for lane in turns.order if taken.get(lane)]
-        if len(claims) >= min(wish.claim, len(turns.order)):
-            return claims, turns.is_left
+        found = [taken[lane].pop() for lane in turns.order if taken.get(lane)]
+        claims += found
+        if len(found) == len(turns.order):
+            break
         seen = look(tx, wish)
-    return claims, turns.is_left
+    return claims, is_left
 
 
 def _turns(tx: Transaction, wish: Wish, seen: Look, claim: int) -> Turns:

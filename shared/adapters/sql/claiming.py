@@ -8,6 +8,7 @@ ready work, shares itself out among their sessions in turn, and takes each lane'
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from shared.adapters.sql.ending import Wish
@@ -211,19 +212,32 @@ def share_out(lanes: Sequence[Lane], want: int, room: dict[str, int], last_turn:
     then age; never beyond ``room``.
     """
     turns = Turns()
-    while True:
-        open_lanes = [
-            lane for lane in lanes if lane.taken < lane.ready and all(room.get(scope, 1) > 0 for scope in lane.scopes)
-        ]
-        if not open_lanes or want <= 0:
-            turns.is_left = bool(open_lanes)
-            return turns
-        lane = min(open_lanes, key=lambda lane: (turns.turn.get(lane.session_id, lane.last_claimed), lane.head))
-        lane.taken += 1
-        last_turn += 1
-        want -= 1
-        turns.turn[lane.session_id] = last_turn
-        turns.order.append(lane.key)
-        for scope in lane.scopes:
-            if scope in room:
-                room[scope] -= 1
+    queue = [(lane.last_claimed, lane.head, place) for place, lane in enumerate(lanes)]
+    heapify(queue)
+    while queue and len(turns.order) < want:
+        turn, head, place = heappop(queue)
+        lane = lanes[place]
+        now = turns.turn.get(lane.session_id, turn)
+        if now != turn:
+            # Another lane of the session has been served since: this one's turn comes later.
+            heappush(queue, (now, head, place))
+        elif _fits(lane, room):
+            last_turn += 1
+            _serve(lane, turns, room, last_turn)
+            if lane.taken < lane.ready:
+                heappush(queue, (last_turn, lane.head, place))
+    turns.is_left = any(_fits(lanes[place], room) for *_, place in queue)
+    return turns
+
+
+def _fits(lane: Lane, room: Mapping[str, int]) -> bool:
+    return all(room.get(scope, 1) > 0 for scope in lane.scopes)
+
+
+def _serve(lane: Lane, turns: Turns, room: dict[str, int], turn: int) -> None:
+    lane.taken += 1
+    turns.order.append(lane.key)
+    turns.turn[lane.session_id] = turn
+    for scope in lane.scopes:
+        if scope in room:
+            room[scope] -= 1

@@ -42,7 +42,7 @@ class _Work:
     error: BaseException | None = None
 
 
-class _Undone(Exception):
+class _UndoneError(Exception):
     """The group has to be rolled back and each of it tried alone. Raised and caught in this module."""
 
 
@@ -140,7 +140,7 @@ class Database:
         """Write all of the group in one transaction, or each in its own when that fails."""
         try:
             self._attempt(group)
-        except _Undone:
+        except _UndoneError:
             for work in group:
                 self._write_alone(work)
 
@@ -148,7 +148,7 @@ class Database:
         for _ in range(TRIES):
             try:
                 self._attempt([work])
-            except _Undone as undone:
+            except _UndoneError as undone:
                 work.error = undone.__cause__
                 if not is_conflict(work.error or undone):
                     break
@@ -163,22 +163,22 @@ class Database:
         """Run the group's functions and commit.
 
         Raises:
-            _Undone: nothing was written; the cause says why.
+            _UndoneError: nothing was written; the cause says why.
         """
         try:
             connection = self._connected()
             transaction = connection.begin()
         except Exception as error:
             self._drop()
-            raise _Undone from error
+            raise _UndoneError from error
         try:
             for work in group:
                 self._run(work, connection)
             transaction.commit()
-        except _Undone as undone:
+        except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)
             raise
-        except Exception as error:  # a commit that failed: whatever the driver says of it, nobody may hear "done"
+        except Exception as error:  # noqa: BLE001  # a failed commit: whatever the driver says, nobody may hear "done"
             self._roll_back(transaction, error)
             for work in group:
                 work.error = UnavailableError(f"the database did not confirm a commit: {error}")
@@ -190,10 +190,10 @@ class Database:
             work.result = work.function(transaction)
         except SoongError as error:
             if transaction.has_written:
-                raise _Undone from error
+                raise _UndoneError from error
             work.error = error
         except Exception as error:
-            raise _Undone from error
+            raise _UndoneError from error
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
@@ -204,7 +204,7 @@ class Database:
     def _roll_back(self, transaction: Any, cause: BaseException | None) -> None:
         try:
             transaction.rollback()
-        except Exception:  # a connection that cannot even roll back is of no use; the server undoes its transaction
+        except Exception:  # noqa: BLE001  # no use in a connection that cannot roll back; the server undoes its work
             self._drop()
         else:
             if cause is not None and is_unavailable(cause):
@@ -217,7 +217,7 @@ class Database:
         try:
             connection.invalidate()
             connection.close()
-        except Exception:  # it is being thrown away
+        except Exception:  # noqa: BLE001  # it is being thrown away
             self._writer_engine.dispose()
 
 

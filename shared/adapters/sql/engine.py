@@ -30,6 +30,8 @@ _POSTGRES_SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    # Planned once: planning the fused statements anew takes longer than executing them.
+    "plan_cache_mode": "force_generic_plan",
     "jit": "off",
     # A client that vanished in the middle of a transaction must not hold its locks for long.
     "idle_in_transaction_session_timeout": "60s",

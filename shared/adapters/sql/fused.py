@@ -9,12 +9,15 @@ from typing import Any, Final
 from shared.adapters.sql.claiming import Look, Turns, lane_of_row, look, most_ready
 from shared.adapters.sql.ending import Ended, Wish, end_row, has_owner_work, note_end, owner_work
 from shared.adapters.sql.journal import Journal
-from shared.adapters.sql.reading import Contexts, Told, results_of_rows
+from shared.adapters.sql.reading import Contexts, results_of_rows
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.transaction import Row, Transaction
+from shared.adapters.sql.transaction import Transaction
 from shared.adapters.sql.unlocking import settle_unlocked
 from shared.tasks.step import Claim, StepEnd
 
+# Planned once and kept (see engine), so each has one sensible plan only: no join between two parts of a statement
+# (a row carries what later parts need), the tables reached by one index each, and conditions that would tempt the
+# planner to another index written so that they cannot ("status || ''").
 END_AND_UNLOCK: Final = Statement(
     "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what waited",
     """
@@ -23,10 +26,12 @@ END_AND_UNLOCK: Final = Statement(
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
             is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
             cancel_reason = NULL
-        FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text)
+        FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text,
+                     run_status text, end_reason text, usage text, events json, nodes json)
         WHERE steps.key = e.key AND steps.run_id = e.run_id AND steps.fence = e.fence
-          AND steps.worker_id = :worker_id AND steps.status IN ('claimed', 'running')
-        RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key
+          AND steps.worker_id || '' = :worker_id AND steps.status || '' IN ('claimed', 'running')
+        RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
+                  e.run_status, e.end_reason, e.usage, e.events, e.nodes
     ), fallen AS (
         SELECT w.key, w.number FROM (
             SELECT key, sum(number) AS number FROM (
@@ -44,37 +49,33 @@ END_AND_UNLOCK: Final = Statement(
                           WHEN kind = 'map' THEN 'expanding'
                           ELSE 'ready' END,
             ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END
-        FROM fallen AS f WHERE steps.key = f.key AND steps.status IN ('pending', 'waiting')
+        FROM fallen AS f WHERE steps.key = f.key AND steps.status || '' IN ('pending', 'waiting')
         RETURNING steps.key, steps.task_id, steps.status, steps.kind, steps.run_id, steps.open_deps
     ), counted AS (
         UPDATE runs SET
             status = coalesce(c.status, runs.status), end_reason = coalesce(c.end_reason, runs.end_reason),
             ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
             usage = coalesce(c.usage, runs.usage),
-            last_seq = last_seq + c.events, last_node = last_node + c.nodes
+            last_seq = last_seq + json_array_length(c.events), last_node = last_node + json_array_length(c.nodes)
         FROM (
-            SELECT given.run_id, given.status, given.end_reason, given.usage, given.events, given.nodes
-            FROM @changes given(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                                events bigint, nodes bigint)
-            JOIN ended ON ended.run_id = given.run_id
+            SELECT run_id, run_status AS status, end_reason, usage, events, nodes FROM ended
             UNION ALL
-            SELECT run_id, NULL, NULL, NULL, 1, 0 FROM unlocked WHERE status = 'ready'
+            SELECT run_id, NULL, NULL, NULL, json_build_array(json_build_array(
+                       'step_ready', NULL, json_build_object('step', key)::text)), '[]'::json
+            FROM unlocked WHERE status = 'ready'
         ) AS c WHERE runs.id = c.run_id
-        RETURNING runs.id, runs.last_seq, runs.last_node
+        RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
-        SELECT counted.id, counted.last_seq - v.back, v.type, v.time_us, v.data
-        FROM @events v(run_id text, back bigint, type text, time_us bigint, data text)
-        JOIN counted ON counted.id = v.run_id
-        UNION ALL
-        SELECT counted.id, counted.last_seq, 'step_ready', :now_us, json_build_object('step', unlocked.key)::text
-        FROM unlocked JOIN counted ON counted.id = unlocked.run_id WHERE unlocked.status = 'ready'
+        SELECT counted.id, counted.last_seq - json_array_length(counted.events) + v.place,
+               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) WITH ORDINALITY AS v(event, place)
     ), grown AS (
         INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
-        SELECT counted.id, counted.last_node - v.back, coalesce(v.parent, counted.last_node - v.back - 1),
-               v.kind, v.payload, v.created_us
-        FROM @nodes v(run_id text, back bigint, parent bigint, kind text, payload text, created_us bigint)
-        JOIN counted ON counted.id = v.run_id
+        SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
+               coalesce((v.node->>0)::bigint, counted.last_node - json_array_length(counted.nodes) + v.place - 1),
+               v.node->>1, v.node->>2, :now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
     )
     SELECT 1, key, task_id, session_id, '', '', 0 FROM ended
     UNION ALL
@@ -97,11 +98,12 @@ LOOK: Final = Statement(
     SELECT 'cap', to_json(scope) FROM caps
     UNION ALL
     SELECT 'task', json_build_array(t.task_id,
-        EXISTS (SELECT 1 FROM steps WHERE task_id = t.task_id AND status = 'expanding'),
-        EXISTS (SELECT 1 FROM steps
-                WHERE session_id = t.session_id AND status = 'failed' AND is_settled = 0 AND task_id = t.task_id),
-        EXISTS (SELECT 1 FROM steps WHERE task_id = t.task_id
-                AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')))
+        (SELECT 1 FROM steps
+         WHERE session_id = t.session_id AND status = 'expanding' AND task_id = t.task_id LIMIT 1),
+        (SELECT 1 FROM steps
+         WHERE session_id = t.session_id AND status = 'failed' AND is_settled = 0 AND task_id = t.task_id LIMIT 1),
+        (SELECT 1 FROM steps WHERE task_id = t.task_id
+         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting') LIMIT 1))
     FROM touched AS t
     UNION ALL
     SELECT 'lane', json_build_array(l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
@@ -136,33 +138,32 @@ TAKE: Final = Statement(
                   steps.lane
     ), started AS (
         UPDATE runs SET
-            status = 'running', fence = claimed.fence, worker_id = :worker_id,
+            status = 'running', fence = c.fence, worker_id = :worker_id,
             started_us = coalesce(runs.started_us, :now_us), last_seq = runs.last_seq + 2
-        FROM claimed WHERE runs.id = claimed.run_id
-        RETURNING runs.id, runs.session_id, agent_id, role, definition, parent_run_id, parent_agent_id, runs.task_id,
-                  step_key, step_title, model, token, surface, last_seq
+        FROM claimed AS c WHERE runs.id = c.run_id
+        RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
+                  c.ordinal, c.lane,
+                  agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
+                  last_seq
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
-        SELECT s.id, s.last_seq - 1, 'step_claimed', :now_us,
-               json_build_object('step', c.key, 'fence', c.fence, 'worker', :worker_id::text)::text
-        FROM claimed AS c JOIN started AS s ON s.id = c.run_id
+        SELECT run_id, last_seq - 1, 'step_claimed', :now_us,
+               json_build_object('step', key, 'fence', fence, 'worker', :worker_id::text)::text FROM started
         UNION ALL
-        SELECT s.id, s.last_seq, CASE WHEN c.starts > 1 THEN 'run_resumed' ELSE 'run_started' END, :now_us,
-               json_build_object('step', c.key, 'fence', c.fence)::text
-        FROM claimed AS c JOIN started AS s ON s.id = c.run_id
+        SELECT run_id, last_seq, CASE WHEN starts > 1 THEN 'run_resumed' ELSE 'run_started' END, :now_us,
+               json_build_object('step', key, 'fence', fence)::text FROM started
     ), turned AS (
         UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint)
-        WHERE sessions.id = t.id AND t.id IN (SELECT session_id FROM claimed)
-          AND sessions.ordinal IN (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED)
+        WHERE sessions.ordinal = (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED)
     )
-    SELECT c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
-           c.ordinal, c.lane,
-           s.id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
-           s.step_key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
+    SELECT s.key, s.fence, s.starts, s.run_id, s.kind, s.spec, s.attempt, s.task_id, s.session_id, s.priority,
+           s.ordinal, s.lane,
+           s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
+           s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
            (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
                             ORDER BY e.position)
-            FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = c.key)
-    FROM claimed AS c JOIN started AS s ON s.id = c.run_id JOIN sessions ON sessions.id = c.session_id
+            FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key)
+    FROM started AS s JOIN sessions ON sessions.id = s.session_id
     """,
 )
 
@@ -174,21 +175,11 @@ def end_and_look(
 
     Return what the ends did, the sessions whose owner has something to do, and the look.
     """
-    told = Journal(wish.now_us)
-    for end in ends.values():
-        note_end(told, end)
     with tx.pipeline():
         ended_reply = None
         if ends:
-            ended_reply = tx.send(
-                END_AND_UNLOCK,
-                ends=[end_row(end) for end in ends.values()],
-                changes=told.change_rows(),
-                events=told.event_rows(),
-                nodes=told.node_rows(),
-                worker_id=wish.worker_id,
-                now_us=wish.now_us,
-            )
+            rows = [_end_row(end, wish.now_us) for end in ends.values()]
+            ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=wish.worker_id, now_us=wish.now_us)
         look_reply = tx.send(LOOK, worker_id=wish.worker_id, keys=list(ends), most=most_ready(wish))
         ended_rows = ended_reply.rows() if ended_reply is not None else ()
         seen = look_reply.rows()
@@ -207,6 +198,13 @@ def end_and_look(
         if kind == "task" and fields[0] in ended.sessions and has_owner_work(tx, *fields)
     )
     return ended, owners, _look(seen)
+
+
+def _end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
+    """Return an end with all that it writes to its run."""
+    told = Journal(now_us)
+    note_end(told, end)
+    return (*end_row(end), *told.end_of(end.run_id))
 
 
 def _look(rows: Any) -> Look:

@@ -204,12 +204,17 @@ class Journal:
         self._entries = {}
 
     def change_rows(self) -> list[tuple[object, ...]]:
-        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that stands already."""
+        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
         return [
             (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
             for run_id, e in sorted(self._entries.items())
             if e.new is None
         ]
+
+    def end_of(self, run_id: str) -> tuple[object, ...]:
+        """Return (status, end reason, usage, [[type, time, data]…], [[parent, kind, payload]…]) of one run."""
+        e = self._entries[run_id]
+        return e.status, e.end_reason, e.usage, e.events, e.nodes
 
     def event_rows(self) -> list[tuple[object, ...]]:
         """Return (run id, place from the last, type, time, data) of each event."""

@@ -1,9 +1,9 @@
 """Sessions and the processes around them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Table, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Table, func, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -17,7 +17,7 @@ from shared.errors import ConflictError, NotFoundError
 from shared.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
-_NOT_GONE: Final = literal_column("'gone'")
+_GONE: Final[ColumnElement[str]] = literal_column("'gone'")
 _LEASED: Final = steps.c.status.in_([literal_column("'claimed'"), literal_column("'running'")])
 
 ADOPT: Final = Statement(
@@ -80,7 +80,7 @@ class SqlSessions:
         return await self._database.write(lambda tx: tx.count(BEAT_OWNER, id=owner_id) > 0)
 
     async def owners(self) -> Sequence[Owner]:
-        wanted = select(owners).where(owners.c.state != _NOT_GONE).order_by(owners.c.ordinal)
+        wanted = select(owners).where(owners.c.state != _GONE).order_by(owners.c.ordinal)
         return await self._database.read(lambda tx: [owner_of(row) for row in tx.execute(wanted)])
 
     async def expire_owner(self, owner_id: str, beat: int) -> bool:
@@ -241,17 +241,18 @@ class SqlSessions:
     async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
         wanted = select(workers).order_by(workers.c.ordinal)
         if not include_gone:
-            wanted = wanted.where(workers.c.state != _NOT_GONE)
+            wanted = wanted.where(workers.c.state != _GONE)
         leases = select(steps.c.worker_id, func.count()).where(_LEASED).group_by(steps.c.worker_id)
 
         def read(tx: Transaction) -> list[Worker]:
-            busy: dict[str, int] = {row[0]: row[1] for row in tx.execute(leases)}
+            held: Sequence[Any] = tx.execute(leases).all()
+            busy = {str(worker_id): int(number) for worker_id, number in held}
             return [worker_of(row, busy.get(row.id, 0)) for row in tx.execute(wanted)]
 
         return await self._database.read(read)
 
 
-def _add(tx: Transaction, table: Table, values: dict[str, object]) -> None:
+def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> None:
     """Insert a row; one that stands already stays as it is, so that saying it twice does no harm."""
     insert: Any = postgres_insert if tx.is_postgres else sqlite_insert
     tx.execute(insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"]))

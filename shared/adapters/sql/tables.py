@@ -6,6 +6,7 @@ behind the status tables in :mod:`shared.tasks.status` and :mod:`shared.runs.sta
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -71,7 +72,7 @@ def _flag(column: str) -> CheckConstraint:
     return CheckConstraint(f"{column} IN (0, 1)", name=column)
 
 
-def _where(condition: str) -> dict[str, object]:
+def _where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
@@ -188,7 +189,9 @@ steps = Table(
     metadata,
     _ordinal(),
     Column("key", Text, nullable=False, unique=True),
-    Column("task_id", Text, ForeignKey("tasks.id"), nullable=False),
+    # No foreign keys here and in runs, events and nodes: they are written by one program in the transaction of what
+    # they belong to, and PostgreSQL would check them again at every claim.
+    _text("task_id", None),
     _text("session_id", None),
     _text("step_id", None),
     _text("title"),
@@ -271,7 +274,7 @@ runs = Table(
     metadata,
     _ordinal(),
     _id(),
-    Column("session_id", Text, ForeignKey("sessions.id"), nullable=False, index=True),
+    Column("session_id", Text, nullable=False, index=True),
     _text("agent_id"),
     _text("role", None),
     _text("definition"),
@@ -309,7 +312,6 @@ surfaces = Table(
     _text("body", None),
 )
 
-# No foreign key to runs: a row is only written with the counters of its run, and the check would lock that row again.
 events = Table(
     "events",
     metadata,

@@ -114,7 +114,7 @@ class SqlTasks:
 
     async def counts(self, task_id: str) -> TaskCounts:
         counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)
-        found = await self._database.read(lambda tx: tx.execute(counted).all())
+        found: Sequence[Any] = await self._database.read(lambda tx: tx.execute(counted).all())
         return TaskCounts({StepStatus(status): number for status, number in found})
 
     # -- a worker's side
@@ -243,7 +243,8 @@ def read_steps(tx: Transaction, condition: ColumnElement[bool]) -> list[Step]:
         .order_by(edges.c.child_key, edges.c.position)
     )
     depends_on: dict[str, list[str]] = {}
-    for child, parent in tx.execute(needed):
+    pairs: Sequence[Any] = tx.execute(needed).all()
+    for child, parent in pairs:
         depends_on.setdefault(child, []).append(parent)
     rows = tx.execute(select(steps).where(condition).order_by(steps.c.ordinal))
     return [step_of(row, depends_on.get(row.key, ())) for row in rows]

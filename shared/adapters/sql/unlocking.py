@@ -106,6 +106,6 @@ def note_maps(tx: Transaction, journal: Journal, events: Sequence[tuple[str, str
     """Note (step key, task id, event) of map steps, which have no run, in the logs of their tasks' root runs."""
     if not events:
         return
-    roots = dict(tx.rows(ROOT_RUNS, task_ids=sorted({task_id for _, task_id, _ in events})))
+    roots: dict[str, str] = dict(tx.rows(ROOT_RUNS, task_ids=sorted({task_id for _, task_id, _ in events})))
     for key, task_id, type_ in events:
         journal.note(roots[task_id], type_, step=key)

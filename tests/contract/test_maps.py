@@ -87,6 +87,8 @@ async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(s
 
     assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
     assert step_ids(advance.claims) == ["report"]
+    events = await scene.event_types(advance.claims[0].identity.run_id)
+    assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
 
 
 async def test_output_of_a_map_is_its_childrens_in_item_order(scene: Scene) -> None:

@@ -19,17 +19,21 @@ from shared.tasks.step import Claim, StepEnd
 # (a row carries what later parts need), the tables reached by one index each, and conditions that would tempt the
 # planner to another index written so that they cannot ("status || ''").
 END_AND_UNLOCK: Final = Statement(
-    "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what waited",
+    "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what "
+    "waited; the worker is held before its steps are, as by whoever declares it gone",
     """
-    WITH ended AS (
+    WITH holder AS MATERIALIZED (
+        SELECT id FROM workers WHERE id = :worker_id FOR SHARE
+    ), ended AS (
         UPDATE steps SET
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
             is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
             cancel_reason = NULL
         FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text,
                      run_status text, end_reason text, usage text, events json, nodes json)
+             CROSS JOIN holder
         WHERE steps.key = e.key AND steps.run_id = e.run_id AND steps.fence = e.fence
-          AND steps.worker_id || '' = :worker_id AND steps.status || '' IN ('claimed', 'running')
+          AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
                   e.run_status, e.end_reason, e.usage, e.events, e.nodes
     ), fallen AS (
@@ -190,7 +194,8 @@ def end_and_look(
     opened = [row[1:] for row in ended_rows if row[0] == 2]
     ended.ready, has_completed_maps = settle_unlocked(tx, journal, opened, wish.now_us)
     if has_completed_maps:
-        # More has opened since that look.
+        # More has opened since that look; told before a claim of it writes its own events.
+        journal.flush(tx)
         return ended, owner_work(tx, ended), look(tx, wish)
     owners = frozenset(
         ended.sessions[fields[0]]

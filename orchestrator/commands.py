@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from shared.clock import Clock
-from shared.errors import ConflictError, UsageError
+from shared.errors import ConflictError, NotOwnerError, UsageError
 from shared.runs.store import RunStore
 from shared.sessions.session import Command, CommandKind, Ownership
 from shared.sessions.store import SessionStore
@@ -27,19 +27,21 @@ class Commands:
     ring: Ring
     clock: Clock
 
-    async def carry_out(self, ownership: Ownership) -> int:
-        """Return how many commands were ended."""
+    async def carry_out(self, ownership: Ownership) -> bool:
+        """Carry out what is open; say whether the session was closed by it."""
         commands = await self.sessions.take_commands(ownership)
         for command in commands:
             try:
                 await self._do(ownership, command)
+            except NotOwnerError:
+                raise  # the successor carries it out
             except (UsageError, ConflictError) as error:
                 await self.sessions.end_command(command.id, refusal=str(error))
             else:
                 await self.sessions.end_command(command.id)
         if commands:
             await self.ring.wake_session(ownership.session_id)
-        return len(commands)
+        return any(command.kind is CommandKind.CLOSE for command in commands)
 
     async def _do(self, ownership: Ownership, command: Command) -> None:
         now_us = self.clock.now_us()

@@ -9,6 +9,7 @@ from typing import Final
 
 from orchestrator.expander import Expander
 from shared.clock import Clock
+from shared.errors import InvalidTransitionError
 from shared.log import get_logger
 from shared.runs.store import RunStore
 from shared.sessions.session import Ownership
@@ -55,9 +56,17 @@ class Scheduler:
         due = await self.tasks.promote_due(ownership, now_us=self.clock.now_us())
         await self.expander.expand_all(ownership)
         while failed := await self.tasks.failures(ownership):
-            retries = [await self._settle(ownership, step) for step in failed]
+            retries = [await self._settle_still(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
         return Look(tuple(await self._finish(ownership)), due)
+
+    async def _settle_still(self, ownership: Ownership, step: Step) -> int | None:
+        """Settle a failure unless settling another one of the same look has done it: fail_task settles all."""
+        try:
+            return await self._settle(ownership, step)
+        except InvalidTransitionError as error:
+            log.info("settled_meanwhile", step=step.key, reason=str(error))
+            return None
 
     async def _settle(self, ownership: Ownership, step: Step) -> int | None:
         """Retry the step (and return when) or make its failure final."""

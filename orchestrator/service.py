@@ -18,7 +18,7 @@ from orchestrator.dispatcher import Dispatcher
 from orchestrator.reaper import Reaper
 from orchestrator.scheduler import Ended, Scheduler
 from shared.clock import Clock
-from shared.errors import ConflictError, UnavailableError
+from shared.errors import NotOwnerError, UnavailableError
 from shared.ids import new_id
 from shared.log import get_logger
 from shared.permissions.request import PermissionCallback
@@ -122,7 +122,7 @@ class Orchestrator:
     async def worker_died(self, pid: int) -> None:
         """Free the leases of a worker process on this host that is known to have ended."""
         concerned = await self._reaper.process_died(socket.gethostname(), pid)
-        await self.look(concerned)
+        await self._safely(self.look(concerned))
 
     def attach_callback(self, session_id: str, callback: PermissionCallback) -> None:
         """Let an SDK callback in this process fill the session's one callback."""
@@ -132,20 +132,23 @@ class Orchestrator:
         self.parts.desk.detach(session_id)
 
     async def look(self, session_ids: Iterable[str] | None = None) -> None:
-        """Look at the given sessions (None: all owned) and fill free slots. One look at a time.
+        """Look at the given sessions (None: all owned), at those adopted with them, and fill free slots.
 
-        No sessions means that only slots are to be filled: that costs two reads, a session's look eight.
+        One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
         """
         async with self._looking:
-            if session_ids is None or not set(session_ids) <= self._owned.keys():
-                await self._adopt()
-            for session_id in list(self._owned if session_ids is None else session_ids):
-                if session_id in self._owned:
-                    await self._look_at(self._owned[session_id])
+            wanted = set(self._owned if session_ids is None else session_ids)
+            if session_ids is None or not wanted <= self._owned.keys():
+                wanted |= await self._adopt()
+            for session_id in sorted(wanted & self._owned.keys()):
+                await self._safely(self._look_at(self._owned[session_id]))
             await self.parts.dispatcher.look()
 
     async def _register(self) -> None:
-        self.owner_id = new_id("own")
+        """Begin as a new owner; until the row stands, the old name is kept."""
+        owner = Owner(new_id("own"), socket.gethostname(), os.getpid(), self.parts.clock.now_us())
+        await self.parts.store.register_owner(owner)
+        self.owner_id = owner.id
         self._reaper = Reaper(
             self.parts.store,
             self.parts.store,
@@ -154,33 +157,39 @@ class Orchestrator:
             max_lost_leases=self.settings.max_lost_leases,
             owner_id=self.owner_id,
         )
-        owner = Owner(self.owner_id, socket.gethostname(), os.getpid(), self.parts.clock.now_us())
-        await self.parts.store.register_owner(owner)
 
-    async def _adopt(self) -> None:
-        for session in await self.parts.store.adopt_sessions(self.owner_id):
+    async def _adopt(self) -> set[str]:
+        adopted = await self.parts.store.adopt_sessions(self.owner_id)
+        for session in adopted:
             self._owned[session.id] = session.ownership
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
+        return {session.id for session in adopted}
 
     async def _look_at(self, ownership: Ownership) -> None:
         session_id = ownership.session_id
         try:
-            await self.parts.commands.carry_out(ownership)
+            is_closed = await self.parts.commands.carry_out(ownership)
             look = await self.parts.scheduler.look(ownership)
             is_active = bool(await self.parts.store.open_tasks(ownership))
-        except ConflictError as error:
-            # Somebody else owns it now, or it was closed: it is no longer ours to look at.
+        except NotOwnerError as error:
+            # Somebody else owns it now: it is no longer ours to look at.
             log.info("session_left", session=session_id, reason=str(error))
-            self._owned.pop(session_id, None)
-            self._active.discard(session_id)
+            self._forget(session_id)
             return
         (self._active.add if is_active else self._active.discard)(session_id)
-        await self.parts.desk.review([session_id])
+        if is_closed and not is_active:
+            self._forget(session_id)
+        else:
+            await self.parts.desk.review([session_id])
         self._look_later(session_id, look.due_us)
         for end in look.ended:
             await self.parts.recorder.write(end)
         if look.ended:
             await self.parts.ring.wake_session(session_id)
+
+    def _forget(self, session_id: str) -> None:
+        self._owned.pop(session_id, None)
+        self._active.discard(session_id)
 
     def _look_later(self, session_id: str, due_us: int | None) -> None:
         """Come back when the session's next retry is due, if that is before the next sweep."""
@@ -198,17 +207,16 @@ class Orchestrator:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.settings.beat_s)
-            try:
-                if await self.parts.store.beat_owner(self.owner_id):
-                    continue
-            except UnavailableError as error:
-                log.warning("beat_unanswered", error=str(error))
-                continue
-            # Declared gone: what we owned may be owned by another. Begin anew under another name.
-            log.error("owner_lost", owner=self.owner_id)
-            self._owned.clear()
-            self._active.clear()
-            await self._register()
+            await self._safely(self._beat_once())
+
+    async def _beat_once(self) -> None:
+        if await self.parts.store.beat_owner(self.owner_id):
+            return
+        # Declared gone: what we owned may be owned by another. Begin anew under another name.
+        log.error("owner_lost", owner=self.owner_id)
+        self._owned.clear()
+        self._active.clear()
+        await self._register()
 
     async def _sweep(self) -> None:
         count = 0
@@ -219,14 +227,16 @@ class Orchestrator:
 
     async def _sweep_once(self, *, is_full: bool) -> None:
         concerned = await self._reaper.sweep()
-        await self.look(None if is_full else self._active | concerned)
+        adopted = await self._adopt()
+        await self.look(None if is_full else self._active | concerned | adopted)
 
     async def _hear_owners(self) -> None:
         ear = await self.parts.switchboard.owner_ear()
         while True:
             heard = await ear.wait(self.settings.sweep_s)
             if heard:
-                await self._safely(self.look(sorted(set(heard) - {""})))
+                # Slots to fill, or an ear that was away: the sweep looks at what it missed.
+                await self._safely(self.look(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
         ear = await self.parts.switchboard.permission_ear()

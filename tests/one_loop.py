@@ -34,6 +34,7 @@ from worker.pump import Pump
 from worker.python_step import PythonSteps
 from worker.run import Runner
 from worker.slots import Slots
+from worker.time_limit import TimeLimit
 
 FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 
@@ -41,7 +42,7 @@ FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 class NoAgents:
     """Runs no agents: these tests are about steps."""
 
-    async def run(self, claim: Claim, bound: BoundStep) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd:
         raise AssertionError(f"no agent was expected, and {claim.step_key} is one")
 
 

@@ -39,6 +39,7 @@ from worker.call_log import RunCallLog
 from worker.gate import DecisionInbox, WorkerGate
 from worker.incarnation import Incarnation
 from worker.python_step import failed
+from worker.time_limit import TimeLimit, UntimedGate
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class AgentRuns:
         self._registry.add(CodeTools(PathPolicy(agent_home=self.settings.home)), is_builtin=True)
         self._registry.add(TaskTools(self.store, self._worker_id, self.clock), is_builtin=True)
 
-    async def run(self, claim: Claim, bound: BoundStep) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd:
         """Run the agent of a claimed step from where it stands to its end."""
         try:
             tools = self._tools(claim)
@@ -101,7 +102,7 @@ class AgentRuns:
 
         self.inbox.worker_id = self.incarnation.worker_id
         log = RunCallLog(self.store, self.artifacts, self.clock, claim.identity.run_id, claim.fence)
-        pipeline = self._pipeline(claim, tools, policy, log)
+        pipeline = self._pipeline(claim, tools, policy, log, limit)
         transcript = RunTranscript(self.store, log, self.clock, claim.identity.run_id, claim.fence)
         end = await run_agent(task, model, pipeline, transcript, log, self.clock)
         return _step_end(claim, end, log)
@@ -135,7 +136,9 @@ class AgentRuns:
         roots = (Path(claim.project), Path(claim.cwd), run_dir / "workspace", run_dir / "deliverables")
         return Workplace(Path(claim.project), Path(claim.cwd), run_dir, roots)
 
-    def _pipeline(self, claim: Claim, tools: Sequence[ToolDefinition], policy: Policy, log: RunCallLog) -> ToolPipeline:
+    def _pipeline(
+        self, claim: Claim, tools: Sequence[ToolDefinition], policy: Policy, log: RunCallLog, limit: TimeLimit
+    ) -> ToolPipeline:
         gate = WorkerGate(self.store, self.ring, self.inbox, self.clock, policy, claim.token, self.redactor)
         config = PipelineConfig(
             default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
@@ -144,7 +147,14 @@ class AgentRuns:
         )
         scope = RunScope(claim.identity, claim.fence, self._workplace(claim))
         return ToolPipeline(
-            tools, scope, gate, log, artifacts=self.artifacts, redactor=self.redactor, clock=self.clock, config=config
+            tools,
+            scope,
+            UntimedGate(gate, limit),
+            log,
+            artifacts=self.artifacts,
+            redactor=self.redactor,
+            clock=self.clock,
+            config=config,
         )
 
     def _worker_id(self) -> str:

@@ -78,10 +78,15 @@ class Heartbeat:
         if now - self._ticked_at > self._stall_s:
             log.error("loop_stalled", worker=worker_id, stalled_s=round(now - self._ticked_at, 1))
         elif self._is_alive(worker_id):
-            self._beaten_at = now
+            if self._worker_id == worker_id:
+                self._beaten_at = now
             return
-        if self._clock.monotonic_s() - self._beaten_at > self._trust_s or not self._worker_id:
+        if self.is_overdue() or not self._worker_id:
             self._lose(worker_id)
+
+    def is_overdue(self) -> bool:
+        """Say whether the trust window has passed; asked by the loop too, for a beat that hangs tells nobody."""
+        return self._clock.monotonic_s() - self._beaten_at > self._trust_s
 
     def _is_alive(self, worker_id: str) -> bool:
         try:
@@ -90,11 +95,18 @@ class Heartbeat:
         except UnavailableError as error:
             log.warning("beat_unanswered", worker=worker_id, error=str(error))
             return False
-        self._worker_id = ""  # declared gone: no beat will ever succeed again
+        except Exception:  # this thread is all that keeps the leases: whatever fails counts as unanswered
+            log.exception("beat_failed", worker=worker_id)
+            return False
+        self._forget(worker_id)  # declared gone: no beat will ever succeed again
         return False
 
+    def _forget(self, worker_id: str) -> None:
+        if self._worker_id == worker_id:  # a beat that hung may come back after the next incarnation began
+            self._worker_id = ""
+
     def _lose(self, worker_id: str) -> None:
-        self._worker_id = ""
+        self._forget(worker_id)
         log.error("incarnation_lost", worker=worker_id)
         self._on_lost(worker_id)
 

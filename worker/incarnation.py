@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass, field
 
 from shared.clock import Clock
-from shared.errors import UnavailableError
+from shared.errors import ConflictError, UnavailableError
 from shared.ids import new_id
 from shared.log import get_logger
 from shared.sessions.session import ProcessState, Worker
@@ -56,8 +56,8 @@ class Incarnation:
             protocol=PROTOCOL,
         )
         await self.store.register_worker(worker)
-        self.worker_id = worker.id
         await self.count_workers()
+        self.worker_id = worker.id
         return worker.id
 
     async def count_workers(self) -> None:
@@ -71,5 +71,6 @@ class Incarnation:
         if worker_id:
             try:
                 await self.store.set_worker_state(worker_id, ProcessState.GONE)
-            except UnavailableError as error:
-                log.warning("leave_unanswered", worker=worker_id, error=str(error))
+            except (UnavailableError, ConflictError) as error:
+                # What it may still hold is freed when its lease ends.
+                log.warning("not_left", worker=worker_id, error=str(error))

@@ -5,6 +5,7 @@ handed back; the incarnation is closed; the loop ends. A second signal or a kill
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from shared.clock import Clock
-from shared.errors import UnavailableError
+from shared.errors import SoongError, UnavailableError
 from shared.log import get_logger
 from shared.sessions.session import ProcessState
 from shared.settings import Settings
@@ -36,6 +37,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="soong-loop", daemon=True)
 
     def start(self) -> None:
@@ -48,12 +50,22 @@ class LoopThread:
         self.loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
+        self._is_stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        if not self._is_stopping:
+            # Something ended the loop from within: a process without it would hold its slots and do nothing.
+            log.critical("loop_ended")
+            os._exit(1)
 
 
 class WorkerProcess:
@@ -100,7 +112,8 @@ class WorkerProcess:
         worker_id = await self._incarnation.register()
         self._heartbeat.start(worker_id)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self.pump.run()), loop.create_task(self._hear_interrupts())]
+        works = (self.pump.run(), self._hear_interrupts(), self._watch_trust())
+        self._tasks = [loop.create_task(work) for work in works]
         await self._ring.wake_owners()
 
     async def hold_slot(self) -> int:
@@ -129,13 +142,24 @@ class WorkerProcess:
     async def _drain(self, grace_s: float) -> None:
         self.pump.drain()
         try:
-            await self._store.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
-        except UnavailableError as error:
+            if self._incarnation.worker_id:
+                await self._store.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
+        except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
+        await self.pump.settled()
         if not await self.slots.until_idle(grace_s):
             self.slots.stop_all("hand_back", "the worker stops")
             await self.slots.until_idle(HAND_BACK_S)
         log.info("drained", left=self.slots.busy)
+
+    async def _watch_trust(self) -> None:
+        """Give the incarnation up in time even while a beat hangs in a dead connection."""
+        while True:
+            await asyncio.sleep(min(1.0, self._settings.beat_s / 4))
+            worker_id = self._incarnation.worker_id
+            if worker_id and self._heartbeat.is_overdue():
+                log.error("trust_ended", worker=worker_id)
+                self._lost(worker_id)
 
     def _lost(self, worker_id: str) -> None:
         if self._incarnation.worker_id == worker_id:
@@ -183,3 +207,5 @@ class WorkerProcess:
             await self._incarnation.count_workers()
         except UnavailableError as error:
             log.warning("interrupts_unanswered", error=str(error))
+        except Exception:  # cancel and pause must be heard for as long as the process lives
+            log.exception("interrupts_failed")

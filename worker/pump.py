@@ -7,6 +7,7 @@ a single dispatch fills a whole process. Rows decide everything; the pump holds 
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from shared.errors import UnavailableError
 from shared.log import get_logger
 from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Advance, Claim, Held, StepEnd, StepError
+from shared.tasks.step import Advance, Claim, StepEnd, StepError
 from shared.tasks.store import TaskStore
 from shared.wire.ring import Ring
 
@@ -25,10 +26,16 @@ BATCH = 64
 """Most steps claimed at once: beyond it a transaction's latency grows faster than its throughput."""
 
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Waits between attempts while the database is away; the last one repeats."""
 
 RING_FIRST_S = 0.002
 RING_AGAIN_S = 0.25
 """Work that is left over is told to the owners at once, and again only now and then: whoever was woken stays awake."""
+
+
+def retry_s(attempt: int) -> float:
+    """Return how long to wait after the ``attempt``-th try (from 0)."""
+    return RETRY_S[min(attempt, len(RETRY_S) - 1)]
 
 
 @dataclass(slots=True)
@@ -65,6 +72,7 @@ class Pump:
     is_draining: bool = False
     _wishes: list[_Wish] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ringing: asyncio.Task[None] | None = None
     _was_left: bool = False
 
@@ -81,6 +89,11 @@ class Pump:
         for wish in self._wishes:
             wish.wants_step = False
 
+    async def settled(self) -> None:
+        """Wait until the batch under way, if any, has been written and what it claimed has been placed."""
+        async with self._serving:
+            return
+
     async def run(self) -> None:
         """Serve wishes until cancelled."""
         while True:
@@ -88,7 +101,8 @@ class Pump:
             self._wanted.clear()
             wishes, self._wishes = self._wishes, []
             if wishes:
-                await self._serve(wishes)
+                async with self._serving:
+                    await self._serve(wishes)
 
     async def _serve(self, wishes: list[_Wish]) -> None:
         supply = self.supply()
@@ -102,69 +116,66 @@ class Pump:
                 wish.future.cancel()
             raise
         except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
-            await self._serve_apart(wishes, error)
+            await self._serve_apart(supply, wishes, error)
             return
-        await self._place(supply, _answer(wishes, advance.claims))
+        if self.supply().worker_id != supply.worker_id:
+            _answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
+            return
+        self._place(_answer(wishes, advance.claims))
         await self._tell_owners(advance)
 
-    async def _place(self, supply: Supply, claims: list[Claim]) -> None:
-        """Open spare slots for the claims that answered no wish; hand back those whose slot went away meanwhile."""
-        room = 0 if self.is_draining else self.spare()
-        for claim in claims[:room]:
+    def _place(self, claims: list[Claim]) -> None:
+        """Open a slot for each claim that answered no wish; one whose own slot went away takes its place."""
+        for claim in claims:
             self.grow(claim)
-        unwanted = [Held(claim.step_key, claim.identity.run_id, claim.fence) for claim in claims[room:]]
-        if unwanted:
-            await self.store.hand_back(supply.worker_id, unwanted, reason="slot is gone", now_us=self.clock.now_us())
 
-    async def _serve_apart(self, wishes: list[_Wish], error: Exception) -> None:
-        """One end could not be written: write the others without it, and it as a failure that says why.
+    async def _serve_apart(self, supply: Supply, wishes: list[_Wish], error: Exception) -> None:
+        """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.
 
-        Otherwise one poisonous result would keep its step leased by a worker that lives on.
+        An end that cannot be stored even alone is written as a failure that says why; otherwise one poisonous result
+        would keep its step leased by a worker that lives on.
         """
-        if len(wishes) > 1:
-            for wish in wishes:
-                await self._serve([wish])
-            return
-        (wish,) = wishes
-        log.error("end_unwritable", step=wish.end.step_key if wish.end else "", error=repr(error))
-        if wish.end is None or wish.end.status is StepStatus.FAILED:
-            if not wish.future.done():
-                wish.future.set_exception(error)
-            return
-        wish.end = StepEnd(
-            wish.end.step_key,
-            wish.end.run_id,
-            wish.end.fence,
-            StepStatus.FAILED,
-            EndReason.FAILED,
-            error=StepError("invalid_output", f"the result cannot be stored: {type(error).__name__}"),
-            usage=wish.end.usage,
-        )
-        await self._serve([wish])
+        log.error("batch_failed", ends=[wish.end.step_key for wish in wishes if wish.end], error=repr(error))
+        for wish in wishes:
+            if wish.end is not None:
+                await self._end_alone(supply, wish.end)
+        _answer(wishes, ())
+        await self.ring.wake_owners()
+
+    async def _end_alone(self, supply: Supply, end: StepEnd) -> None:
+        for attempt in (end, _unstorable(end)):
+            try:
+                await self._tell_owners(await self._write(supply, [attempt], claim=0))
+            except Exception:
+                log.exception("end_unwritable", step=end.step_key)
+            else:
+                return
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
         ends = [wish.end for wish in wishes if wish.end is not None]
         spare = 0 if self.is_draining else self.spare()
-        claim = min(sum(wish.wants_step for wish in wishes) + spare, BATCH)
-        for attempt in range(1_000_000):
+        return await self._write(supply, ends, claim=min(sum(wish.wants_step for wish in wishes) + spare, BATCH))
+
+    async def _write(self, supply: Supply, ends: list[StepEnd], *, claim: int) -> Advance:
+        """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""
+        for attempt in itertools.count():
             try:
                 return await self.store.advance(
                     supply.worker_id,
                     ends,
-                    claim=claim,
+                    claim=0 if self.is_draining else claim,
                     pools=supply.pools,
                     capabilities=supply.capabilities,
                     live_workers=supply.live_workers,
                     now_us=self.clock.now_us(),
                 )
             except UnavailableError as error:
-                # An end that was applied although we saw an error comes back as stale: harmless. The heartbeat, not the
-                # pump, decides when to give up.
+                # An end that was applied although we saw an error comes back as stale: harmless.
                 if self.supply().worker_id != supply.worker_id:
                     return Advance()
                 log.warning("advance_unanswered", error=str(error), attempt=attempt)
-                await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
-        return Advance()
+                await asyncio.sleep(retry_s(attempt))
+        raise AssertionError("a count does not end")
 
     async def _tell_owners(self, advance: Advance) -> None:
         """Ring owners at once about what only they can do, and about work that is left for others."""
@@ -187,3 +198,16 @@ def _answer(wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
         if not wish.future.done():
             wish.future.set_result(left.pop() if wish.wants_step and left else None)
     return left[::-1]
+
+
+def _unstorable(end: StepEnd) -> StepEnd:
+    """Return the failure that stands for an end which the store cannot take."""
+    return StepEnd(
+        end.step_key,
+        end.run_id,
+        end.fence,
+        StepStatus.FAILED,
+        EndReason.FAILED,
+        error=StepError("invalid_output", "the result cannot be stored"),
+        usage=end.usage,
+    )

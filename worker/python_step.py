@@ -1,6 +1,7 @@
 """Python steps: a registered function instead of an agent, under the same claims, fences and limits."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class PythonSteps:
             return failed(claim, "invalid_input", str(error))
         except (InvalidJsonError, TypeError, ValueError) as error:
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}")
+        except (SystemExit, KeyboardInterrupt) as error:  # a function that wants to end the process ends its step
+            return failed(claim, "execution_failed", f"the function raised {type(error).__name__}")
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
         return StepEnd(
@@ -46,8 +49,20 @@ class PythonSteps:
         if function.is_cheap or function.is_async:
             result = function.body(inputs, context)
         else:
-            result = await asyncio.get_running_loop().run_in_executor(self.executor, function.body, inputs, context)
+            call = functools.partial(_called, function, inputs, context)
+            result = await asyncio.get_running_loop().run_in_executor(self.executor, call)
         return await result if isinstance(result, Awaitable) else result
+
+
+def _called(function: StepFunction, inputs: JsonObject, context: StepContext) -> Json | Awaitable[Json]:
+    """Call a plain function on its thread, where some exceptions would end more than the call.
+
+    StopIteration cannot be carried by a future, and the others would end the thread's loop or pool.
+    """
+    try:
+        return function.body(inputs, context)
+    except (SystemExit, KeyboardInterrupt, StopIteration, asyncio.CancelledError) as error:
+        raise RuntimeError(f"the function raised {type(error).__name__}: {error}") from error
 
 
 def failed(

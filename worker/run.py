@@ -4,7 +4,6 @@ A step's kind says who does the work: a registered function or a child agent. Bo
 run under the step's time limit, and whatever happens becomes one :class:`StepEnd`.
 """
 
-import asyncio
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -15,6 +14,7 @@ from shared.runs.status import EndReason
 from shared.tasks.inputs import BoundStep, bind_step
 from shared.tasks.step import Claim, StepEnd, StepKind
 from worker.python_step import PythonSteps, failed
+from worker.time_limit import TimeLimit
 
 log = get_logger(__name__)
 
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 class AgentSteps(Protocol):
     """Runs a child agent (:mod:`worker.agent_step`)."""
 
-    async def run(self, claim: Claim, bound: BoundStep) -> StepEnd: ...
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd: ...
 
 
 @dataclass(slots=True)
@@ -37,10 +37,8 @@ class Runner:
         limit_s = _seconds(claim.spec.get("timeout_s"))
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
-            if limit_s is None:
-                return await self._work(claim, bound)
-            async with asyncio.timeout(limit_s):
-                return await self._work(claim, bound)
+            async with TimeLimit(limit_s) as limit:
+                return await self._work(claim, bound, limit)
         except TemplateError as error:
             return failed(claim, "invalid_input", str(error))
         except TimeoutError:
@@ -51,12 +49,12 @@ class Runner:
             log.exception("step_crashed", step=claim.step_key)
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
 
-    async def _work(self, claim: Claim, bound: BoundStep) -> StepEnd:
+    async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd:
         match claim.kind:
             case StepKind.PYTHON:
                 return await self.functions.run(claim, bound.inputs)
             case StepKind.AGENT:
-                return await self.agents.run(claim, bound)
+                return await self.agents.run(claim, bound, limit)
             case StepKind.MAP:
                 return failed(claim, "execution_failed", "a map step is never claimable")
             case other:

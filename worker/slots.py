@@ -5,6 +5,7 @@ dropped (the lease is gone, nothing may be written). Running a step is the runne
 """
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, assert_never
 
@@ -15,7 +16,7 @@ from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd, StepError
 from shared.tasks.store import TaskStore
-from worker.pump import Pump
+from worker.pump import Pump, retry_s
 
 log = get_logger(__name__)
 
@@ -40,6 +41,7 @@ class RunWatcher(Protocol):
 class _HeldRun:
     claim: Claim
     task: asyncio.Task[StepEnd]
+    worker_id: str
     stop: Stop | None = None
     reason: str = ""
 
@@ -124,17 +126,21 @@ class Slots:
 
     async def _run(self, claim: Claim) -> StepEnd | None:
         task = asyncio.get_running_loop().create_task(self.runner.run(claim))
-        held = self._held[claim.identity.run_id] = _HeldRun(claim, task)
+        held = self._held[claim.identity.run_id] = _HeldRun(claim, task, self.pump.supply().worker_id)
         self.watcher.started(claim)
         end: StepEnd | None = None
         try:
             end = await task
         except LeaseLostError:
             log.warning("lease_lost", run=claim.identity.run_id, step=claim.step_key, fence=claim.fence)
+        except UnavailableError as error:
+            # Its log could not be written, so it may not go on; whoever claims it next goes on where the log ends.
+            await self._hand_back(held, f"the database was away: {error}")
         except asyncio.CancelledError:
             if held.stop is None:
-                raise
-            end = await self._stopped(held)
+                end = self._cancelled_from_within(claim)
+            else:
+                end = await self._stopped(held)
         finally:
             del self._held[claim.identity.run_id]
             if not self._held:
@@ -157,16 +163,36 @@ class Slots:
                     error=StepError("cancelled", held.reason or "the task was cancelled"),
                 )
             case "hand_back":
-                await self._hand_back(claim, held.reason)
+                await self._hand_back(held, held.reason)
                 return None
             case other:
                 assert_never(other)
 
-    async def _hand_back(self, claim: Claim, reason: str) -> None:
+    def _cancelled_from_within(self, claim: Claim) -> StepEnd:
+        """Return the end of a step whose own work cancelled itself; a slot that is cancelled itself passes that on."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return StepEnd(
+            claim.step_key,
+            claim.identity.run_id,
+            claim.fence,
+            StepStatus.FAILED,
+            EndReason.FAILED,
+            error=StepError("execution_failed", "the step was cancelled by its own work"),
+        )
+
+    async def _hand_back(self, held: _HeldRun, reason: str) -> None:
+        """Free the lease, however long the database is away: while this worker beats nobody else can."""
+        claim = held.claim
         lease = Held(claim.step_key, claim.identity.run_id, claim.fence)
-        worker_id = self.pump.supply().worker_id
-        try:
-            await self.store.hand_back(worker_id, [lease], reason=reason, now_us=self.clock.now_us())
-        except UnavailableError as error:
-            # The reaper frees it when this worker has stopped beating.
-            log.warning("hand_back_unanswered", run=claim.identity.run_id, error=str(error))
+        for attempt in itertools.count():
+            if self.pump.supply().worker_id != held.worker_id:
+                return  # another incarnation: the reaper has freed what the old one held
+            try:
+                await self.store.hand_back(held.worker_id, [lease], reason=reason, now_us=self.clock.now_us())
+            except UnavailableError as error:
+                log.warning("hand_back_unanswered", run=claim.identity.run_id, error=str(error), attempt=attempt)
+                await asyncio.sleep(retry_s(attempt))
+            else:
+                return

@@ -45,7 +45,7 @@ class NewRun:
 
     identity: RunIdentity
     surface: JsonObject = field(default_factory=dict)
-    token: str = ""
+    token: str = field(default="", repr=False)
     attempt: int = 1
     retry_of: str = ""
 

@@ -178,7 +178,7 @@ class Claim:
     dependencies: Mapping[str, StepResult]
     """By step id."""
     surface: JsonObject
-    token: str
+    token: str = field(repr=False)
     attempt: int
     project: str
     cwd: str

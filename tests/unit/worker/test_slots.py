@@ -1,0 +1,135 @@
+"""A slot never keeps a lease that nobody works on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from shared.clock import SystemClock
+from shared.errors import LeaseLostError, UnavailableError
+from shared.jsontext import Json
+from shared.runs.status import EndReason
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, Step, StepEnd
+from shared.testing.builders import make_session, make_step, make_task
+from shared.testing.memory.ring import MemorySwitchboard
+from shared.testing.memory.store import MemoryStore
+from worker.flower import NoFlower
+from worker.incarnation import Incarnation
+from worker.pump import Pump
+from worker.slots import Slots
+
+Work = Callable[[Claim], Awaitable[StepEnd]]
+
+
+class Running:
+    """Runs what a test says."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    async def run(self, claim: Claim) -> StepEnd:
+        return await self._work(claim)
+
+
+class Bench:
+    """One process's slots over the reference store, with one session and its steps."""
+
+    def __init__(self, work: Work, *, capacity: int = 4) -> None:
+        self.store = MemoryStore()
+        clock = SystemClock()
+        self.incarnation = Incarnation(self.store, clock, "w@h", capacity, ("default",), ())
+        self.slots = Slots(capacity, self.store, clock, Running(work), NoFlower())
+        board = MemorySwitchboard()
+        self.pump = Pump(self.store, board, clock, self.incarnation.supply, self.slots.spare, self.slots.grow)
+        self.slots.pump = self.pump
+
+    async def hold(self, *step_ids: str) -> list[Step]:
+        """Hold a slot over these steps until nothing is claimable; return the steps."""
+        session = make_session()
+        await self.store.open_session(session)
+        task = make_task(session.id, *(make_step(step_id) for step_id in step_ids))
+        await self.store.create_task(task)
+        await self.incarnation.register()
+        pumping = asyncio.get_running_loop().create_task(self.pump.run())
+        async with asyncio.timeout(10):
+            await self.slots.hold()
+            await self.slots.until_idle()
+            await self.pump.settled()
+        pumping.cancel()
+        return list(await self.store.steps(task.id))
+
+
+def done(claim: Claim, output: Json = None) -> StepEnd:
+    return StepEnd(
+        claim.step_key,
+        claim.identity.run_id,
+        claim.fence,
+        StepStatus.COMPLETED,
+        EndReason.COMPLETED,
+        output=output,
+    )
+
+
+async def test_one_dispatch_fills_all_spare_slots() -> None:
+    running = 0
+    most = 0
+
+    async def work(claim: Claim) -> StepEnd:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return done(claim)
+
+    steps = await Bench(work, capacity=4).hold(*"abcdefgh")
+
+    assert most == 4
+    assert {step.status for step in steps} == {StepStatus.COMPLETED}
+
+
+async def test_a_run_whose_log_cannot_be_written_is_handed_back_and_goes_on() -> None:
+    tries = 0
+
+    async def work(claim: Claim) -> StepEnd:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise UnavailableError("the database is away")
+        return done(claim)
+
+    (step,) = await Bench(work).hold("a")
+
+    assert step.status is StepStatus.COMPLETED
+    assert step.lost_leases == 0
+    assert step.fence == 2
+
+
+async def test_a_lost_lease_ends_the_run_without_a_word() -> None:
+    async def work(claim: Claim) -> StepEnd:
+        raise LeaseLostError(claim.identity.run_id, claim.fence)
+
+    (step,) = await Bench(work).hold("a")
+
+    assert step.status.is_leased
+
+
+async def test_work_that_cancels_itself_fails_its_step() -> None:
+    async def work(claim: Claim) -> StepEnd:
+        raise asyncio.CancelledError
+
+    (step,) = await Bench(work).hold("a")
+
+    assert step.status is StepStatus.FAILED
+    assert step.error is not None
+    assert "its own work" in step.error.message
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+async def test_a_dispatch_to_a_full_process_returns_at_once(capacity: int) -> None:
+    bench = Bench(lambda claim: asyncio.sleep(0, done(claim)), capacity=capacity)
+    for _ in range(capacity):
+        bench.slots._open += 1
+
+    assert await bench.slots.hold() == 0

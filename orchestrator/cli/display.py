@@ -34,7 +34,6 @@ TOLD = frozenset(
         StepStatus.SKIPPED,
     }
 )
-NO_WORKER_AFTER_S = 15.0
 
 
 class Display(Protocol):

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.console import one_line
-from orchestrator.cli.display import NO_WORKER_AFTER_S, SYMBOLS, seconds_of, time_text
+from orchestrator.cli.display import SYMBOLS, seconds_of, time_text
 from orchestrator.cli.prompt import terminal_console
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
@@ -69,8 +69,6 @@ class Live:
         """Return the picture of a view."""
         room = max(3, self.console.height - OTHER_LINES)
         parts: list[RenderableType] = [self._title(view), self._bar(view), _steps(view, room), _workers(view)]
-        if not view.workers and time.monotonic() - self._began > NO_WORKER_AFTER_S:
-            parts.append(Text("  no worker has registered yet: look with `soong doctor`", style="yellow"))
         parts += [
             Text(f"  ? {question.tool} waits for an answer: {one_line(question.shown)}", style="yellow")
             for question in view.questions[:3]

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Protocol
@@ -141,6 +141,8 @@ class EmbeddedService:
         assert self._store is not None
         if self._control.attached:
             return True
+        if self._supervisor is not None and self._supervisor.is_hopeless:
+            return False  # what waits can wait in its rows: nobody here could run it
         try:
             tasks = await self._store.tasks(limit=1000)
         except UnavailableError:
@@ -148,17 +150,24 @@ class EmbeddedService:
         return any(task.status is TaskStatus.RUNNING for task in tasks)
 
     async def _shut_down(self) -> None:
+        """Stop what was started, in reverse; what fails on the way holds back nothing after it."""
         self.state = "stopping"
-        if self._control is not None:
-            await self._control.refuse()
-        if self._supervisor is not None:
-            await self._supervisor.stop_workers(self.settings.drain_s + STOP_MARGIN_S)
-        if self._owner is not None:
-            await self._owner.stop()
-        if self._supervisor is not None:
-            await self._supervisor.stop()
-        if self._control is not None:
-            await self._control.close()
+        async with AsyncExitStack() as parts:
+            if self._control is not None:
+                parts.push_async_callback(self._control.close)
+            if self._supervisor is not None:
+                parts.push_async_callback(self._supervisor.stop)
+            if self._owner is not None:
+                parts.push_async_callback(self._stop_owner)
+            if self._supervisor is not None:
+                parts.push_async_callback(self._supervisor.stop_workers, self.settings.drain_s + STOP_MARGIN_S)
+            if self._control is not None:
+                parts.push_async_callback(self._control.refuse)
+
+    async def _stop_owner(self) -> None:
+        owner, self._owner = self._owner, None  # from now on nobody has to hear of dead workers
+        if owner is not None:
+            await owner.stop()
 
     async def _worker_died(self, pid: int) -> None:
         if self._owner is not None:
@@ -184,4 +193,5 @@ class EmbeddedService:
             "is_ephemeral": self.is_ephemeral,
             "attached": self._control.attached if self._control is not None else 0,
             "children": list(self._supervisor.facts()) if self._supervisor is not None else [],
+            "is_hopeless": self._supervisor is not None and self._supervisor.is_hopeless,
         }

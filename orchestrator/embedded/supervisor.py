@@ -17,7 +17,7 @@ from orchestrator.embedded import leash
 from orchestrator.embedded.environment import child_environment, module_command
 from orchestrator.embedded.folders import REDIS_SOCKET
 from orchestrator.embedded.redis import RedisProgram, redis_arguments
-from shared.errors import UnavailableError
+from shared.errors import SoongError, UnavailableError
 from shared.log import get_logger
 from shared.settings import Settings
 
@@ -29,6 +29,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 STEADY_AFTER_S = 30.0
 """A child that lived this long has proved itself: its next death is the first of a new row."""
+HOPELESS_DEATHS = 3
 
 
 @dataclass(slots=True)
@@ -102,6 +103,11 @@ class Supervisor:
             for child in children
         ]
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Say whether no worker process stays alive: each has died again and again soon after its start."""
+        return bool(self._workers) and all(child.deaths >= HOPELESS_DEATHS for child in self._workers)
+
     async def stop_workers(self, grace_s: float) -> None:
         """Ask the workers to finish; kill what has not ended after the grace."""
         self._is_stopping = True
@@ -131,7 +137,13 @@ class Supervisor:
     async def _run(self, child: Child, died: Callable[[int], Awaitable[None]]) -> None:
         while not self._is_stopping:
             started = asyncio.get_running_loop().time()
-            child.process = await self._spawn(child)
+            try:
+                child.process = await self._spawn(child)
+            except OSError as error:  # no memory or no process left for it now: later there may be
+                child.deaths += 1
+                log.error("child_not_started", name=child.name, error=str(error))
+                await asyncio.sleep(child.pause_s())
+                continue
             pid = child.process.pid
             child.last_exit = await child.process.wait()
             if not self._is_stopping:
@@ -142,7 +154,7 @@ class Supervisor:
                 )
             try:
                 await died(pid)
-            except UnavailableError as error:
+            except SoongError as error:
                 log.warning("death_untold", name=child.name, error=str(error))  # its lease will run out instead
             if not self._is_stopping:
                 await asyncio.sleep(child.pause_s())

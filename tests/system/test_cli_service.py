@@ -109,6 +109,17 @@ def test_a_record_of_a_killed_service_is_replaced(cli: Scene) -> None:
     assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
 
 
+def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(cli: Scene) -> None:
+    cli.environment["SOONG_FUNCTIONS"] = "nothing_of_that_name"
+
+    done = cli.run("run", cli.plan(ECHO))
+
+    assert done.returncode == 1
+    assert "the workers do not start" in done.stderr
+    assert "nothing_of_that_name" in done.stderr
+    cli.assert_nothing_left()
+
+
 def test_a_service_that_cannot_start_says_why(cli: Scene) -> None:
     cli.home.mkdir()
     (cli.home / "soong.db").mkdir()
@@ -121,11 +132,15 @@ def test_a_service_that_cannot_start_says_why(cli: Scene) -> None:
     cli.assert_nothing_left()
 
 
-def test_a_project_with_packages_of_our_names_is_not_imported(cli: Scene) -> None:
-    for name in ("shared", "worker", "orchestrator", "celery", "redis"):
+@pytest.mark.parametrize("is_on_path", [False, True], ids=["called there", "named by PYTHONPATH"])
+def test_a_project_with_packages_of_our_names_is_not_imported(cli: Scene, *, is_on_path: bool) -> None:
+    # What PYTHONPATH names is found before what is installed, in every Python program: there only our names are safe.
+    foreign = ("shared", "worker", "orchestrator", *(() if is_on_path else ("celery", "redis")))
+    for name in foreign:
         (cli.folder / name).mkdir()
-        (cli.folder / name / "__init__.py").write_text("raise SystemExit('a package of the project was imported')")
-    (cli.folder / "celery.py").write_text("raise SystemExit('celery.py of the project was imported')")
+        (cli.folder / name / "__init__.py").write_text(f"raise SystemExit('{name} of the project was imported')")
+    if is_on_path:
+        cli.environment["PYTHONPATH"] = str(cli.folder)
 
     done = cli.run("run", cli.plan(ECHO), "--json")
 

@@ -31,11 +31,22 @@ SET_ROOT_RUN: Final = Statement(
     "set root run: of a task that is tried again",
     "UPDATE tasks SET root_run_id = :run_id WHERE id = :task_id",
 )
-PAUSE_STEPS: Final = Statement(
-    "pause steps: copy a task's pause to its steps, so that no claim looks at them",
+PAUSE_LEASED: Final = Statement(
+    "pause leased: copy a task's pause to its leased steps; their workers learn of it as an interrupt",
     """
-    UPDATE steps SET is_paused = :is_paused WHERE task_id = :task_id
-      AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')
+    UPDATE steps SET is_paused = :is_paused WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+                         ORDER BY key FOR UPDATE) */
+    """,
+)
+PAUSE_WAITING: Final = Statement(
+    "pause waiting: copy a task's pause to the steps that are to come, so that no claim looks at them",
+    """
+    UPDATE steps SET is_paused = :is_paused
+    WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
+                         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+                         ORDER BY key FOR UPDATE) */
     """,
 )
 HOLDERS: Final = Statement(
@@ -123,7 +134,7 @@ class SqlSteering:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             status = advance_task(TaskStatus(was), TaskEvent.PAUSE)
             _move(tx, task_id, status, reason, None)
-            tx.rows(PAUSE_STEPS, task_id=task_id, is_paused=1)
+            _pause_steps(tx, task_id, is_paused=1)
             if was != status:
                 journal = Journal(now_us)
                 journal.note(root_run_id, EventType.TASK_PAUSED, task=task_id, reason=reason)
@@ -138,7 +149,7 @@ class SqlSteering:
             status = advance_task(TaskStatus(was), TaskEvent.RESUME)
             if was != status:
                 _move(tx, task_id, status, "", None)
-                tx.rows(PAUSE_STEPS, task_id=task_id, is_paused=0)
+                _pause_steps(tx, task_id, is_paused=0)
                 journal = Journal(now_us)
                 journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
                 journal.flush(tx)
@@ -163,6 +174,13 @@ class SqlSteering:
 
 def _move(tx: Transaction, task_id: str, status: TaskStatus, reason: str, ended_us: int | None) -> None:
     tx.rows(MOVE_TASK, task_id=task_id, status=status.value, reason=plain(reason), ended_us=ended_us)
+
+
+def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
+    tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
+    tx.rows(PAUSE_WAITING, task_id=task_id, is_paused=is_paused)
+    # What was claimed between these two; none can be any more.
+    tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
 
 
 def _end(

@@ -1,4 +1,8 @@
-"""How steps end that nobody completes: cancelled, skipped, poisoned, and leases that are given back or lost."""
+"""How steps end that nobody completes: cancelled, skipped, poisoned, and leases that are given back or lost.
+
+On PostgreSQL whoever changes several steps locks the leased ones before those that wait, each in key order: so does a
+worker that ends steps and unlocks others.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -37,6 +41,8 @@ EXPIRE_LEASES: Final = Statement(
         ended_us = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN :now_us ELSE ended_us END,
         worker_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN worker_id ELSE '' END
     WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+                         ORDER BY key FOR UPDATE) */
     RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases
     """,
 )
@@ -51,6 +57,9 @@ CANCEL_STEPS: Final = Statement(
     """
     UPDATE steps SET status = 'cancelled', ended_us = :now_us
     WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
+                         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+                         ORDER BY key FOR UPDATE) */
     RETURNING key, run_id
     """,
 )
@@ -58,6 +67,8 @@ ASK_TO_STOP: Final = Statement(
     "ask to stop: all leased steps of a task",
     """
     UPDATE steps SET cancel_reason = :reason WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+                         ORDER BY key FOR UPDATE) */
     RETURNING worker_id
     """,
 )
@@ -76,6 +87,8 @@ SKIP_BELOW: Final = Statement(
     )
     UPDATE steps SET status = 'skipped', ended_us = :now_us
     WHERE key IN (SELECT key FROM below) AND status = 'pending'
+    /*pg AND ordinal IN (SELECT s.ordinal FROM below JOIN steps AS s ON s.key = below.key
+                         ORDER BY s.key FOR UPDATE OF s) */
     RETURNING key, run_id, task_id
     """,
 )
@@ -126,13 +139,17 @@ def _note_freed(journal: Journal, row: Row, type_: EventType, reason: str) -> No
 
 def cancel_all(tx: Transaction, journal: Journal, task_id: str, reason: str, now_us: int) -> frozenset[str]:
     """Cancel what is not leased, ask for the rest; return the workers that hold it. Failures become final."""
-    workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, task_id=task_id, reason=plain(reason)))
+    asked = {"task_id": task_id, "reason": plain(reason)}
+    tx.rows(ASK_TO_STOP, **asked)
     tx.rows(SETTLE_ALL, task_id=task_id)
     root_run_id = _root_run(tx, task_id)
     for key, run_id in sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us)):
         journal.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
         if run_id:
             journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+    # Once more for what was claimed, and what failed, between these; nothing can be claimed any more.
+    workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, **asked))
+    tx.rows(SETTLE_ALL, task_id=task_id)
     return workers
 
 

@@ -8,7 +8,8 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from shared.permissions.request import PermissionCallback
 from shared.sessions.session import Owner, Ownership
 from shared.settings import Settings
 from shared.store import Store
-from shared.wire.ring import Ring, Switchboard
+from shared.wire.ring import Ear, Ring, Switchboard
 
 log = get_logger(__name__)
 
@@ -231,19 +232,19 @@ class Orchestrator:
         await self.look(None if is_full else self._active | concerned | adopted)
 
     async def _hear_owners(self) -> None:
-        ear = await self.parts.switchboard.owner_ear()
-        while True:
-            heard = await ear.wait(self.settings.sweep_s)
-            if heard:
-                # Slots to fill, or an ear that was away: the sweep looks at what it missed.
-                await self._safely(self.look(set(heard) - {""}))
+        async with _listening(self.parts.switchboard.owner_ear()) as ear:
+            while True:
+                heard = await ear.wait(self.settings.sweep_s)
+                if heard:
+                    # An empty id: slots to fill, or an ear that was away; the sweep looks at what it missed.
+                    await self._safely(self.look(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
-        ear = await self.parts.switchboard.permission_ear()
-        while True:
-            # An empty id says that the ear was away: the sweep looks at what it missed.
-            for request_id in filter(None, await ear.wait(self.settings.sweep_s)):
-                await self._safely(self._review(request_id))
+        async with _listening(self.parts.switchboard.permission_ear()) as ear:
+            while True:
+                # An empty id says that the ear was away: the sweep looks at what it missed.
+                for request_id in filter(None, await ear.wait(self.settings.sweep_s)):
+                    await self._safely(self._review(request_id))
 
     async def _review(self, request_id: str) -> None:
         request, _ = await self.parts.store.request(request_id)
@@ -258,3 +259,13 @@ class Orchestrator:
             log.warning("look_unanswered", error=str(error))
         except Exception:  # a fault in one session's look must not end the loops that all sessions live by
             log.exception("look_failed")
+
+
+@asynccontextmanager
+async def _listening(opening: Awaitable[Ear]) -> AsyncIterator[Ear]:
+    """Hold an ear open and close it however the listening ends."""
+    ear = await opening
+    try:
+        yield ear
+    finally:
+        await ear.close()

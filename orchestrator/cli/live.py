@@ -40,6 +40,7 @@ class Live:
         self._spinner = Spinner("dots", style="cyan")
         self._picture: RenderableType = Text()
         self._is_held = False
+        self._is_closed = False
         self._live = self._started()
 
     def show(self, view: View) -> None:
@@ -47,6 +48,8 @@ class Live:
         self._live.update(self._picture)
 
     def hold(self, held: bool) -> None:
+        if self._is_closed:
+            return
         if held and not self._is_held:
             self._live.stop()
         elif not held and self._is_held:
@@ -58,6 +61,7 @@ class Live:
         self.console.print(Text(f"  {sentence}", style="dim"))
 
     def close(self) -> None:
+        self._is_closed = True
         self._live.stop()
 
     def _started(self) -> RichLive:

@@ -7,10 +7,11 @@ import asyncio
 import os
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -19,8 +20,14 @@ from rich.text import Text
 from orchestrator.cli.console import compact, inert
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 
-PREVIEW_LINES = 40
+LEAST_PREVIEW_ROWS = 6
+OTHER_ROWS = 20
+"""What a question needs beside its preview: the facts, the frame and the choices, so that all of it is seen at once."""
+
+BORDER = 4
+VIEW_ALL = frozenset({"4", "v", "view"})
 VALUE_CHARS = 300
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 class NoAnswerError(Exception):
@@ -38,10 +45,15 @@ class TerminalPrompt:
     async def __call__(self, request: PermissionRequest) -> PermissionDecision:
         self.hold(True)
         try:
-            self.console.print(question(request))
+            room = max(LEAST_PREVIEW_ROWS, self.console.height - OTHER_ROWS)
+            shown, is_cut = preview_of(request, room=room, width=self.console.width - BORDER)
+            self.console.print(question(request, shown))
             while True:
-                self.console.print(choices(request), end="")
-                decision = read_decision(await self.read_line(), request)
+                self.console.print(choices(request, is_cut=is_cut), end="")
+                line = await self.read_line()
+                if is_cut and line.lower() in VIEW_ALL:
+                    self.console.print(*preview_of(request)[0], sep="\n")
+                decision = read_decision(line, request)
                 if decision is not None:
                     self.console.print(Text(f"  answered: {decision.choice.value.replace('_', ' ')}\n", style="dim"))
                     return decision
@@ -89,8 +101,8 @@ def read_decision(line: str, request: PermissionRequest) -> PermissionDecision |
     return None
 
 
-def question(request: PermissionRequest) -> RenderableType:
-    """Return the question as it is shown."""
+def question(request: PermissionRequest, preview: Sequence[Text]) -> RenderableType:
+    """Return the question as it is shown, with as much of the preview as is given."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -98,20 +110,37 @@ def question(request: PermissionRequest) -> RenderableType:
         if value:
             facts.add_row(name, Text(inert(value, limit=VALUE_CHARS)))
     parts: list[RenderableType] = [facts]
-    if request.preview:
-        parts += [Text(), *_preview(request.preview)]
+    if preview:
+        parts += [Text(), *preview]
     style = "red" if request.is_dangerous or request.risk in ("execute", "critical") else "yellow"
     title = Text(f" {inert(request.tool)} asks for permission ", style=f"bold {style}")
     return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
 
-def choices(request: PermissionRequest) -> Text:
-    """Return the line that says what may be answered."""
-    text = Text("  [1] allow once", style="bold")
+def preview_of(request: PermissionRequest, *, room: int | None = None, width: int = 80) -> tuple[list[Text], bool]:
+    """Return the preview's lines, as many as fit into ``room`` rows (None: all), and whether any is missing."""
+    lines = inert(request.preview).splitlines()
+    styled = [Text(line, style=_STYLES.get(line[:1], ""), overflow="fold") for line in lines]
+    if room is None:
+        return styled, False
+    used = 0
+    for number, line in enumerate(lines):
+        used += max(1, -(-cell_len(line) // width))
+        if used > room:
+            rest = len(lines) - number
+            return [*styled[:number], Text(f"… and {rest} of {len(lines)} lines more", style="dim")], True
+    return styled, False
+
+
+def choices(request: PermissionRequest, *, is_cut: bool) -> Text:
+    """Return what may be answered, a line each, and the mark where the answer is typed."""
+    lines = ["  [1] allow once"]
     if request.offers_session:
-        text.append(f"   [2] allow for this session: {inert(request.scope, limit=VALUE_CHARS)}")
-    text.append("   [3] deny (a reason may follow)  > ")
-    return text
+        lines.append(f"  [2] allow for this session: {inert(request.scope, limit=VALUE_CHARS)}")
+    lines.append("  [3] deny (a reason may follow)")
+    if is_cut:
+        lines.append("  [4] view all of it")
+    return Text("\n".join([*lines, "  > "]), style="bold")
 
 
 def _names(request: PermissionRequest) -> Iterator[tuple[Choice, tuple[str, ...]]]:
@@ -139,15 +168,6 @@ def _facts(request: PermissionRequest) -> Iterator[tuple[str, str]]:
 
 def _after(text: str) -> str:
     return f": {text}" if text else ""
-
-
-def _preview(preview: str) -> Iterator[Text]:
-    lines = inert(preview).splitlines()
-    for line in lines[:PREVIEW_LINES]:
-        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-        yield Text(line, style=style, overflow="fold")
-    if len(lines) > PREVIEW_LINES:
-        yield Text(f"… and {len(lines) - PREVIEW_LINES} lines more", style="dim")
 
 
 def terminal_console() -> Console:

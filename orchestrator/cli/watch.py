@@ -69,6 +69,7 @@ class Watch:
     is_json: bool = False
     _restarts: int = 0
     _display: Display | None = None
+    _answering: "asyncio.Task[None] | None" = None
 
     async def follow(self, session: Session, task_id: str) -> int:
         """Follow the task to its end and report; return the exit code."""
@@ -78,6 +79,8 @@ class Watch:
                 self._answer(session)
             view = await self._until_ended(task_id)
         finally:
+            # A question that stands on the terminal goes first: what is said next must not be drawn over.
+            await self._stop_answering()
             self._display.close()
         if view is None:
             return await self._interrupted(task_id)
@@ -136,8 +139,13 @@ class Watch:
 
         assert self._display is not None
         prompt = TerminalPrompt(terminal_console(), self._display.hold)
-        # Ends with the client, which keeps it.
-        _ = self.client.attach(session, prompt, channel="terminal", notify=self._display.note)
+        self._answering = self.client.attach(session, prompt, channel="terminal", notify=self._display.note)
+
+    async def _stop_answering(self) -> None:
+        if self._answering is not None:
+            self._answering.cancel()
+            await asyncio.gather(self._answering, return_exceptions=True)
+            self._answering = None
 
     async def _keep_service(self) -> None:
         """Wait as long as the service lives; start another when it was killed.

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.console import inert, one_line, table
-from orchestrator.cli.prompt import TerminalPrompt, choices, question, read_decision
+from orchestrator.cli.prompt import TerminalPrompt, choices, preview_of, question, read_decision
 from shared.identity import Role, RunIdentity
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 
@@ -55,8 +55,9 @@ def make_request(**overrides: object) -> PermissionRequest:
 
 def drawn(request: PermissionRequest) -> str:
     console = Console(file=io.StringIO(), width=160, highlight=False, markup=False, force_terminal=False)
-    console.print(question(request))
-    console.print(choices(request))
+    preview, is_cut = preview_of(request, room=40, width=156)
+    console.print(question(request, preview))
+    console.print(choices(request, is_cut=is_cut))
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
@@ -104,7 +105,32 @@ def test_a_long_preview_is_cut_and_says_so() -> None:
 
     assert "line 39" in picture
     assert "line 40" not in picture
-    assert "and 60 lines more" in picture
+    assert "and 60 of 100 lines more" in picture
+    assert "[4] view all of it" in picture
+
+
+async def test_what_was_cut_is_shown_when_asked_for() -> None:
+    lines = iter(["v", "1"])
+
+    async def read() -> str:
+        return next(lines)
+
+    output = io.StringIO()
+    console = Console(file=output, height=30, width=100)
+    prompt = TerminalPrompt(console, lambda _held: None, read)
+
+    decision = await prompt(make_request(preview="\n".join(f"line {number}" for number in range(100))))
+
+    assert decision.choice is Choice.ALLOW_ONCE
+    assert "line 99" in output.getvalue()
+    assert "[4] view all of it" in output.getvalue()
+
+
+def test_long_lines_count_as_the_rows_they_take() -> None:
+    shown, is_cut = preview_of(make_request(preview="x" * 1000 + "\nend"), room=10, width=100)
+
+    assert is_cut
+    assert shown[-1].plain == "… and 1 of 2 lines more"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,18 @@ class Database:
 
     # -- readers
     def _read(self, function: Callable[[Transaction], T]) -> T:
-        with our_errors(), self._reader_engine.connect() as connection, connection.begin():
+        with our_errors():
+            try:
+                return self._read_once(function)
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+            # A connection that lay idle may have been cut by now; a read can simply be done again on a new one.
+            self._reader_engine.dispose()
+            return self._read_once(function)
+
+    def _read_once(self, function: Callable[[Transaction], T]) -> T:
+        with self._reader_engine.connect() as connection, connection.begin():
             return function(Transaction(connection))
 
     # -- the writer's thread
@@ -207,7 +218,7 @@ class Database:
         except Exception:  # noqa: BLE001  # no use in a connection that cannot roll back; the server undoes its work
             self._drop()
         else:
-            if cause is not None and is_unavailable(cause):
+            if cause is not None and is_unavailable(cause) and not is_conflict(cause):
                 self._drop()
 
     def _drop(self) -> None:

@@ -152,13 +152,12 @@ def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
 
 
 def _postgres_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
-    settings = _POSTGRES_SETTINGS if is_writer else {"jit": "off"}
+    settings = _POSTGRES_SETTINGS if is_writer else {"jit": "off", "default_transaction_read_only": "on"}
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     return create_engine(
         url,
         pool_size=size,
         max_overflow=0,
-        pool_pre_ping=not is_writer,
         isolation_level="READ COMMITTED" if is_writer else "REPEATABLE READ",
         connect_args={
             "connect_timeout": 10,
@@ -196,7 +195,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """Say whether the database undid the transaction in favour of another: the same again will do."""
-    return getattr(driver_error(error), "sqlstate", None) in {"40001", "40P01", "55P03"}
+    return getattr(driver_error(error), "sqlstate", None) in {"40001", "40P01"}
 
 
 def driver_error(error: BaseException) -> BaseException:

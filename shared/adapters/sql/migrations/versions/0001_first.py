@@ -614,6 +614,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_decisions")),
         sa.UniqueConstraint("id", name=op.f("uq_decisions_id")),
     )
+    if op.get_context().dialect.name == "postgresql":
+        # A run's row changes with each thing it logs and none of that is indexed: with room on its page the change
+        # stays there and touches no index, which is a tenth of the work.
+        op.execute("ALTER TABLE runs SET (fillfactor = 50)")
 
 
 def downgrade() -> None:

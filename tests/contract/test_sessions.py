@@ -327,3 +327,16 @@ async def test_heart_of_an_unknown_worker_does_not_beat(store: Store) -> None:
 
     assert not await asyncio.to_thread(heart.beat, "wrk_none")
     await asyncio.to_thread(heart.close)
+
+
+async def test_busy_sessions_are_those_with_open_work(store: Store) -> None:
+    owner = make_owner()
+    await store.register_owner(owner)
+    idle, working, asked = (make_session(owner_id=owner.id) for _ in range(3))
+    for session in (idle, working, asked, make_session()):
+        await store.open_session(session)
+    await store.create_task(make_task(working.id, "a"))
+    await store.send_command(make_command(asked.id, CommandKind.CLOSE, asked.id))
+
+    assert await store.busy_sessions(owner.id) == [working.id, asked.id]
+    assert await store.busy_sessions("own_other") == []

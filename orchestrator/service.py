@@ -26,12 +26,13 @@ from shared.permissions.request import PermissionCallback
 from shared.sessions.session import Owner, Ownership
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.status import TaskStatus
 from shared.wire.ring import Ear, Ring, Switchboard
 
 log = get_logger(__name__)
 
 FULL_LOOK_EVERY = 10
-"""Sweeps between two looks at every owned session; in between only those with open tasks or a hint are looked at."""
+"""Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
 
 class PermissionDesk(Protocol):
@@ -132,14 +133,14 @@ class Orchestrator:
     def detach_callback(self, session_id: str) -> None:
         self.parts.desk.detach(session_id)
 
-    async def look(self, session_ids: Iterable[str] | None = None) -> None:
-        """Look at the given sessions (None: all owned), at those adopted with them, and fill free slots.
+    async def look(self, session_ids: Iterable[str]) -> None:
+        """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
         """
         async with self._looking:
-            wanted = set(self._owned if session_ids is None else session_ids)
-            if session_ids is None or not wanted <= self._owned.keys():
+            wanted = set(session_ids)
+            if not wanted <= self._owned.keys():
                 wanted |= await self._adopt()
             for session_id in sorted(wanted & self._owned.keys()):
                 await self._safely(self._look_at(self._owned[session_id]))
@@ -171,14 +172,15 @@ class Orchestrator:
         try:
             is_closed = await self.parts.commands.carry_out(ownership)
             look = await self.parts.scheduler.look(ownership)
-            is_active = bool(await self.parts.store.open_tasks(ownership))
+            open_tasks = await self.parts.store.open_tasks(ownership)
         except NotOwnerError as error:
             # Somebody else owns it now: it is no longer ours to look at.
             log.info("session_left", session=session_id, reason=str(error))
             self._forget(session_id)
             return
+        is_active = any(task.status is TaskStatus.RUNNING for task in open_tasks)
         (self._active.add if is_active else self._active.discard)(session_id)
-        if is_closed and not is_active:
+        if is_closed and not open_tasks:
             self._forget(session_id)
         else:
             await self.parts.desk.review([session_id])
@@ -227,9 +229,19 @@ class Orchestrator:
             await asyncio.sleep(self.settings.sweep_s)
 
     async def _sweep_once(self, *, is_full: bool) -> None:
-        concerned = await self._reaper.sweep()
-        adopted = await self._adopt()
-        await self.look(None if is_full else self._active | concerned | adopted)
+        wanted = self._active | await self._reaper.sweep() | await self._adopt()
+        if is_full:
+            wanted |= await self._busy()
+        await self.look(wanted)
+
+    async def _busy(self) -> set[str]:
+        """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
+        busy = await self.parts.store.busy_sessions(self.owner_id)
+        for session_id in set(busy) - self._owned.keys():
+            session = await self.parts.store.session(session_id)
+            if session.owner_id == self.owner_id:
+                self._owned[session_id] = session.ownership
+        return set(busy)
 
     async def _hear_owners(self) -> None:
         async with _listening(self.parts.switchboard.owner_ear()) as ear:

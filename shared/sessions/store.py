@@ -51,6 +51,13 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def busy_sessions(self, owner_id: str) -> Sequence[str]:
+        """Return the ids of the owner's sessions with a running or paused task or an open command.
+
+        Its cost depends on open work alone, not on how many sessions there have been.
+        """
+        ...
+
     async def close_session(self, ownership: Ownership) -> None:
         """Raises: NotOwnerError."""
         ...

@@ -30,6 +30,16 @@ ADOPT: Final = Statement(
     RETURNING id
     """,
 )
+BUSY: Final = Statement(
+    "busy: the owner's sessions with an open task or command, found from the open ones",
+    """
+    SELECT s.id FROM (
+        SELECT session_id FROM tasks WHERE status IN ('running', 'paused')
+        UNION SELECT session_id FROM commands WHERE is_ended = 0
+    ) AS open_work JOIN sessions AS s ON s.id = open_work.session_id
+    WHERE s.owner_id = :owner_id ORDER BY s.ordinal
+    """,
+)
 LIVE_OWNER: Final = Statement(
     "live owner: held, so that it cannot be declared gone while it adopts",
     "SELECT 1 FROM owners WHERE id = :owner_id AND state <> 'gone' /*pg FOR SHARE */",
@@ -136,6 +146,9 @@ class SqlSessions:
             return [session_of(row) for row in tx.execute(wanted)] if ids else []
 
         return await self._database.write(write) if await self._database.read(look) else []
+
+    async def busy_sessions(self, owner_id: str) -> Sequence[str]:
+        return await self._database.read(lambda tx: [row[0] for row in tx.rows(BUSY, owner_id=owner_id)])
 
     async def close_session(self, ownership: Ownership) -> None:
         def write(tx: Transaction) -> None:

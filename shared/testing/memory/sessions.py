@@ -82,6 +82,12 @@ class MemorySessions:
         return adopted
 
     @transaction
+    def busy_sessions(self, owner_id: str) -> Sequence[str]:
+        busy = {task.session_id for task in self.rows.tasks.values() if not task.status.is_terminal}
+        busy |= {each.session_id for each in self.rows.commands.values() if each.id not in self.rows.ended_commands}
+        return [key for key, session in self.rows.sessions.items() if key in busy and session.owner_id == owner_id]
+
+    @transaction
     def close_session(self, ownership: Ownership) -> None:
         self.rows.sessions[ownership.session_id] = replace(self.rows.owned(ownership), is_closed=True)
 

@@ -22,6 +22,7 @@ from shared.testing.builders import (
     make_responder,
     make_retry,
     make_session,
+    make_task,
     make_worker,
 )
 from tests.contract.conftest import OpenStore

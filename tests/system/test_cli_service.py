@@ -156,6 +156,35 @@ def test_a_home_path_of_120_characters_works() -> None:
         cli.assert_nothing_left()
 
 
+@pytest.mark.spec("OPS-01")
+def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
+    cli: Scene, postgres_url: str, redis_tcp_url: str
+) -> None:
+    cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
+    assert cli.run("migrate").returncode == 0
+    owner, worker = cli.start("orchestrator"), cli.start("worker")
+
+    report = cli.json("run", cli.plan(ECHO))
+
+    assert report["exit_code"] == 0
+    assert cli.json("doctor")["ok"] is True
+    assert not (cli.home / "service.json").exists()
+    for process in (worker, owner):
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_a_deployment_without_migration_says_so(cli: Scene, postgres_url: str, redis_tcp_url: str) -> None:
+    cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
+
+    done = cli.run("run", cli.plan(ECHO))
+
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "the database has no schema yet" in done.stderr
+
+
 @pytest.mark.spec("OPS-02")
 def test_flower_is_behind_a_password_and_changes_nothing(service: Scene) -> None:
     port = _free_port()

@@ -199,3 +199,10 @@ def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict
     lock.write(own_record(control=control, redis_url="", database_url="", version="1", is_ephemeral=False))
     path = settings.home / "service.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+async def test_every_check_stands_in_the_documents(settings: Settings) -> None:
+    document = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
+
+    for finding in await checks.run_checks(settings):
+        assert f"| {finding.check} |" in document

@@ -52,22 +52,6 @@ async def test_sessions_are_listed_by_owner_and_without_the_closed(store: Store)
     assert len(await store.sessions(include_closed=True)) == 3
 
 
-@OWNED
-async def test_busy_sessions_are_the_owners_with_an_open_task_or_command(scene: Scene) -> None:
-    owner_id = scene.own.owner_id
-    idle, ended, commanded = (make_session(owner_id=owner_id) for _ in range(3))
-    for session in (idle, ended, commanded):
-        await scene.store.open_session(session)
-    foreign = await scene.another_session()
-    await scene.task("a")
-    await scene.task("a", own=foreign)
-    task_id = await scene.task("a", own=ended.ownership)
-    await scene.store.cancel_task(ended.ownership, task_id, reason="over", now_us=scene.now_us)
-    await scene.store.send_command(make_command(commanded.id, CommandKind.CLOSE, commanded.id))
-
-    assert set(await scene.store.busy_sessions(owner_id)) == {scene.own.session_id, commanded.id}
-
-
 # -- owners
 @OWNED
 async def test_free_session_is_adopted_in_a_new_epoch(store: Store) -> None:

@@ -1,0 +1,271 @@
+"""Group commit and connections: nobody's failure is another's, done means committed, and a cut heals."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.store import SqlStore
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import ConflictError, LeaseLostError, NotFoundError, UnavailableError
+from shared.runs.events import NewEvent
+from shared.testing.builders import make_worker
+from shared.testing.clock import START_US
+from tests.integration.sql_stores import begin, claim_one, opened
+
+ADD_CAP = Statement("add cap", "INSERT INTO caps (scope, cap) VALUES (:scope, 1)")
+BREAK = Statement("break", "INSERT INTO caps (scope, cap) VALUES (:scope, -1)")
+SCOPES = Statement("scopes", "SELECT scope FROM caps ORDER BY scope")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'soong.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[SqlStore]:
+    async with opened(url) as store:
+        yield store
+
+
+def add(scope: str) -> Callable[[Transaction], str]:
+    def write(tx: Transaction) -> str:
+        tx.count(ADD_CAP, scope=scope)
+        return scope
+
+    return write
+
+
+def add_and_fail(scope: str, error: Exception) -> Callable[[Transaction], None]:
+    def write(tx: Transaction) -> None:
+        tx.count(ADD_CAP, scope=scope)
+        raise error
+
+    return write
+
+
+async def scopes(database: Database) -> list[str]:
+    return [row[0] for row in await database.read(lambda tx: tx.rows(SCOPES))]
+
+
+async def together(database: Database, *functions: Callable[[Transaction], Any]) -> list[Any]:
+    """Hand the functions in while the writer is busy, so that they meet in one transaction."""
+    is_busy, may_go = threading.Event(), threading.Event()
+
+    def block(_: Transaction) -> None:
+        is_busy.set()
+        assert may_go.wait(10)
+
+    first = asyncio.ensure_future(database.write(block))
+    assert await asyncio.to_thread(is_busy.wait, 10)
+    rest = [asyncio.ensure_future(database.write(function)) for function in functions]
+    await asyncio.sleep(0)
+    may_go.set()
+    await first
+    return await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def test_an_expected_refusal_is_its_callers_alone(store: SqlStore) -> None:
+    outcomes = await together(
+        store._database,
+        add("a"),
+        add_and_fail("b", ConflictError("no")),
+        add("c"),
+        add_and_fail("d", ConflictError("no")),
+    )
+
+    assert outcomes[0] == "a"
+    assert outcomes[2] == "c"
+    assert [type(outcomes[place]) for place in (1, 3)] == [ConflictError, ConflictError]
+    assert await scopes(store._database) == ["a", "c"]
+
+
+async def test_an_unforeseen_failure_is_its_callers_alone(store: SqlStore) -> None:
+    outcomes = await together(store._database, add("a"), add_and_fail("b", ZeroDivisionError("bug")), add("c"))
+
+    assert isinstance(outcomes[1], ZeroDivisionError)
+    assert await scopes(store._database) == ["a", "c"]
+
+
+async def test_a_broken_constraint_is_its_callers_alone(store: SqlStore) -> None:
+    outcomes = await together(store._database, add("a"), lambda tx: tx.count(BREAK, scope="b"), add("c"))
+
+    assert isinstance(outcomes[1], Exception)
+    assert await scopes(store._database) == ["a", "c"]
+
+
+async def test_work_that_meets_shares_one_transaction(store: SqlStore) -> None:
+    seen: list[int] = []
+
+    def watch(scope: str) -> Callable[[Transaction], None]:
+        def write(tx: Transaction) -> None:
+            add(scope)(tx)
+            seen.append(len(tx.rows(SCOPES)))
+
+        return write
+
+    await together(store._database, watch("a"), watch("b"), watch("c"))
+
+    # Each saw what those before it had written and not yet committed.
+    assert seen == [1, 2, 3]
+
+
+async def test_done_means_that_others_can_see_it(store: SqlStore, url: str) -> None:
+    async with opened(url) as other:
+        for scope in ("a", "b", "c"):
+            await store._database.write(add(scope))
+            assert scope in await scopes(other._database)
+
+
+async def test_refusal_of_a_stale_append_leaves_the_others_appended(store: SqlStore) -> None:
+    session, worker_id = await begin(store)
+    claim = await claim_one(store, session, worker_id)
+    run_id = claim.identity.run_id
+
+    outcomes = await asyncio.gather(
+        *(
+            store.append(run_id, fence, events=[NewEvent("turn", {"n": n})], now_us=START_US)
+            for n, fence in enumerate([claim.fence, 99, claim.fence, 98, claim.fence])
+        ),
+        return_exceptions=True,
+    )
+
+    assert [isinstance(outcome, LeaseLostError) for outcome in outcomes] == [False, True, False, True, False]
+    turns = [event for event in await store.events(run_id) if event.type == "turn"]
+    assert [event.data["n"] for event in turns] == [0, 2, 4]
+    assert [event.seq for event in turns] == list(range(turns[0].seq, turns[0].seq + 3))
+
+
+async def test_loops_of_several_threads_may_use_one_store(store: SqlStore) -> None:
+    def work(name: str) -> None:
+        async def write() -> None:
+            for number in range(20):
+                await store._database.write(add(f"{name}{number:02}"))
+                await store._database.read(lambda tx: tx.rows(SCOPES))
+
+        asyncio.run(write())
+
+    await asyncio.gather(*(asyncio.to_thread(work, name) for name in "abc"))
+
+    assert len(await scopes(store._database)) == 60
+
+
+async def test_a_caller_that_leaves_undoes_nothing(store: SqlStore) -> None:
+    leaving = asyncio.ensure_future(store._database.write(add("a")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+
+    await store._database.write(add("b"))
+
+    assert await scopes(store._database) == ["a", "b"]
+
+
+async def test_closing_finishes_what_was_handed_in_and_takes_no_more(url: str) -> None:
+    async with opened(url) as store:
+        handed_in = [asyncio.ensure_future(store._database.write(add(f"{n}"))) for n in range(10)]
+        await asyncio.sleep(0)
+    assert len(await asyncio.gather(*handed_in)) == 10
+
+    with pytest.raises(UnavailableError, match="closed"):
+        await store._database.write(add("late"))
+    with pytest.raises(UnavailableError, match="closed"):
+        await store.sessions()
+
+
+async def test_a_reader_cannot_write(store: SqlStore) -> None:
+    with pytest.raises(Exception, match=r"readonly|read-only"):
+        await store._database.read(add("a"))
+
+    assert await scopes(store._database) == []
+
+
+async def test_cut_connections_are_made_again(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        await store._database.write(add("a"))
+        await scopes(store._database)
+        _cut_all(postgres_url)
+
+        await store._database.write(add("b"))
+
+        assert await scopes(store._database) == ["a", "b"]
+
+
+async def test_a_connection_cut_in_the_middle_of_work_leaves_no_half(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        tries = []
+
+        def cut_in_the_middle(tx: Transaction) -> None:
+            tries.append(tx.count(ADD_CAP, scope="a"))
+            if len(tries) == 1:
+                _cut_all(postgres_url)
+            tx.count(ADD_CAP, scope="b")
+
+        await store._database.write(cut_in_the_middle)
+
+        assert len(tries) == 2
+        assert await scopes(store._database) == ["a", "b"]
+
+
+async def test_a_heart_whose_connection_is_cut_beats_on(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        worker = make_worker()
+        await store.register_worker(worker)
+        heart = store.heart()
+        assert await asyncio.to_thread(heart.beat, worker.id)
+        _cut_all(postgres_url)
+
+        with pytest.raises(UnavailableError):
+            await asyncio.to_thread(heart.beat, worker.id)
+
+        assert await asyncio.to_thread(heart.beat, worker.id)
+        heart.close()
+
+
+async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str) -> None:
+    async with opened(postgres_url) as one, opened(postgres_url) as two:
+        await one._database.write(add("a"))
+        await one._database.write(add("b"))
+        lock = Statement("lock", "UPDATE caps SET cap = cap + 1 WHERE scope = :scope")
+        meeting = threading.Barrier(2)
+
+        def crosswise(first: str, second: str) -> Callable[[Transaction], None]:
+            tries: list[int] = []
+
+            def write(tx: Transaction) -> None:
+                tx.count(lock, scope=first)
+                if not tries:
+                    tries.append(meeting.wait(10))
+                tx.count(lock, scope=second)
+
+            return write
+
+        await asyncio.gather(one._database.write(crosswise("a", "b")), two._database.write(crosswise("b", "a")))
+
+        caps = Statement("caps", "SELECT cap FROM caps ORDER BY scope")
+        assert await one._database.read(lambda tx: tx.rows(caps)) == [(3,), (3,)]
+
+
+async def test_what_is_not_there_is_named(store: SqlStore) -> None:
+    for asking in (store.task("t"), store.step("t/s"), store.run("r"), store.session("s"), store.result("t/s")):
+        with pytest.raises(NotFoundError):
+            await asking
+
+
+def _cut_all(url: str) -> None:
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )

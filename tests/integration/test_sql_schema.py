@@ -1,0 +1,119 @@
+"""The schema: one line of migrations, what they make is what the tables say, and no program works on another's."""
+
+import asyncio
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
+
+from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.schema import HEAD, MIGRATIONS, prepare
+from shared.adapters.sql.store import open_store
+from shared.adapters.sql.tables import metadata
+from shared.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from tests.integration.sql_stores import connected
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'soong.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.mark.spec("OPS-07")
+def test_migrations_have_one_head_and_the_program_was_written_for_it() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+@pytest.mark.spec("OPS-07")
+@pytest.mark.filterwarnings("ignore:autogenerate skipping metadata-specified expression-based index")
+def test_migrations_make_what_the_tables_say(url: str) -> None:
+    prepare(parse_url(url), migrate=True)
+
+    with connected(url) as connection:
+        differences = compare_metadata(MigrationContext.configure(connection), metadata)
+        # The comparison cannot read an index in descending order from SQLite.
+        assert [found for found in differences if getattr(found[1], "name", "") != "ix_steps_ready"] == []
+        index = next(index for index in inspect(connection).get_indexes("steps") if index["name"] == "ix_steps_ready")
+    assert len(index["column_names"]) == 3
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_database_without_a_schema_is_refused_unless_asked_to_make_it(url: str) -> None:
+    with pytest.raises(SchemaVersionError, match="soong up"):
+        await open_store(url, migrate=False)
+
+    store = await open_store(url, migrate=True)
+    assert await store.sessions() == []
+    await store.close()
+
+
+@pytest.mark.spec("OPS-07")
+@pytest.mark.parametrize(("found", "said"), [("9999", "newer"), ("0000", "older")])
+async def test_another_schema_is_refused_by_its_age(url: str, found: str, said: str) -> None:
+    prepare(parse_url(url), migrate=True)
+    _set_version(url, found)
+
+    with pytest.raises(SchemaVersionError, match=said):
+        await open_store(url, migrate=False)
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_newer_schema_is_not_migrated_either(url: str) -> None:
+    prepare(parse_url(url), migrate=True)
+    _set_version(url, "9999")
+
+    with pytest.raises(SchemaVersionError, match="upgrade"):
+        await open_store(url, migrate=True)
+
+
+async def test_processes_that_start_together_migrate_once(url: str) -> None:
+    codes = await asyncio.to_thread(_prepare_in_processes, url, 3)
+
+    assert codes == [0, 0, 0]
+
+
+async def test_an_sqlite_file_is_read_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "soong.db"
+
+    await (await open_store(f"sqlite:///{path}", migrate=True)).close()
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+
+    with pytest.raises(InvalidConfigError, match=r"file/soong\.db"):
+        await open_store(f"sqlite:///{tmp_path}/file/soong.db", migrate=True)
+
+
+async def test_a_server_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="did not answer"):
+        await open_store(f"postgresql://nobody@/nothing?host={tmp_path}", migrate=False)
+
+
+def _prepare_in_processes(url: str, number: int) -> list[int]:
+    """Prepare the database from several processes at once; return their exit codes."""
+    names = "from shared.adapters.sql.engine import parse_url; from shared.adapters.sql.schema import prepare"
+    script = f"{names}; prepare(parse_url({url!r}), migrate=True)"
+    started = [subprocess.Popen([sys.executable, "-P", "-c", script]) for _ in range(number)]
+    return [process.wait(60) for process in started]
+
+
+def _set_version(url: str, version: str) -> None:
+    with connected(url) as connection, connection.begin():
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{version}'")

@@ -1,0 +1,67 @@
+"""Who gets the next steps: turns between sessions, priority and age within one, caps above all."""
+
+import pytest
+
+from shared.adapters.sql.claiming import Lane, share_out
+
+
+def make_lane(
+    key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: tuple[int, int] = (0, 1), scope: str = ""
+) -> Lane:
+    return Lane(key, session, (scope,) if scope else (), ready, turn, [head])
+
+
+@pytest.mark.spec("DIS-10")
+def test_sessions_take_turns_within_one_claim() -> None:
+    lanes = [make_lane("a", "one", ready=100), make_lane("b", "two", ready=2)]
+
+    turns = share_out(lanes, 6, {}, last_turn=0)
+
+    assert turns.order == ["a", "b", "a", "b", "a", "a"]
+    assert turns.turn == {"one": 6, "two": 4}
+
+
+@pytest.mark.spec("DIS-10")
+def test_the_session_served_longest_ago_is_served_first() -> None:
+    lanes = [make_lane("a", "one", turn=9), make_lane("b", "two", turn=3)]
+
+    assert share_out(lanes, 1, {}, last_turn=9).order == ["b"]
+
+
+def test_within_a_session_priority_goes_before_age() -> None:
+    old, urgent = make_lane("old", head=(0, 1)), make_lane("urgent", head=(-5, 2), ready=1)
+
+    assert share_out([old, urgent], 2, {}, last_turn=0).order == ["urgent", "old"]
+
+
+def test_lanes_of_one_session_share_its_turn() -> None:
+    lanes = [
+        make_lane("a1", "one", head=(0, 1)),
+        make_lane("a2", "one", head=(0, 2)),
+        make_lane("b", "two", head=(0, 3)),
+    ]
+
+    order = share_out(lanes, 6, {}, last_turn=0).order
+
+    assert [lane[0] for lane in order] == ["a", "b"] * 3
+
+
+@pytest.mark.spec("DIS-03")
+def test_a_cap_ends_the_claims_of_its_lanes_only() -> None:
+    lanes = [make_lane("capped", scope="model:m", head=(0, 1)), make_lane("free", head=(0, 2))]
+
+    turns = share_out(lanes, 5, {"model:m": 2}, last_turn=0)
+
+    assert sorted(turns.order) == ["capped", "capped", "free", "free", "free"]
+
+
+def test_what_a_cap_holds_back_is_not_claimable_work_left_over() -> None:
+    lane = make_lane("capped", scope="model:m")
+
+    assert not share_out([lane], 5, {"model:m": 2}, last_turn=0).is_left
+    assert share_out([make_lane("free", ready=3)], 2, {}, last_turn=0).is_left
+    assert not share_out([make_lane("free", ready=2)], 2, {}, last_turn=0).is_left
+
+
+def test_no_lanes_give_nothing() -> None:
+    assert share_out([], 5, {}, last_turn=0).order == []

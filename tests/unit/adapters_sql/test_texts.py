@@ -1,0 +1,36 @@
+"""Text on its way into rows."""
+
+import json
+
+import pytest
+
+from shared.adapters.sql.rows import lane_of, pack, plain, unpack
+
+
+@pytest.mark.parametrize("value", ["größer", "\ud800 lone", "\x00", {"a": [1, 2.5, None, True]}, "𝄞"], ids=repr)
+def test_json_comes_back_as_it_went(value: object) -> None:
+    text = pack(value)
+
+    text.encode()  # what every driver does
+    assert unpack(text) == value
+
+
+def test_json_refuses_what_is_no_number() -> None:
+    with pytest.raises(ValueError, match=r"nan|JSON"):
+        pack(float("nan"))
+
+
+def test_free_text_keeps_all_but_what_no_database_takes() -> None:
+    assert plain("größer\n") == "größer\n"
+    assert plain("a\x00b") == "a\ufffdb"
+    assert "\ud800" not in plain("ä\ud800")
+
+
+def test_a_lane_is_the_same_whatever_the_order_of_needs() -> None:
+    assert lane_of("s", "p", ["a", "b"], "d", "m") == lane_of("s", "p", ["b", "a", "a"], "d", "m")
+    assert lane_of("s", "p", ["a"], "d", "m") != lane_of("s", "p", [], "d", "m")
+    assert lane_of("s", "p", [], "d", "m").startswith("s:")
+
+
+def test_packed_json_is_compact() -> None:
+    assert pack({"a": [1, 2]}) == '{"a":[1,2]}' == json.dumps({"a": [1, 2]}, separators=(",", ":"))

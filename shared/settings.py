@@ -10,11 +10,16 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import InvalidConfigError
+
+_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS")
+MIN_SECRET_CHARS = 8
+"""Shorter values are no secrets worth the name, and redacting them would tear ordinary text apart."""
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -127,6 +132,13 @@ def load_settings(**overrides: object) -> Settings:
             f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
         )
         raise InvalidConfigError(f"settings: {wrong}") from error
+
+
+def secret_values(settings: Settings) -> tuple[str, ...]:
+    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05)."""
+    passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
+    keys = (value for name, value in os.environ.items() if name.upper().endswith(_SECRET_ENDINGS))
+    return tuple({value for value in (*passwords, *keys) if len(value) >= MIN_SECRET_CHARS})
 
 
 def _secret_files() -> dict[str, str]:

@@ -21,15 +21,15 @@ from shared.runs.events import NewEvent, NewNode, Node
 from shared.runs.status import EndReason
 from shared.runs.store import CallRow, RunStore
 from shared.sandbox.paths import PathPolicy
-from shared.sandbox.redact import Redactor
-from shared.settings import Settings
+from shared.sandbox.redact import Redactor, redactor
+from shared.settings import Settings, secret_values
 from shared.store import Store
 from shared.tasks.inputs import BoundStep
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, StepEnd
 from shared.tools.definition import ToolDefinition, Workplace
 from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
-from shared.tools.ports import ArtifactStore
+from shared.tools.ports import ArtifactStore, Gate
 from shared.tools.registry import ToolRegistry
 from shared.tools.surface import Surface
 from shared.toolsets.code.toolset import CodeTools
@@ -75,10 +75,19 @@ class AgentRuns:
     clock: Clock
     settings: Settings
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
-    redactor: Redactor = field(default_factory=Redactor)
     _registry: ToolRegistry = field(init=False)
+    _config: PipelineConfig = field(init=False)
+    _redactor: Redactor = field(init=False)
+    _user_home: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self._user_home = str(Path.home())
+        self._redactor = redactor(secret_values(self.settings))
+        self._config = PipelineConfig(
+            default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
+            max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
+            max_result_chars=self.settings.max_result_chars,
+        )
         self._registry = ToolRegistry()
         self._registry.add(CodeTools(PathPolicy(agent_home=self.settings.home)), is_builtin=True)
         self._registry.add(TaskTools(self.store, self._worker_id, self.clock), is_builtin=True)
@@ -93,7 +102,8 @@ class AgentRuns:
                 await asyncio.to_thread(warm_up, name)
             model = resolve_model(name, _script(claim.spec))
             policy = Policy.from_json(claim.policy)
-            task = self._task(claim, bound, tools)
+            workplace = self._workplace(claim)
+            task = self._task(claim, bound, tools, workplace)
         except InvalidConfigError as error:
             return failed(claim, "worker_incompatible", str(error))
         except (NotFoundError, UsageError) as error:
@@ -102,7 +112,11 @@ class AgentRuns:
 
         self.inbox.worker_id = self.incarnation.worker_id
         log = RunCallLog(self.store, self.artifacts, self.clock, claim.identity.run_id, claim.fence)
-        pipeline = self._pipeline(claim, tools, policy, log, limit)
+        gate = WorkerGate(
+            self.store, self.ring, self.inbox, self.clock, policy, claim.token, self._redactor, self._user_home
+        )
+        scope = RunScope(claim.identity, claim.fence, workplace)
+        pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
         transcript = RunTranscript(self.store, log, self.clock, claim.identity.run_id, claim.fence)
         end = await run_agent(task, model, pipeline, transcript, log, self.clock)
         return _step_end(claim, end, log)
@@ -115,9 +129,8 @@ class AgentRuns:
             raise InvalidConfigError(f"this worker has no tool {', '.join(missing)}: its version is not the run's")
         return self._registry.select(names)
 
-    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition]) -> AgentTask:
+    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], workplace: Workplace) -> AgentTask:
         definition = self.definitions.get(claim.identity.definition)
-        workplace = self._workplace(claim)
         output = claim.spec.get("output")
         return AgentTask(
             identity=claim.identity,
@@ -136,25 +149,16 @@ class AgentRuns:
         roots = (Path(claim.project), Path(claim.cwd), run_dir / "workspace", run_dir / "deliverables")
         return Workplace(Path(claim.project), Path(claim.cwd), run_dir, roots)
 
-    def _pipeline(
-        self, claim: Claim, tools: Sequence[ToolDefinition], policy: Policy, log: RunCallLog, limit: TimeLimit
-    ) -> ToolPipeline:
-        gate = WorkerGate(self.store, self.ring, self.inbox, self.clock, policy, claim.token, self.redactor)
-        config = PipelineConfig(
-            default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
-            max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
-            max_result_chars=self.settings.max_result_chars,
-        )
-        scope = RunScope(claim.identity, claim.fence, self._workplace(claim))
+    def _pipeline(self, tools: Sequence[ToolDefinition], scope: RunScope, gate: Gate, log: RunCallLog) -> ToolPipeline:
         return ToolPipeline(
             tools,
             scope,
-            UntimedGate(gate, limit),
+            gate,
             log,
             artifacts=self.artifacts,
-            redactor=self.redactor,
+            redactor=self._redactor,
             clock=self.clock,
-            config=config,
+            config=self._config,
         )
 
     def _worker_id(self) -> str:

@@ -1,0 +1,65 @@
+"""JSON is read strictly and digested canonically."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidJsonError
+from shared.jsontext import MAX_SAFE_INTEGER, canonical, digest, dump, parse_strict
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**52), 2**52) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"a": 1, "a": 2}', "stands twice"),
+        ("NaN", "not a JSON number"),
+        ("[Infinity]", "not a JSON number"),
+        ("-Infinity", "not a JSON number"),
+        (str(MAX_SAFE_INTEGER + 1), "beyond 2"),
+        ("1" + "0" * 400, "beyond 2"),
+        ("[" * 100_000, "deeper|Expecting"),
+        ("[" * 300 + "]" * 300, "deeper than 200"),
+        ("{", "Expecting"),
+        ("", "Expecting"),
+        ('{"a": 1} {"b": 2}', "Extra data"),
+    ],
+    ids=["duplicate key", "nan", "inf", "-inf", "2^53+1", "10^400", "bomb", "deep", "half", "empty", "two documents"],
+)
+def test_what_is_not_strict_json_is_refused_with_the_reason(text: str, problem: str) -> None:
+    with pytest.raises(InvalidJsonError, match=problem):
+        parse_strict(text)
+
+
+def test_a_document_over_the_size_is_refused_unread() -> None:
+    with pytest.raises(InvalidJsonError, match="at most 10 are read"):
+        parse_strict('"' + "x" * 20 + '"', max_bytes=10)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(InvalidJsonError):
+        parse_strict(b'"\xff\xfe\xfa"')
+
+
+@given(JSON)
+def test_what_is_written_reads_the_same(value: object) -> None:
+    assert parse_strict(dump(value)) == value
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(0, 9), min_size=2, max_size=5))
+def test_the_order_of_keys_does_not_change_the_digest(value: dict[str, int]) -> None:
+    turned = dict(reversed(list(value.items())))
+
+    assert canonical(value) == canonical(turned)
+    assert digest(value) == digest(turned)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2**60, "\ud800"], ids=["nan", "2^60", "surrogate"])
+def test_what_has_no_canonical_form_is_refused(value: float | str) -> None:
+    with pytest.raises(InvalidJsonError, match="no canonical form"):
+        canonical(value)

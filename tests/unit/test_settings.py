@@ -1,0 +1,74 @@
+"""Settings are read once, checked, and say what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InvalidConfigError
+from shared.settings import load_settings, secret_values
+
+
+def test_the_default_is_embedded_below_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+
+    settings = load_settings()
+
+    assert settings.is_embedded
+    assert settings.home == Path("/home/ada/.soong")
+    assert settings.effective_database_url == "sqlite:////home/ada/.soong/soong.db"
+
+
+def test_what_the_caller_says_stands_above_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOONG_SLOTS", "3")
+
+    assert load_settings().slots == 3
+    assert load_settings(slots=5).slots == 5
+    assert load_settings(slots=None).slots == 3
+
+
+def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOONG_POOLS", "default, gpu ,")
+
+    assert load_settings().pools == ("default", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("SOONG_SLOTS", "many"), ("SOONG_LEASE_S", "0"), ("SOONG_WORKERS", "0")], ids=str
+)
+def test_a_wrong_value_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(InvalidConfigError, match=f"{name}='{value}'"):
+        load_settings()
+
+
+def test_a_url_may_come_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("redis://:pass@host/0\n")
+    monkeypatch.setenv("SOONG_REDIS_URL_FILE", str(secret))
+
+    assert load_settings().redis_url == "redis://:pass@host/0"
+
+
+def test_a_secret_file_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOONG_REDIS_URL_FILE", "/nowhere/url")
+
+    with pytest.raises(InvalidConfigError, match="/nowhere/url"):
+        load_settings()
+
+
+def test_sockets_lie_in_a_short_folder_however_long_the_home(tmp_path: Path) -> None:
+    settings = load_settings(agent_home=tmp_path / ("x" * 120))
+
+    assert len(str(settings.runtime_dir)) < 90
+
+
+@pytest.mark.spec("EVT-05")
+def test_passwords_of_urls_and_keys_of_the_environment_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVIDER_API_KEY", "key-of-the-provider")
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+
+    values = secret_values(load_settings(redis_url="redis://:redis-password@host/0"))
+
+    assert set(values) >= {"redis-password", "key-of-the-provider"}
+    assert "abc" not in values

@@ -124,8 +124,7 @@ class Watch:
         if any(worker.state is ProcessState.LIVE for worker in view.workers) or now_s < waited.next_s:
             return
         waited.next_s = now_s + LOOK_FOR_REASON_S
-        record = self.attachment.record
-        if record is not None and (await ask_once(record.control, "status")).get("is_hopeless"):
+        if await self._is_hopeless():
             await self.client.pause(view.task, reason="its workers do not start", limit_s=PAUSE_LIMIT_S)
             raise UnavailableError(f"the workers do not start{last_words(self.attachment.log)}")
         if now_s - waited.began_s > NO_WORKER_AFTER_S and not waited.is_told:
@@ -133,6 +132,14 @@ class Watch:
             owners = await self.client.store.owners()
             missing = "worker: start one with `soong worker`" if owners else "orchestrator: start one"
             self._display.note(f"nothing runs: there is no {missing}; `soong doctor` looks at the rest")
+
+    async def _is_hopeless(self) -> bool:
+        """Ask the service whether its workers cannot start; one that is dying is not asked twice."""
+        if self.attachment.record is None:
+            return False
+        with suppress(UnavailableError):
+            return (await ask_once(self.attachment.record.control, "status")).get("is_hopeless") is True
+        return False
 
     def _answer(self, session: Session) -> None:
         from orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked

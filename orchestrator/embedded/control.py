@@ -45,6 +45,11 @@ class ControlServer:
         self._server = await asyncio.start_unix_server(self._accept, str(self.path), limit=LINE_LIMIT_BYTES)
         self.path.chmod(0o600)
 
+    def close_if_unattached(self) -> bool:
+        """Let nobody attach any more unless somebody has; say whether it is closed. No await stands between the two."""
+        self.is_closing = self.is_closing or not self.attached
+        return self.is_closing
+
     async def refuse(self) -> None:
         """Let nobody else attach, and say farewell to who is: the end of the connection is then no accident."""
         self.is_closing = True

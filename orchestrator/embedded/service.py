@@ -25,7 +25,6 @@ from shared.jsontext import Json
 from shared.log import get_logger
 from shared.settings import Settings
 from shared.store import Store
-from shared.tasks.status import TaskStatus
 
 log = get_logger(__name__)
 
@@ -46,6 +45,8 @@ class Owner(Protocol):
     async def stop(self) -> None: ...
 
     async def worker_died(self, pid: int) -> None: ...
+
+    async def is_working(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -124,7 +125,8 @@ class EmbeddedService:
         while True:
             if not await self._is_needed():
                 await asyncio.sleep(IDLE_GRACE_S)
-                if not await self._is_needed():
+                # Whoever attached while the rows were read is not turned away.
+                if not await self._is_needed() and self._control.close_if_unattached():
                     return
             with suppress(TimeoutError):
                 # Attached clients announce their end; tasks that run without one are looked at now and then.
@@ -138,16 +140,15 @@ class EmbeddedService:
 
     async def _is_needed(self) -> bool:
         assert self._control is not None
-        assert self._store is not None
+        assert self._owner is not None
         if self._control.attached:
             return True
         if self._supervisor is not None and self._supervisor.is_hopeless:
             return False  # what waits can wait in its rows: nobody here could run it
         try:
-            tasks = await self._store.tasks(limit=1000)
+            return await self._owner.is_working()
         except UnavailableError:
             return True  # not knowing is no reason to leave work behind
-        return any(task.status is TaskStatus.RUNNING for task in tasks)
 
     async def _shut_down(self) -> None:
         """Stop what was started, in reverse; what fails on the way holds back nothing after it."""

@@ -93,9 +93,35 @@ async def attach(
     """
     if settings.database_url:
         return Attachment(settings)
-    deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+    with _ending_what_was_started() as own:
+        return await _attach(settings, own, may_start=may_start, tell=tell)
+
+
+@contextmanager
+def _ending_what_was_started() -> Iterator["_Own"]:
+    """Kill the service that was started for a client that does not come to hold it: interrupted, or given up."""
+    own = _Own()
+    try:
+        yield own
+    except BaseException:
+        if own.started is not None:
+            own.started.kill()
+        raise
+
+
+@dataclass(slots=True)
+class _Own:
+    """The service that this client has started, if any."""
+
     started: Attachment | None = None
+
+
+async def _attach(
+    settings: Settings, own: _Own, *, may_start: bool, tell: Callable[[str], None]
+) -> Attachment:
+    deadline = asyncio.get_running_loop().time() + START_LIMIT_S
     while True:
+        started = own.started
         joined = await _join(settings)
         if joined is not None:
             if started is not None and started.process is not None and joined.record is not None:
@@ -106,10 +132,10 @@ async def attach(
             raise UnavailableError("no service is running; start one with `soong up`")
         if started is None:
             tell("starting a service …")
-            started = _start(settings)
+            started = own.started = _start(settings)
         if _ended_for_another(started):
             # The holder is starting, or just ending: join it, or take its place.
-            started = None
+            own.started = None
             await asyncio.sleep(HELD_PAUSE_S)
         if asyncio.get_running_loop().time() > deadline:
             raise _not_ready(settings, started)

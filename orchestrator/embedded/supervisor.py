@@ -154,8 +154,8 @@ class Supervisor:
                 )
             try:
                 await died(pid)
-            except SoongError as error:
-                log.warning("death_untold", name=child.name, error=str(error))  # its lease will run out instead
+            except Exception:  # whatever fails in telling, the child is kept; its lease will run out instead
+                log.exception("death_untold", name=child.name)
             if not self._is_stopping:
                 await asyncio.sleep(child.pause_s())
 

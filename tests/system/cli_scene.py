@@ -43,7 +43,8 @@ class Scene:
     def env(self) -> dict[str, str]:
         return {
             "PATH": "/usr/bin:/bin",
-            "HOME": str(self.folder),
+            # Not the folder itself: rules for a whole home are refused.
+            "HOME": str(self.folder / "user"),
             "SOONG_AGENT_HOME": str(self.home),
             "SOONG_WORKERS": "1",
             "SOONG_SLOTS": "4",

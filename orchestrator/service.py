@@ -126,6 +126,16 @@ class Orchestrator:
         concerned = await self._reaper.process_died(socket.gethostname(), pid)
         await self._safely(self.look(concerned))
 
+    async def is_working(self) -> bool:
+        """Say whether a task of a session that is ours, or that we now adopt, is running."""
+        async with self._looking:
+            await self._adopt()
+        for session_id in await self._busy():
+            open_tasks = await self.parts.store.tasks(session_id=session_id)
+            if any(task.status is TaskStatus.RUNNING for task in open_tasks):
+                return True
+        return False
+
     def attach_callback(self, session_id: str, callback: PermissionCallback) -> None:
         """Let an SDK callback in this process fill the session's one callback."""
         self.parts.desk.attach(session_id, callback)

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,9 +116,7 @@ class _Own:
     started: Attachment | None = None
 
 
-async def _attach(
-    settings: Settings, own: _Own, *, may_start: bool, tell: Callable[[str], None]
-) -> Attachment:
+async def _attach(settings: Settings, own: _Own, *, may_start: bool, tell: Callable[[str], None]) -> Attachment:
     deadline = asyncio.get_running_loop().time() + START_LIMIT_S
     while True:
         started = own.started

@@ -17,7 +17,7 @@ from orchestrator.embedded import leash
 from orchestrator.embedded.environment import child_environment, module_command
 from orchestrator.embedded.folders import REDIS_SOCKET
 from orchestrator.embedded.redis import RedisProgram, redis_arguments
-from shared.errors import SoongError, UnavailableError
+from shared.errors import UnavailableError
 from shared.log import get_logger
 from shared.settings import Settings
 

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 from shared.adapters.sql import fused
 from shared.adapters.sql.claiming import (
     CLAIM_LANE,
-    TAKE_TURNS,
+    TURNS,
     Look,
     Turns,
     know_heads,
@@ -97,7 +97,7 @@ def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, tur
         journal.note(run_id, EventType.STEP_CLAIMED, step=key, fence=fence, worker=wish.worker_id)
         journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, step=key, fence=fence)
     served = {row[8] for row in claimed}
-    tx.send(TAKE_TURNS, turns=sorted(item for item in turns.turn.items() if item[0] in served))
+    tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
     told = contexts.read(tx, [row[3] for row in claimed])
     results = results_for(tx, [row[0] for row in claimed])
     return {

@@ -13,7 +13,7 @@ from typing import Final
 
 from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.rows import unpack
-from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.statements import Change, Statement
 from shared.adapters.sql.transaction import Row, Transaction
 
 LIVE_WORKER: Final = Statement(
@@ -96,6 +96,7 @@ TAKE_TURNS: Final = Statement(
     /*pg AND sessions.ordinal IN (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED) */
     """,
 )
+TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE id = ?1")
 
 
 @dataclass(slots=True)

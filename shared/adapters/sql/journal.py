@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shared.adapters.sql.rows import digest_of, pack, plain
-from shared.adapters.sql.statements import Insert, Statement
+from shared.adapters.sql.statements import Change, Insert, Statement
 from shared.adapters.sql.transaction import Transaction
 from shared.jsontext import Json
 from shared.runs.events import EventType, NewEvent, NewNode
@@ -83,6 +83,18 @@ CHANGE_RUNS: Final = Statement(
     WHERE runs.id = c.run_id
     """,
 )
+_CHANGES: Final = Change(
+    CHANGE_RUNS,
+    """
+    UPDATE runs SET
+        status = coalesce(?2, status), end_reason = coalesce(?3, end_reason),
+        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?9 END,
+        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?9) ELSE started_us END,
+        usage = coalesce(?4, usage), fence = coalesce(?5, fence), worker_id = coalesce(?6, worker_id),
+        last_seq = last_seq + ?7, last_node = last_node + ?8
+    WHERE id = ?1
+    """,
+)
 
 END_EVENT: Final[Mapping[RunStatus, EventType]] = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,
@@ -149,9 +161,7 @@ class Journal:
         if not self._entries:
             return
         self._insert_runs(tx)
-        changes = self.change_rows()
-        if changes:
-            tx.send(CHANGE_RUNS, changes=changes, now_us=self._now_us)
+        tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
         self._insert_logs(tx)
 
     def flush_logs(self, tx: Transaction) -> None:

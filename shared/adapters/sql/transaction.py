@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
 
-from shared.adapters.sql.statements import Insert, Statement, packed_rows
+from shared.adapters.sql.statements import Change, Insert, Statement, packed_rows
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -92,6 +92,16 @@ class Transaction:
             self._raw.execute(insert.postgres, (packed_rows(rows),))
         else:
             self._raw.executemany(insert.sqlite, rows)
+
+    def change(self, change: Change, table: str, rows: Sequence[Sequence[Any]], **constants: Any) -> None:
+        """Apply a change to rows given in the order of the columns of its ``table``."""
+        if not rows:
+            return
+        self.has_written = True
+        if self.is_postgres:
+            self.send(change.many, **{table: rows}, **constants)
+        else:
+            self._raw.executemany(change.one, [(*row, *constants.values()) for row in rows])
 
     def execute(
         self, statement: Executable, parameters: Sequence[Mapping[str, Any]] | None = None

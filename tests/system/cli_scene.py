@@ -43,8 +43,8 @@ class Scene:
     def env(self) -> dict[str, str]:
         return {
             "PATH": "/usr/bin:/bin",
-            # Not the folder itself: rules for a whole home are refused.
-            "HOME": str(self.folder / "user"),
+            # Nowhere near the folder: rules for a home, or for a folder around one, are refused.
+            "HOME": "/nonexistent",
             "SOONG_AGENT_HOME": str(self.home),
             "SOONG_WORKERS": "1",
             "SOONG_SLOTS": "4",

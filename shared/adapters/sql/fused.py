@@ -185,8 +185,9 @@ def end_and_look(
             rows = [_end_row(end, wish.now_us) for end in ends.values()]
             ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=wish.worker_id, now_us=wish.now_us)
         look_reply = tx.send(LOOK, worker_id=wish.worker_id, keys=list(ends), most=most_ready(wish))
-        ended_rows = ended_reply.rows() if ended_reply is not None else ()
-        seen = look_reply.rows()
+    # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
+    ended_rows = ended_reply.rows() if ended_reply is not None else ()
+    seen = look_reply.rows()
     ended = Ended()
     for _, key, task_id, session_id, *_ in (row for row in ended_rows if row[0] == 1):
         ended.written.add(key)

@@ -29,6 +29,7 @@ from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy
 from shared.permissions.request import Choice, PermissionCallback, PermissionRequest
 from shared.permissions.signing import Signer, check_proof
+from shared.runs.status import RunStatus
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings
 from shared.store import Store
@@ -191,7 +192,12 @@ class SessionDesk:
         if entry.asked_s is None:
             entry.asked_s = self.tools.clock.monotonic_s()
             await self.tools.ring.wake_session(self.session_id)
-        return self._ask(session, request, entry, entry.asked_s)
+        ruling = self._ask(session, request, entry, entry.asked_s)
+        if ruling is not None and (await self.tools.store.run(request.identity.run_id)).status is not RunStatus.RUNNING:
+            # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
+            entry.asked_s = entry.attended_s = None
+            return None
+        return ruling
 
     def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
         """See that somebody is being asked; rule when the time for that has run out."""

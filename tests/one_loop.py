@@ -30,6 +30,7 @@ from shared.testing.builders import make_session
 from shared.testing.memory.ring import MemorySwitchboard
 from worker.flower import NoFlower
 from worker.incarnation import Incarnation
+from worker.interruption import Interruption
 from worker.pump import Pump
 from worker.python_step import PythonSteps
 from worker.run import Runner
@@ -42,7 +43,7 @@ FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 class NoAgents:
     """Runs no agents: these tests are about steps."""
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         raise AssertionError(f"no agent was expected, and {claim.step_key} is one")
 
 

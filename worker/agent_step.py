@@ -38,6 +38,7 @@ from shared.wire.ring import Ring
 from worker.call_log import RunCallLog
 from worker.gate import DecisionInbox, WorkerGate
 from worker.incarnation import Incarnation
+from worker.interruption import Interruption
 from worker.python_step import failed
 from worker.time_limit import TimeLimit, UntimedGate
 
@@ -92,7 +93,7 @@ class AgentRuns:
         self._registry.add(CodeTools(PathPolicy(agent_home=self.settings.home)), is_builtin=True)
         self._registry.add(TaskTools(self.store, self._worker_id, self.clock), is_builtin=True)
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         """Run the agent of a claimed step from where it stands to its end."""
         try:
             tools = self._tools(claim)
@@ -111,9 +112,17 @@ class AgentRuns:
         from shared.agents.loop import run_agent  # the model library costs half a second; only agent steps pay it
 
         self.inbox.worker_id = self.incarnation.worker_id
-        log = RunCallLog(self.store, self.artifacts, self.clock, claim.identity.run_id, claim.fence)
+        log = RunCallLog(self.store, self.artifacts, self.clock, claim.identity.run_id, claim.fence, interruption)
         gate = WorkerGate(
-            self.store, self.ring, self.inbox, self.clock, policy, claim.token, self._redactor, self._user_home
+            self.store,
+            self.ring,
+            self.inbox,
+            self.clock,
+            policy,
+            claim.token,
+            self._redactor,
+            self._user_home,
+            interruption,
         )
         scope = RunScope(claim.identity, claim.fence, workplace)
         pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)

@@ -13,19 +13,25 @@ from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
 from shared.runs.store import CallRow, RunStore
 from shared.tools import stored
 from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
-from shared.tools.result import ToolResult
+from shared.tools.result import ErrorType, ToolResult
 from worker.deliverables import keep_deliverable
+from worker.interruption import Interruption
 
 
 @dataclass(slots=True)
 class RunCallLog:
-    """The call log of one claimed run. ``calls`` counts the calls that ended."""
+    """The call log of one claimed run. ``calls`` counts the calls that ended.
+
+    Of a run that goes on elsewhere no call is recorded as aborted: it is not over. One that ended in spite of the
+    interruption is recorded as it ended.
+    """
 
     runs: RunStore
     artifacts: ArtifactStore
     clock: Clock
     run_id: str
     fence: int
+    interruption: Interruption = field(default_factory=Interruption)
     calls: int = 0
     _kept: list[NewEvent] = field(default_factory=list)
 
@@ -48,6 +54,8 @@ class RunCallLog:
             await self.runs.start_call(row, self.fence, events=self.take(), now_us=self.clock.now_us())
 
     async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+        if self.interruption.goes_on_elsewhere and _is_aborted(result):
+            return
         self.calls += 1
         data: dict[str, Json] = {
             "tool_call_id": call.id,
@@ -105,6 +113,10 @@ class RunCallLog:
             },
             decision_id=started.verdict.decision_id,
         )
+
+
+def _is_aborted(result: ToolResult) -> bool:
+    return result.error is not None and result.error.type is ErrorType.ABORTED
 
 
 def _end_type(result: ToolResult) -> EventType:

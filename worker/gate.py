@@ -25,6 +25,7 @@ from shared.runs.store import RunStore
 from shared.sandbox.redact import Redactor
 from shared.tools.ports import GateCall, Verdict
 from shared.wire.ring import Ear, Ring, Switchboard
+from worker.interruption import Interruption
 
 log = get_logger(__name__)
 
@@ -142,6 +143,7 @@ class WorkerGate:
     token: str = field(repr=False)
     redactor: Redactor = field(default_factory=Redactor)
     home: str = field(default_factory=lambda: str(Path.home()))
+    interruption: Interruption = field(default_factory=Interruption)
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
@@ -190,8 +192,9 @@ class WorkerGate:
             return await self.inbox.decision(request.id)
         except asyncio.CancelledError:
             self.inbox.forget(request.id)
-            # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
-            await asyncio.shield(self._withdraw(request))
+            if not self.interruption.goes_on_elsewhere:
+                # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
+                await asyncio.shield(self._withdraw(request))
             raise
 
     async def _withdraw(self, request: PermissionRequest) -> None:

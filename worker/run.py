@@ -13,6 +13,7 @@ from shared.log import get_logger
 from shared.runs.status import EndReason
 from shared.tasks.inputs import BoundStep, bind_step
 from shared.tasks.step import Claim, StepEnd, StepKind
+from worker.interruption import Interruption
 from worker.python_step import PythonSteps, failed
 from worker.time_limit import TimeLimit
 
@@ -22,7 +23,7 @@ log = get_logger(__name__)
 class AgentSteps(Protocol):
     """Runs a child agent (:mod:`worker.agent_step`)."""
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd: ...
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd: ...
 
 
 @dataclass(slots=True)
@@ -32,13 +33,13 @@ class Runner:
     functions: PythonSteps
     agents: AgentSteps
 
-    async def run(self, claim: Claim) -> StepEnd:
+    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
         """Run the step; cancellation and a lost lease pass through to the slot."""
         limit_s = _seconds(claim.spec.get("timeout_s"))
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
             async with TimeLimit(limit_s) as limit:
-                return await self._work(claim, bound, limit)
+                return await self._work(claim, bound, limit, interruption)
         except TemplateError as error:
             return failed(claim, "invalid_input", str(error))
         except TimeoutError:
@@ -49,12 +50,12 @@ class Runner:
             log.exception("step_crashed", step=claim.step_key)
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
 
-    async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit) -> StepEnd:
+    async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         match claim.kind:
             case StepKind.PYTHON:
                 return await self.functions.run(claim, bound.inputs)
             case StepKind.AGENT:
-                return await self.agents.run(claim, bound, limit)
+                return await self.agents.run(claim, bound, limit, interruption)
             case StepKind.MAP:
                 return failed(claim, "execution_failed", "a map step is never claimable")
             case other:

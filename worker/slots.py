@@ -7,7 +7,7 @@ dropped (the lease is gone, nothing may be written). Running a step is the runne
 import asyncio
 import itertools
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from shared.clock import Clock
 from shared.errors import LeaseLostError, UnavailableError
@@ -16,17 +16,16 @@ from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd, StepError
 from shared.tasks.store import TaskStore
+from worker.interruption import Interruption, Stop
 from worker.pump import Pump, retry_s
 
 log = get_logger(__name__)
-
-Stop = Literal["cancel", "hand_back", "drop"]
 
 
 class StepRunner(Protocol):
     """Runs one claimed step to its end. Raises LeaseLostError when a write was refused; is cancelled to stop it."""
 
-    async def run(self, claim: Claim) -> StepEnd: ...
+    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd: ...
 
 
 class RunWatcher(Protocol):
@@ -42,8 +41,7 @@ class _HeldRun:
     claim: Claim
     task: asyncio.Task[StepEnd]
     worker_id: str
-    stop: Stop | None = None
-    reason: str = ""
+    interruption: Interruption
 
 
 @dataclass(slots=True)
@@ -100,8 +98,8 @@ class Slots:
     def stop_run(self, run_id: str, stop: Stop, reason: str) -> None:
         """Stop a held run; nothing when it is not held (any more)."""
         held = self._held.get(run_id)
-        if held is not None and held.stop is None:
-            held.stop, held.reason = stop, reason
+        if held is not None and held.interruption.stop is None:
+            held.interruption.stop, held.interruption.reason = stop, reason
             held.task.cancel()
 
     def stop_all(self, stop: Stop, reason: str) -> None:
@@ -125,8 +123,10 @@ class Slots:
         return True
 
     async def _run(self, claim: Claim) -> StepEnd | None:
-        task = asyncio.get_running_loop().create_task(self.runner.run(claim))
-        held = self._held[claim.identity.run_id] = _HeldRun(claim, task, self.pump.supply().worker_id)
+        interruption = Interruption()
+        task = asyncio.get_running_loop().create_task(self.runner.run(claim, interruption))
+        held = _HeldRun(claim, task, self.pump.supply().worker_id, interruption)
+        self._held[claim.identity.run_id] = held
         self.watcher.started(claim)
         end: StepEnd | None = None
         try:
@@ -137,7 +137,7 @@ class Slots:
             # Its log could not be written, so it may not go on; whoever claims it next goes on where the log ends.
             await self._hand_back(held, f"the database was away: {error}")
         except asyncio.CancelledError:
-            if held.stop is None:
+            if interruption.stop is None:
                 end = self._cancelled_from_within(claim)
             else:
                 end = await self._stopped(held)
@@ -150,7 +150,7 @@ class Slots:
 
     async def _stopped(self, held: _HeldRun) -> StepEnd | None:
         claim = held.claim
-        match held.stop:
+        match held.interruption.stop:
             case "drop" | None:
                 return None
             case "cancel":
@@ -160,10 +160,10 @@ class Slots:
                     claim.fence,
                     StepStatus.CANCELLED,
                     EndReason.CANCELLED,
-                    error=StepError("cancelled", held.reason or "the task was cancelled"),
+                    error=StepError("cancelled", held.interruption.reason or "the task was cancelled"),
                 )
             case "hand_back":
-                await self._hand_back(held, held.reason)
+                await self._hand_back(held, held.interruption.reason)
                 return None
             case other:
                 assert_never(other)

@@ -150,3 +150,31 @@ async def test_a_session_that_asks_nobody_denies(service: Deployment, folder: Pa
 
     assert {step.outcome for step in await writers(service, task)} == {Outcome.PARTIAL}
     assert written(folder) == []
+
+
+@pytest.mark.spec("PER-13", "PER-15", "DAG-07")
+async def test_a_question_survives_the_pause_of_its_task(service: Deployment, folder: Path) -> None:
+    await service.start_workers(1, slots=4)
+    task = await service.submit(PLAN, {"folder": str(folder)}, project=folder.parent)
+
+    async def both_wait() -> bool:
+        return len(await service.store.pending(task.session_id)) == 2
+
+    await service.until(both_wait)
+    questions = {request.id for request in await service.store.pending(task.session_id)}
+    await service.command(task, "pause")
+
+    async def nothing_is_leased() -> bool:
+        return not any(step.status.is_leased for step in (await service.steps(task)).values())
+
+    await service.until(nothing_is_leased)
+    assert {request.id for request in await service.store.pending(task.session_id)} == questions
+    person = Person(Choice.ALLOW_ONCE)
+    service.orchestrator.attach_callback(task.session_id, person)
+    await service.command(task, "resume")
+    ended = await service.finished(task)
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert written(folder) == ["left.txt", "right.txt"]
+    assert {request.id for request in person.asked} == questions
+    assert {step.outcome for step in await writers(service, task)} == {Outcome.CLEAN}

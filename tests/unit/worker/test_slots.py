@@ -16,6 +16,7 @@ from shared.testing.memory.ring import MemorySwitchboard
 from shared.testing.memory.store import MemoryStore
 from worker.flower import NoFlower
 from worker.incarnation import Incarnation
+from worker.interruption import Interruption
 from worker.pump import Pump
 from worker.slots import Slots
 
@@ -28,7 +29,7 @@ class Running:
     def __init__(self, work: Work) -> None:
         self._work = work
 
-    async def run(self, claim: Claim) -> StepEnd:
+    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
         return await self._work(claim)
 
 

@@ -23,6 +23,10 @@ PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""
 
 
+END_LIMIT_S = 10.0
+"""How long a program waits for the end of the service that it started; longer only while another client needs it."""
+
+
 class Soong:
     """A connection to a service. Made by :meth:`embedded` or :meth:`connect`, each a context to be entered."""
 
@@ -52,6 +56,7 @@ class Soong:
                 yield cls(client, attachment.settings)
         finally:
             await attachment.release()
+            await attachment.wait_until_gone(END_LIMIT_S)
 
     @classmethod
     @contextlib.asynccontextmanager

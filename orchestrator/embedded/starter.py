@@ -24,6 +24,9 @@ EXIT_HELD = 75
 """Exit code of a service that found its home held by another: its starter joins that one."""
 
 
+_LEFT_TO_OTHERS: list["subprocess.Popen[bytes]"] = []
+
+
 @dataclass(slots=True)
 class Attachment:
     """A hold on a service. ``settings`` name its database and Redis; ``process`` is set when this client started it.
@@ -49,6 +52,8 @@ class Attachment:
         try:
             await asyncio.to_thread(self.process.wait, limit_s)
         except subprocess.TimeoutExpired:
+            # Another client needs it. It is nobody's child to wait for any more, and no reason for a warning either.
+            _LEFT_TO_OTHERS.append(self.process)
             return False
         return True
 

@@ -1,0 +1,68 @@
+"""The service from a program: the public import, with a function in place of the terminal."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from shared.jsontext import Json
+from soong import Choice, ErrorType, PermissionDecision, PermissionRequest, Soong, TaskStatus
+from tests.system.deployment import Deployment
+
+pytestmark = pytest.mark.timeout(120)
+
+APPROVE = Path(__file__).parents[2] / "examples" / "approve.yaml"
+ECHO: Mapping[str, Json] = {
+    "title": "echo",
+    "steps": [{"id": "say", "kind": "python", "call": "builtin.echo", "inputs": {"a": 1}}],
+}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="soong-sdk-") as path:
+        yield Path(path).resolve()
+
+
+@pytest.mark.spec("OPS-04", "OPS-01", "PER-01")
+async def test_an_embedded_service_asks_the_programs_own_callback(folder: Path) -> None:
+    asked: list[PermissionRequest] = []
+
+    async def allow_writes(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request)
+        return PermissionDecision(Choice.ALLOW_ONCE)
+
+    async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+        outcome = await soong.run(
+            APPROVE, {"folder": str(folder / "notes")}, permission_callback=allow_writes, project=folder
+        )
+
+    assert outcome.status is TaskStatus.COMPLETED
+    assert outcome.denials == ()
+    assert [request.tool for request in asked] == ["code.write_file"] * 2
+    assert sorted(path.name for path in (folder / "notes").iterdir()) == ["left.txt", "right.txt"]
+
+
+@pytest.mark.spec("OPS-04", "PER-05")
+async def test_without_a_callback_a_run_says_what_was_denied(service: Deployment, folder: Path) -> None:
+    await service.start_workers(1)
+
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        outcome = await soong.run(APPROVE, {"folder": str(folder)}, project=folder)
+        again = await soong.outcome(outcome.task_id)
+
+    assert outcome.status is TaskStatus.COMPLETED
+    assert {denial.error for denial in outcome.denials} <= {error.value for error in ErrorType}
+    assert len(outcome.denials) == 2
+    assert again.status is TaskStatus.COMPLETED
+
+
+@pytest.mark.spec("OPS-04")
+async def test_a_plan_may_be_a_mapping(service: Deployment) -> None:
+    await service.start_workers(1)
+
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        outcome = await soong.run(ECHO)
+
+    assert outcome.outputs == {"say": {"a": 1}}

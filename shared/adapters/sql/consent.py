@@ -75,7 +75,7 @@ WITHDRAW_ORPHANS: Final = Statement(
     """
     UPDATE permission_requests SET state = 'withdrawn'
     WHERE session_id = :session_id AND state = 'pending'
-      AND EXISTS (SELECT 1 FROM runs WHERE runs.id = permission_requests.run_id AND runs.end_reason IS NOT NULL)
+      AND (SELECT end_reason FROM runs WHERE runs.id = permission_requests.run_id) IS NOT NULL
     RETURNING id, run_id, tool_call_id
     """,
 )

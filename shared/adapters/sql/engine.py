@@ -32,6 +32,13 @@ _POSTGRES_SETTINGS: Final = {
     "enable_mergejoin": "off",
     # Planned once: planning the fused statements anew takes longer than executing them.
     "plan_cache_mode": "force_generic_plan",
+    # What a plan costs is how many rows it touches: all that is touched lies in memory, and a plan made for a table of
+    # a few pages must also be the right one when it has grown.
+    "random_page_cost": "0",
+    "seq_page_cost": "0",
+    "cpu_tuple_cost": "1",
+    "cpu_index_tuple_cost": "1",
+    "cpu_operator_cost": "0.0001",
     "jit": "off",
     # A client that vanished in the middle of a transaction must not hold its locks for long.
     "idle_in_transaction_session_timeout": "60s",

@@ -24,23 +24,26 @@ END_AND_UNLOCK: Final = Statement(
     """
     WITH holder AS MATERIALIZED (
         SELECT id FROM workers WHERE id = :worker_id FOR SHARE
+    ), e AS MATERIALIZED (
+        SELECT * FROM @ends told(key text, run_id text, fence bigint, status text, outcome text, output text,
+                                 error text, run_status text, end_reason text, usage text, events json, nodes json)
     ), ended AS (
         UPDATE steps SET
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
             is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
             cancel_reason = NULL
-        FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text,
-                     run_status text, end_reason text, usage text, events json, nodes json)
-             CROSS JOIN holder
-        WHERE steps.key = e.key AND steps.run_id = e.run_id AND steps.fence = e.fence
+        FROM e CROSS JOIN holder
+        WHERE steps.key = ANY(ARRAY(SELECT key FROM e)) AND steps.key = e.key
+          AND steps.run_id = e.run_id AND steps.fence = e.fence
           AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
                   e.run_status, e.end_reason, e.usage, e.events, e.nodes
     ), fallen AS (
         SELECT w.key, w.number FROM (
             SELECT key, sum(number) AS number FROM (
-                SELECT g.child_key AS key, 1 AS number FROM ended JOIN edges AS g ON g.parent_key = ended.key
-                WHERE ended.status = 'completed'
+                SELECT g.child_key AS key, 1 AS number FROM ended CROSS JOIN LATERAL (
+                    SELECT child_key FROM edges WHERE parent_key = ended.key OFFSET 0
+                ) AS g WHERE ended.status = 'completed'
                 UNION ALL
                 SELECT map_key, 1 FROM ended WHERE status = 'completed' AND map_key <> ''
             ) AS each_end GROUP BY key

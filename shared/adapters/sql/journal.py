@@ -10,7 +10,7 @@ from typing import Final
 
 from shared.adapters.sql.rows import digest_of, pack, plain
 from shared.adapters.sql.statements import Change, Insert, Statement
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.transaction import Row, Transaction
 from shared.jsontext import Json
 from shared.runs.events import EventType, NewEvent, NewNode
 from shared.runs.record import NewRun, Usage
@@ -107,8 +107,8 @@ END_EVENT: Final[Mapping[RunStatus, EventType]] = {
 class _Entry:
     """What is gathered for one run."""
 
-    events: list[tuple[str, int | None, str]] = field(default_factory=list)
-    nodes: list[tuple[int | None, str, str]] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    nodes: list[Row] = field(default_factory=list)
     status: str | None = None
     end_reason: str | None = None
     usage: str | None = None
@@ -221,7 +221,7 @@ class Journal:
             if e.new is None
         ]
 
-    def end_of(self, run_id: str) -> tuple[object, ...]:
+    def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, list[Row], list[Row]]:
         """Return (status, end reason, usage, [[type, time, data]…], [[parent, kind, payload]…]) of one run."""
         e = self._entries[run_id]
         return e.status, e.end_reason, e.usage, e.events, e.nodes

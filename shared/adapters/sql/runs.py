@@ -8,7 +8,7 @@ from sqlalchemy import select
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.rows import call_of, event_of, node_of, pack, run_of
-from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.statements import Statement, packed_rows
 from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
@@ -22,6 +22,30 @@ APPEND: Final = Statement(
     """
     UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
     WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
+    """,
+)
+
+APPEND_ALL: Final = Statement(
+    "append all: the same with its nodes and events, fused for PostgreSQL as the worker's hot path is",
+    """
+    WITH counted AS (
+        UPDATE runs SET
+            last_seq = last_seq + json_array_length(:events ::json),
+            last_node = last_node + json_array_length(:nodes ::json)
+        WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT id, last_seq - json_array_length(:events ::json) + v.place,
+               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
+        FROM counted CROSS JOIN LATERAL json_array_elements(:events ::json) WITH ORDINALITY AS v(event, place)
+    ), grown AS (
+        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
+        SELECT id, last_node - json_array_length(:nodes ::json) + v.place,
+               coalesce((v.node->>0)::bigint, last_node - json_array_length(:nodes ::json) + v.place - 1),
+               v.node->>1, v.node->>2, :now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(:nodes ::json) WITH ORDINALITY AS v(node, place)
+    )
+    SELECT last_seq, last_node FROM counted
     """,
 )
 
@@ -124,12 +148,18 @@ def append_held(
     tx: Transaction, run_id: str, fence: int, nodes: Sequence[NewNode], events: Sequence[NewEvent], now_us: int
 ) -> Appended:
     """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
-    counted = tx.rows(APPEND, run_id=run_id, fence=fence, events=len(events), nodes=len(nodes))
-    if not counted:
-        raise LeaseLostError(run_id, fence)
     journal = Journal(now_us)
     journal.add(run_id, nodes=nodes, events=events)
-    journal.flush_logs(tx)
+    if tx.is_postgres:
+        *_, told_events, told_nodes = journal.end_of(run_id)
+        told = {"events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
+        counted = tx.rows(APPEND_ALL, run_id=run_id, fence=fence, now_us=now_us, **told)
+    else:
+        counted = tx.rows(APPEND, run_id=run_id, fence=fence, events=len(events), nodes=len(nodes))
+    if not counted:
+        raise LeaseLostError(run_id, fence)
+    if not tx.is_postgres:
+        journal.flush_logs(tx)
     return Appended(*counted[0])
 
 

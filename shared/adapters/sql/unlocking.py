@@ -29,7 +29,7 @@ COUNT_DOWN: Final = Statement(
             SELECT key, sum(number) AS number FROM (
                 SELECT child_key AS key, 1 AS number FROM edges WHERE parent_key IN @ended
                 UNION ALL
-                SELECT map_key AS key, 1 AS number FROM steps WHERE key IN @ended AND map_key <> ''
+                SELECT map_key AS key, 1 AS number FROM steps WHERE key IN @ended AND map_key || '' <> ''
             ) AS each_end GROUP BY key
         ) AS w
         /*pg JOIN steps AS locked ON locked.key = w.key ORDER BY w.key FOR UPDATE OF locked */
@@ -42,10 +42,10 @@ COUNT_DOWN: Final = Statement(
 SET_MAP_OUTCOME: Final = Statement(
     "set map outcome: clean when all its children completed cleanly",
     """
-    UPDATE steps SET outcome = CASE WHEN EXISTS (
+    UPDATE steps SET outcome = CASE WHEN (
         SELECT 1 FROM steps AS child
-        WHERE child.map_key = steps.key AND child.map_key <> '' AND coalesce(child.outcome, '') <> 'clean'
-    ) THEN 'partial' ELSE 'clean' END
+        WHERE child.map_key = steps.key AND child.map_key <> '' AND coalesce(child.outcome, '') <> 'clean' LIMIT 1
+    ) = 1 THEN 'partial' ELSE 'clean' END
     WHERE key IN @keys
     """,
 )

@@ -1,8 +1,8 @@
 """What the store's hot path costs by itself: no broker, no worker process, no step body.
 
-``PYTHONPATH=. python -P -m benchmarks.sql_hot_path`` prints, for SQLite and for PostgreSQL with its disk waits on, the time of one
-commit, of a chain hop (end and claim of one step with its run, events and result node, in one transaction), of fan-outs
-through two stores at once, of one append, and how many transactions and statements each took.
+``PYTHONPATH=. python -P -m benchmarks.sql_hot_path`` prints, for SQLite and for PostgreSQL with its disk waits on, the
+time of one commit, of a chain hop (end and claim of one step with its run, events and result node, in one transaction),
+of fan-outs through two stores at once, of one append, and how many transactions and statements each took.
 """
 
 import argparse

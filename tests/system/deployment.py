@@ -56,7 +56,7 @@ class Deployment:
             lease_s=LEASE_S,
             sweep_s=SWEEP_S,
             responder_wait_s=1.0,
-            permission_timeout_s=5.0,
+            permission_timeout_s=2.0,
         ).model_copy(update={name: value for name, value in self.extra.items() if name.islower()})
         self.settings.home.mkdir(parents=True, exist_ok=True)
         await self.start_orchestrator()

@@ -40,8 +40,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def run(service: Deployment, folder: Path, callback: Callable[..., object] | None, **more: object) -> Task:
-    await service.start_workers(2, slots=1)
+async def run(
+    service: Deployment, folder: Path, callback: Callable[..., object] | None, *, workers: int = 1, **more: object
+) -> Task:
+    await service.start_workers(workers, slots=2 // workers)
     task = await service.submit(PLAN, {"folder": str(folder)}, project=folder.parent, callback=callback, **more)  # type: ignore[arg-type]
     return await service.finished(task)
 
@@ -68,7 +70,7 @@ async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process
 ) -> None:
     person = Person(Choice.ALLOW_FOR_SESSION)
 
-    task = await run(service, folder, person)
+    task = await run(service, folder, person, workers=2)
 
     workers = {step.worker_id for step in await writers(service, task)}
     assert task.status is TaskStatus.COMPLETED
@@ -81,7 +83,7 @@ async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process
 async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Deployment, folder: Path) -> None:
     person = Person(Choice.ALLOW_ONCE)
 
-    task = await run(service, folder, person)
+    task = await run(service, folder, person, workers=2)
 
     runs = {each.id: each.identity for each in await service.store.runs(task_id=task.id)}
     root = runs[task.root_run_id]

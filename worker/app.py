@@ -44,10 +44,14 @@ def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerP
 
     def orphaned() -> None:
         log.warning("parent_gone")
+        if not is_ready.is_set():
+            os._exit(1)  # it holds nothing, and Celery, which would answer a signal in order, is still starting
         thread.call(lambda: process.drain(timedelta(0)))
         threading.Timer(ORPHAN_GRACE_S, os._exit, (1,)).start()
         os.kill(os.getpid(), signal.SIGTERM)
 
+    is_ready = threading.Event()
+    signals.worker_ready.connect(lambda **_: is_ready.set(), weak=False)
     signals.worker_shutting_down.connect(begin_drain, weak=False)
     worker = app.Worker(
         hostname=node_name,

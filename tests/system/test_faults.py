@@ -72,10 +72,9 @@ async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(ser
     killed_at = time.monotonic()
 
     async def all_were_taken_over() -> bool:
-        steps = await service.steps(task)
-        return all(
-            steps[step.step_id].fence > step.fence for step in held if not before[step.step_id].status.is_terminal
-        )
+        # What ended between the look and the kill keeps its fence; everything else got a higher one.
+        now = await service.steps(task)
+        return all(now[step.step_id].status.is_terminal or now[step.step_id].fence > step.fence for step in held)
 
     await service.until(all_were_taken_over)
     recovery_s = time.monotonic() - killed_at
@@ -207,5 +206,6 @@ async def test_a_worker_ends_with_its_parent(service: Deployment) -> None:
     await service.until(is_registered)
     os.close(writing)
 
-    assert await asyncio.to_thread(worker.wait, 15) == 0
+    # 1: it had not begun to work yet, and so had nothing to hand back.
+    assert await asyncio.to_thread(worker.wait, 15) in (0, 1)
     end(worker)

@@ -155,7 +155,8 @@ def _facts(request: PermissionRequest) -> Iterator[tuple[str, str]]:
     yield "step", f"{who.step_key.partition('/')[2]}  {who.step_title}".strip()
     yield "who", f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})"
     yield "parent", f"agent {who.parent_agent_id}, run {who.parent_run_id}" if who.parent_run_id else "none"
-    yield "tool", f"{request.tool} ({request.permission}{''.join(f', {tag}' for tag in request.tags)})"
+    words = dict.fromkeys((request.permission, *request.tags))
+    yield "tool", f"{request.tool} ({', '.join(words)})"
     yield request.target_kind or "target", request.shown
     yield "host", request.host
     yield "risk", f"{request.risk}{' - DANGEROUS' if request.is_dangerous else ''}{_after(request.risk_summary)}"

@@ -80,6 +80,8 @@ class EmbeddedService:
             await self._until_stopped()
         finally:
             await self._shut_down()
+            with suppress(OSError):  # not empty: a socket of a part that was killed lies in it
+                self.settings.runtime_dir.rmdir()
             lock.release()
 
     async def _start(self, lock: ServiceLock) -> None:

@@ -1,0 +1,103 @@
+"""Run folders: what a task's runs did, as files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.record import RunFolders
+from orchestrator.scheduler import Ended
+from shared.adapters.artifacts import FolderArtifacts
+from shared.jsontext import Json
+from shared.runs.events import EventType, NewEvent
+from shared.runs.record import Usage
+from shared.runs.status import EndReason
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Advance, StepEnd
+from shared.testing.builders import open_session, open_task, open_worker
+from shared.testing.clock import START_US
+from shared.testing.memory.store import MemoryStore
+
+
+async def advance(store: MemoryStore, worker_id: str, ends: list[StepEnd], *, claim: int) -> Advance:
+    return await store.advance(
+        worker_id, ends, claim=claim, pools=["default"], capabilities=[], live_workers=1, now_us=START_US
+    )
+
+
+async def ended_run(store: MemoryStore, *events: NewEvent, tool_calls: int = 1) -> tuple[Ended, str]:
+    """Return a task whose one run has ended with these events, and the run's id."""
+    ownership = await open_session(store)
+    task_id = await open_task(store, ownership, "a")
+    worker_id = await open_worker(store)
+    (claim,) = (await advance(store, worker_id, [], claim=1)).claims
+    end = StepEnd(
+        claim.step_key,
+        claim.identity.run_id,
+        claim.fence,
+        StepStatus.COMPLETED,
+        EndReason.COMPLETED,
+        usage=Usage(tool_calls=tool_calls),
+        events=events,
+    )
+    await advance(store, worker_id, [end], claim=0)
+    return Ended(await store.task(task_id), TaskStatus.COMPLETED), claim.identity.run_id
+
+
+def lines(path: Path) -> list[dict[str, Json]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.spec("EVT-03")
+async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
+    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    ref = await artifacts.put(b"# Report", name="report.md")
+    deliverable: dict[str, Json] = {"name": "report.md", "digest": ref.digest}
+    ended, run_id = await ended_run(
+        store,
+        NewEvent(EventType.TOOL_STARTED, {"tool": "code.write_file"}, START_US),
+        NewEvent(EventType.TOOL_COMPLETED, {"tool": "code.write_file", "deliverable": deliverable}, START_US),
+        NewEvent(EventType.TOOL_DENIED, {"tool": "code.search", "error": "permission_denied"}, START_US),
+    )
+    folders = RunFolders(store, artifacts, tmp_path / "runs")
+
+    await folders.write(ended)
+    await folders.close()
+
+    folder = tmp_path / "runs" / run_id
+    assert [line["id"] for line in lines(folder / "events.jsonl")] == [
+        str(number) for number in range(1, len(await store.events(run_id)) + 1)
+    ]
+    assert [line["type"] for line in lines(folder / "logs" / "tools.jsonl")] == [
+        "tool_started",
+        "tool_completed",
+        "tool_denied",
+    ]
+    assert [line["type"] for line in lines(folder / "logs" / "errors.jsonl")] == ["tool_denied"]
+    assert (folder / "deliverables" / "report.md").read_bytes() == b"# Report"
+    assert {path.name for path in folder.iterdir()} >= {"workspace", "archive"}
+
+
+async def test_a_run_without_tool_calls_gets_none(tmp_path: Path) -> None:
+    store = MemoryStore()
+    ended, run_id = await ended_run(store, tool_calls=0)
+    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+
+    await folders.write(ended)
+    await folders.close()
+
+    assert not (tmp_path / "runs" / run_id).exists()
+
+
+async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> None:
+    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    ref = await artifacts.put(b"x", name="x")
+    deliverable: dict[str, Json] = {"name": "../../../escaped", "digest": ref.digest}
+    ended, run_id = await ended_run(store, NewEvent(EventType.TOOL_COMPLETED, {"deliverable": deliverable}, START_US))
+    folders = RunFolders(store, artifacts, tmp_path / "runs")
+
+    await folders.write(ended)
+    await folders.close()
+
+    assert (tmp_path / "runs" / run_id / "deliverables" / "escaped").read_bytes() == b"x"
+    assert not (tmp_path / "escaped").exists()

@@ -27,7 +27,7 @@ def test_an_alias_cannot_take_a_name_that_is_taken(aliases: tuple[str, ...]) -> 
         registry.register(make_tool("test.y", aliases=aliases))
 
 
-@pytest.mark.spec("REG-10")
+@pytest.mark.spec("REG-03", "REG-10")
 async def test_a_call_by_alias_is_recorded_under_the_canonical_name() -> None:
     bench = make_bench([make_tool("code.x", aliases=("Read",))])
 

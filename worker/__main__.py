@@ -5,10 +5,13 @@ instead of ours.
 """
 
 import argparse
+import os
 import sys
+import threading
 
 from shared.errors import SoongError
 from shared.settings import load_settings
+from worker.python_step import STEP_THREADS
 
 
 def main() -> int:
@@ -34,5 +37,14 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def leave(code: int) -> None:
+    """End the process, also while a step's function still blocks its thread: its step has been handed back."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread.name.startswith(STEP_THREADS) for thread in threading.enumerate()):
+        os._exit(code)  # the interpreter would wait for the function, for as long as it pleases
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -23,7 +23,7 @@ from worker.flower import FlowerEvents, NoFlower
 from worker.gate import DecisionInbox
 from worker.incarnation import Incarnation
 from worker.process import LoopThread, WorkerProcess
-from worker.python_step import PythonSteps
+from worker.python_step import STEP_THREADS, PythonSteps
 from worker.run import Runner
 
 STOP_S = 30.0
@@ -65,7 +65,7 @@ async def _build(
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
     incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
-    executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix="soong-step")
+    executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store, switchboard, "")
     runner = Runner(PythonSteps(executor), _agents(settings, store, ring, inbox, incarnation))
     return WorkerProcess(

@@ -13,6 +13,9 @@ from shared.tasks.functions import StepContext, StepFunction, resolve
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, StepEnd, StepError
 
+STEP_THREADS = "soong-step"
+"""Name of the threads on which plain functions run: a thread cannot be ended, only left behind."""
+
 
 @dataclass(slots=True)
 class PythonSteps:

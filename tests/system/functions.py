@@ -2,9 +2,17 @@
 
 import os
 import signal
+import time
 
 from shared.jsontext import Json, JsonObject
 from shared.tasks.functions import StepContext, step_function
+
+
+@step_function("test.block")
+def block(inputs: JsonObject, context: StepContext) -> Json:
+    """Block the thread, as a call into a library without a time limit would."""
+    time.sleep(120)
+    return None
 
 
 @step_function("test.kill_worker")

@@ -109,6 +109,18 @@ async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: D
     assert (await service.steps(task))["long"].fence == handed_back.fence + 1
 
 
+async def test_a_worker_told_to_stop_does_not_wait_for_a_function_that_blocks(service: Deployment) -> None:
+    here = str(Path.cwd())
+    await service.start_workers(1, SOONG_DRAIN_S="0.2", SOONG_FUNCTIONS="tests.system.functions", PYTHONPATH=here)
+    task = await service.submit({"title": "t", "steps": [{"id": "b", "kind": "python", "call": "test.block"}]})
+    await service.until(lambda: is_running(service, task, "b"))
+
+    service.workers[0].send_signal(signal.SIGTERM)
+
+    assert await asyncio.to_thread(service.workers[0].wait, 20) == 0
+    assert (await service.steps(task))["b"].status is StepStatus.READY
+
+
 @pytest.mark.spec("DAG-03")
 async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment) -> None:
     await service.start_workers(1)

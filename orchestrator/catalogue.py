@@ -16,25 +16,23 @@ from shared.tasks.plan import Known, PlanStep
 from shared.tasks.step import StepKind
 from shared.tasks.store import TaskStore
 from shared.tools.definition import Permission, ToolDefinition
-from shared.tools.registry import ToolRegistry
 from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
-from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
 
 
-def _builtin_tools() -> tuple[ToolDefinition, ...]:
-    registry = ToolRegistry()
-    registry.add(CodeTools(), is_builtin=True)
+def tools_of(surroundings: Surroundings) -> tuple[ToolDefinition, ...]:
+    """Return every tool that a plan may name, in registry order."""
     # Only described here, never called: a worker registers the same tools over its store.
-    registry.add(TaskTools(cast(TaskStore, None), lambda: "", SystemClock()), is_builtin=True)
-    return registry.definitions()
+    described = TaskTools(cast(TaskStore, None), lambda: "", SystemClock())
+    return make_registry(surroundings, [described]).definitions()
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     """Built once a client."""
 
-    tools: tuple[ToolDefinition, ...] = field(default_factory=_builtin_tools)
+    tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(Surroundings()))
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
 
     @property

@@ -7,6 +7,7 @@ at this border. The README lists each one; a test holds the two together.
 import hashlib
 import os
 import tempfile
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -134,10 +135,13 @@ def load_settings(**overrides: object) -> Settings:
         raise InvalidConfigError(f"settings: {wrong}") from error
 
 
-def secret_values(settings: Settings) -> tuple[str, ...]:
-    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05)."""
+def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str, ...]:
+    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05).
+
+    ``marked`` are further variables that the configuration calls secret.
+    """
     passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
-    keys = (value for name, value in os.environ.items() if name.upper().endswith(_SECRET_ENDINGS))
+    keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(_SECRET_ENDINGS))
     return tuple({value for value in (*passwords, *keys) if len(value) >= MIN_SECRET_CHARS})
 
 

@@ -14,13 +14,13 @@ from shared.agents.definition import AgentDefinitionRegistry, AgentLimits, built
 from shared.agents.model import is_warm, resolve_model, warm_up
 from shared.agents.ports import AgentEnd, AgentTask
 from shared.clock import Clock
+from shared.config import Config
 from shared.errors import InvalidConfigError, NotFoundError, UsageError
 from shared.jsontext import Json, JsonObject
 from shared.permissions.policy import Policy
 from shared.runs.events import NewEvent, NewNode, Node
 from shared.runs.status import EndReason
 from shared.runs.store import CallRow, RunStore
-from shared.sandbox.paths import PathPolicy
 from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
 from shared.store import Store
@@ -32,7 +32,7 @@ from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from shared.tools.ports import ArtifactStore, Gate
 from shared.tools.registry import ToolRegistry
 from shared.tools.surface import Surface
-from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
 from shared.wire.ring import Ring
 from worker.call_log import RunCallLog
@@ -75,6 +75,7 @@ class AgentRuns:
     artifacts: ArtifactStore
     clock: Clock
     settings: Settings
+    config: Config = field(default_factory=Config)
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     _registry: ToolRegistry = field(init=False)
     _config: PipelineConfig = field(init=False)
@@ -83,15 +84,14 @@ class AgentRuns:
 
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
-        self._redactor = redactor(secret_values(self.settings))
+        self._redactor = redactor(secret_values(self.settings, self.config.commands.secret_env))
         self._config = PipelineConfig(
             default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
             max_result_chars=self.settings.max_result_chars,
         )
-        self._registry = ToolRegistry()
-        self._registry.add(CodeTools(PathPolicy(agent_home=self.settings.home)), is_builtin=True)
-        self._registry.add(TaskTools(self.store, self._worker_id, self.clock), is_builtin=True)
+        surroundings = Surroundings(self.settings.home, self.config)
+        self._registry = make_registry(surroundings, [TaskTools(self.store, self._worker_id, self.clock)])
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         """Run the agent of a claimed step from where it stands to its end."""

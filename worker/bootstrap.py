@@ -13,6 +13,7 @@ from shared.adapters.redis.ring import RedisRing
 from shared.adapters.redis.switchboard import RedisSwitchboard
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
+from shared.config import load_config
 from shared.errors import InvalidConfigError
 from shared.log import configure
 from shared.settings import Settings
@@ -93,6 +94,7 @@ def _agents(
         artifacts=FolderArtifacts(settings.home / "artifacts"),
         clock=SystemClock(),
         settings=settings,
+        config=load_config(settings.home),
     )
 
 

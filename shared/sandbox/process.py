@@ -9,44 +9,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Literal
+
+from shared.sandbox.command import Command, Ended, Finished
 
 _STDERR_BYTES = 16 * 1024
 _LAST_WORDS_S = 1.0
 """How long output may still come after the exit; it is in the pipe already unless a grandchild holds that open."""
-
-Ended = Literal["exited", "timeout", "output_limit"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a child ended. ``code`` is its exit code, negative for a signal; output is complete only after ``exited``."""
-
-    code: int
-    stdout: bytes
-    stderr: bytes
-    ended: Ended
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to run. ``argv[0]`` is an absolute path; ``stdin`` is a descriptor, None is the null device.
-
-    ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; where the system cannot
-    start a child in a descriptor, ``cwd_path`` is used.
-    """
-
-    argv: Sequence[str]
-    cwd: int
-    cwd_path: Path
-    env: Mapping[str, str]
-    timeout: timedelta
-    max_stdout_bytes: int
-    stdin: int | None = None
 
 
 async def run(command: Command) -> Finished:
@@ -60,7 +29,7 @@ async def run(command: Command) -> Finished:
     transport, child = await loop.subprocess_exec(
         lambda: _Child(command.max_stdout_bytes),
         *command.argv,
-        stdin=asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin,
+        stdin=command.stdin if isinstance(command.stdin, int) else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=f"/proc/self/fd/{command.cwd}" if sys.platform.startswith("linux") else command.cwd_path,
@@ -78,6 +47,13 @@ async def run(command: Command) -> Finished:
         finally:
             transport.close()
     return Finished(transport.get_returncode() or 0, bytes(child.kept[1]), bytes(child.kept[2]), ended)
+
+
+class ProcessRunner:
+    """The :class:`shared.sandbox.command.CommandRunner` without an operating system sandbox."""
+
+    async def run(self, command: Command) -> Finished:
+        return await run(command)
 
 
 class _Child(asyncio.SubprocessProtocol):

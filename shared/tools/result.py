@@ -138,6 +138,19 @@ ContentBlock: TypeAlias = TextBlock | JsonBlock | ArtifactRef
 
 
 @dataclass(frozen=True, slots=True)
+class ContextNode:
+    """What a result adds to its run's context beside itself: a skill, memories, a project's instructions.
+
+    ``name`` says where it comes from; ``text`` is what the model reads. Applied after the call, in the transaction that
+    ends it.
+    """
+
+    kind: Literal["skill", "memory_context", "system"]
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
     """The one result of one call, paired by ``tool_call_id`` and never by order (RES-02).
 
@@ -152,6 +165,7 @@ class ToolResult:
     artifacts: tuple[ArtifactRef, ...] = ()
     error: ToolFailure | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    context_nodes: tuple[ContextNode, ...] = ()
 
     @property
     def is_error(self) -> bool:

@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.process import Command, Finished, run
+from shared.sandbox.command import Command, Finished
+from shared.sandbox.process import run
 from shared.tools.result import ErrorType, ToolError
 
 MAX_OUTPUT_BYTES: Final = 8 * 1024 * 1024

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.sandbox.process import Command, Finished, run
+from shared.sandbox.command import Command, Finished
+from shared.sandbox.process import run
 from shared.sandbox.threads import StoppedError, check, run_blocking
 
 

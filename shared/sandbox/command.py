@@ -1,0 +1,70 @@
+"""What a child process is asked to be and how it ended: the port between tools and whatever runs programs for them.
+
+Owns the values and the :class:`CommandRunner` protocol, the seam for an operating system sandbox. The runner without
+one is :mod:`shared.sandbox.process`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+Ended: TypeAlias = Literal["exited", "timeout", "output_limit"]
+Stream: TypeAlias = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run. ``argv[0]`` is an absolute path; nothing is looked up, no shell is between.
+
+    ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; where the system cannot
+    start a child in a descriptor, ``cwd_path`` is used. ``env`` is the child's whole environment. ``stdin`` is a
+    descriptor, the bytes to be read from it, or None for the null device.
+
+    Of each stream the first ``max_…_bytes`` are kept. What comes beyond ends the child (``stop``) or is counted and
+    thrown away (``discard``); memory is bounded either way. ``heard`` is told of every piece as it comes, on the loop.
+    """
+
+    argv: Sequence[str]
+    cwd: int
+    cwd_path: Path
+    env: Mapping[str, str]
+    timeout: timedelta
+    max_stdout_bytes: int
+    stdin: int | bytes | None = None
+    max_stderr_bytes: int = 16 * 1024
+    overflow: Literal["stop", "discard"] = "stop"
+    heard: Callable[[Stream, bytes], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a child ended. ``code`` is its exit code, negative for a signal; output is complete only after ``exited``.
+
+    ``stdout_bytes`` and ``stderr_bytes`` count all that was said, kept or not.
+    """
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    ended: Ended
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+
+class CommandRunner(Protocol):
+    """Runs one child to its end or to one of its bounds; then nothing that it started lives on.
+
+    Cancelling the caller ends the child and all its descendants, also those that left its process group or session,
+    before the cancellation goes on.
+    """
+
+    async def run(self, command: Command) -> Finished:
+        """Run it.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: an argument holds NUL.
+        """
+        ...

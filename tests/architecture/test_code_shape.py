@@ -22,7 +22,7 @@ _ENVIRONMENT_READERS = {
     "shared/settings.py": "the one place for settings",
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
     "orchestrator/embedded/environment.py": "makes the environment of the processes that a service starts",
-    "shared/sandbox/process.py": "makes the environment of a child from an allowlist",
+    "shared/sandbox/programs.py": "makes the environment of a child from an allowlist",
 }
 
 # Written in parts, so that this file does not match itself.

@@ -1,6 +1,6 @@
 """What a plan may name, as clients know it: tools, agent definitions, scripts; and the surface of a step's run.
 
-The tools are the built-in ones. A step's functions and a worker's own tools are known where they run.
+The tools are those that workers with the same settings register. A step's functions are known where they run.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundError
 from shared.identity import Role
 from shared.jsontext import JsonObject
+from shared.settings import Settings
 from shared.tasks.plan import Known, PlanStep
 from shared.tasks.step import StepKind
 from shared.tasks.store import TaskStore
@@ -34,6 +35,11 @@ class Catalogue:
 
     tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(Surroundings()))
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Catalogue":
+        """Return what plans may name under these settings. Raises: InvalidConfigError."""
+        return cls(tools_of(Surroundings.of(settings)))
 
     @property
     def readonly_tools(self) -> frozenset[str]:

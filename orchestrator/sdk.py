@@ -33,7 +33,7 @@ class Soong:
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._settings = settings
-        self._catalogue = Catalogue()
+        self._catalogue = Catalogue.of(settings)
 
     @classmethod
     @contextlib.asynccontextmanager

@@ -69,6 +69,9 @@ class Settings(BaseSettings):
     functions: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Modules imported by workers that register step functions."
     )
+    tools: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Modules that add tools, imported by workers and clients alike."
+    )
     flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
 
     permission_timeout_s: Seconds = Field(
@@ -122,7 +125,7 @@ def load_settings(**overrides: object) -> Settings:
     from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
     lists = {
         name: _split(os.environ[f"SOONG_{name.upper()}"])
-        for name in ("pools", "labels", "functions")
+        for name in ("pools", "labels", "functions", "tools")
         if f"SOONG_{name.upper()}" in os.environ
     }
     given = {name: value for name, value in overrides.items() if value is not None}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
     from shared.tools.registry import ToolRegistry
     from shared.tools.result import ErrorType, ToolError, ToolResult
+    from shared.tools.toolset import Toolset
 
 _HOMES = {
     "orchestrator.outcome": ("Deliverable", "Denial", "ExitCode", "TaskOutcome"),
@@ -38,6 +39,7 @@ _HOMES = {
     "shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
     "shared.tools.registry": ("ToolRegistry",),
     "shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
+    "shared.tools.toolset": ("Toolset",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -66,6 +68,7 @@ __all__ = [
     "ToolError",
     "ToolRegistry",
     "ToolResult",
+    "Toolset",
     "Traits",
     "UnavailableError",
     "UsageError",

@@ -90,7 +90,7 @@ class AgentRuns:
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
             max_result_chars=self.settings.max_result_chars,
         )
-        surroundings = Surroundings(self.settings.home, self.config)
+        surroundings = Surroundings.of(self.settings, self.config)
         self._registry = make_registry(surroundings, [TaskTools(self.store, self._worker_id, self.clock)])
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:

@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Run a plan and follow it to its end."""
     settings = load_settings(model=model, workers=workers, slots=slots)
-    catalogue = Catalogue()
+    catalogue = Catalogue.of(settings)
     prepared = submission(
         load_plan(plan, catalogue.known()),
         read_inputs(given),

@@ -38,7 +38,7 @@ def validate(plan: Path = typer.Argument(..., help="The plan: a YAML or JSON fil
     from orchestrator.catalogue import Catalogue
     from shared.tasks.reading import load_plan
 
-    read = load_plan(plan, Catalogue().known())
+    read = load_plan(plan, Catalogue.of(load_settings()).known())
     if is_json:
         emit(
             {"title": read.title, "inputs": [one.name for one in read.inputs], "steps": [one.id for one in read.steps]}
@@ -58,7 +58,7 @@ def graph(plan: str = typer.Argument(..., help="A plan file, or a task's id.")) 
     if plan.startswith("task_") and not Path(plan).exists():
         sys.stdout.write(mermaid(plan_from_json(asyncio.run(_plan_of(plan)), plan)))
     else:
-        sys.stdout.write(mermaid(load_plan(plan, Catalogue().known())))
+        sys.stdout.write(mermaid(load_plan(plan, Catalogue.of(load_settings()).known())))
 
 
 @app.command()

@@ -30,13 +30,16 @@ class ToolRegistry:
     """Tools by canonical name. Filled at start, read from then on; registering the same name twice is an error."""
 
     def __init__(self, *, max_timeout: timedelta = MAX_TIMEOUT) -> None:
-        self._max_timeout = max_timeout
+        self.max_timeout = max_timeout
         self._tools: dict[str, ToolDefinition] = {}
         self._builtin: set[str] = set()
+        self._sources: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
 
-    def register(self, definition: ToolDefinition, *, is_builtin: bool = False) -> ToolDefinition:
+    def register(self, definition: ToolDefinition, *, is_builtin: bool = False, source: str = "") -> ToolDefinition:
         """Check a definition and keep it; returns it as kept, with an input schema that refuses unknown fields.
+
+        ``source`` says where it comes from, for people (:meth:`source_of`).
 
         Raises:
             InvalidToolError: names what is wrong with it.
@@ -47,6 +50,7 @@ class ToolRegistry:
         self._aliases.update(dict.fromkeys(kept.aliases, kept.name))
         if is_builtin:
             self._builtin.add(kept.name)
+        self._sources[kept.name] = source or ("built-in" if is_builtin else "program")
         return kept
 
     def register_tool(
@@ -86,18 +90,26 @@ class ToolRegistry:
 
         return decorate
 
-    def add(self, adapter: ToolAdapter, *, is_builtin: bool = False) -> None:
+    def add(self, adapter: ToolAdapter, *, is_builtin: bool = False, source: str = "") -> None:
         """Register all tools of a source.
 
         Raises:
             InvalidToolError: one of them is refused; those before it are kept.
         """
         for definition in adapter.tools():
-            self.register(definition, is_builtin=is_builtin)
+            self.register(definition, is_builtin=is_builtin, source=source)
 
     def get(self, name: str) -> ToolDefinition | None:
         """Return a tool by canonical name or alias."""
         return self._tools.get(self._aliases.get(name, name))
+
+    def source_of(self, name: str) -> str:
+        """Return where a registered tool comes from: ``built-in``, a module, a file, or the program itself.
+
+        Raises:
+            KeyError: no tool has this canonical name.
+        """
+        return self._sources[name]
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """Return all tools in the order models see them: built-ins first, then by name."""
@@ -119,8 +131,8 @@ class ToolRegistry:
         check_schema(definition.input_schema, tool=definition.name)
         if definition.output_schema is not None:
             check_schema(definition.output_schema, tool=definition.name, part="output_schema")
-        if definition.timeout is not None and not timedelta(0) < definition.timeout <= self._max_timeout:
-            limit = self._max_timeout // timedelta(milliseconds=1)
+        if definition.timeout is not None and not timedelta(0) < definition.timeout <= self.max_timeout:
+            limit = self.max_timeout // timedelta(milliseconds=1)
             raise InvalidToolError(definition.name, f"its timeout must be above 0 and at most {limit} ms")
         if definition.max_result_chars is not None and definition.max_result_chars < 1:
             raise InvalidToolError(definition.name, "max_result_chars must be at least 1")

@@ -1,30 +1,46 @@
 """Every source of tools, in one place: what a process registers when it starts (REG-07).
 
 A new built-in tool goes into the toolset of its namespace (``shared/toolsets/code/toolset.py`` reads as an example); a
-new source goes into :func:`builtin_sources`. Workers, clients and ``soong tools`` all build their registry here, so
-that a plan is checked against the same tools that a worker runs.
+new source goes into :func:`builtin_sources`; a user's own tools come from the modules that ``SOONG_TOOLS`` names.
+Workers, clients and ``soong tools`` all build their registry here, so that a plan is checked against the same tools
+that a worker runs.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.config import Config
+from shared.config import Config, load_config
 from shared.sandbox.command import CommandRunner
 from shared.sandbox.paths import SENSITIVE, PathPolicy
 from shared.sandbox.process import ProcessRunner
+from shared.settings import Settings
 from shared.tools.definition import ToolAdapter
 from shared.tools.registry import ToolRegistry
 from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.modules import register_modules
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What tools need of the process they are registered in. ``home`` is Soong's own folder; None: there is none."""
+    """What tools need of the process they are registered in. ``home`` is Soong's own folder; None: there is none.
+
+    ``modules`` are those of ``SOONG_TOOLS``.
+    """
 
     home: Path | None = None
     config: Config = field(default_factory=Config)
     runner: CommandRunner = field(default_factory=ProcessRunner)
+    modules: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings, config: Config | None = None) -> "Surroundings":
+        """Return the surroundings of a process; ``config`` is what it has read already.
+
+        Raises:
+            InvalidConfigError: the configuration of the home cannot be used.
+        """
+        return cls(settings.home, load_config(settings.home) if config is None else config, modules=settings.tools)
 
     @property
     def paths(self) -> PathPolicy:
@@ -41,8 +57,10 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
 
     Raises:
         InvalidToolError: a tool is refused; names the tool and why.
+        InvalidConfigError: a module of ``SOONG_TOOLS`` cannot be used; names it.
     """
     registry = ToolRegistry()
     for source in (*builtin_sources(surroundings), *more):
         registry.add(source, is_builtin=True)
+    register_modules(registry, surroundings.modules)
     return registry

@@ -1,0 +1,85 @@
+"""Python tools of the user's own: the modules that ``SOONG_TOOLS`` names (REG-06, REG-07).
+
+A module has ``tools``, an adapter (usually a :class:`shared.tools.toolset.Toolset`), or a function
+``register(registry)``, or both. It is the user's own program and runs with the rights of the process; what its tools
+may do is for policy and permission, as with every other tool. Soong's own namespaces are not for it: their names are
+trusted to be what they say (PER-11).
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Final
+
+from shared.errors import InvalidConfigError, InvalidToolError
+from shared.tools.definition import ToolDefinition
+from shared.tools.registry import ToolRegistry
+
+SETTING: Final = "SOONG_TOOLS"
+RESERVED: Final = frozenset({"agent", "code", "internal", "mcp"})
+
+
+def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
+    """Import each module once and register what it offers; nothing of a module that is refused is kept in silence.
+
+    Raises:
+        InvalidConfigError: names the module and what is wrong with it.
+    """
+    for name in dict.fromkeys(modules):
+        own = ToolRegistry(max_timeout=registry.max_timeout)
+        try:
+            _offer(_imported(name), own)
+            for definition in own.definitions():
+                _check_namespace(definition)
+                registry.register(definition, source=f"module {name}")
+        except InvalidToolError as error:
+            raise InvalidConfigError(f"{SETTING} names {name!r}, whose {error}") from error
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except InvalidToolError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _failed(name, error) from error
+        remedy = "install it, or name its folder in PYTHONPATH"
+        raise InvalidConfigError(f"{SETTING} names {name!r}, which is not there; {remedy}") from error
+    except (Exception, SystemExit) as error:  # whatever the module does at import, the message says whose fault it is
+        raise _failed(name, error) from error
+
+
+def _offer(module: ModuleType, registry: ToolRegistry) -> None:
+    adapter, register = getattr(module, "tools", None), getattr(module, "register", None)
+    is_adapter, is_function = callable(getattr(adapter, "tools", None)), callable(register)
+    if not is_adapter and not is_function:
+        raise InvalidConfigError(
+            f"{SETTING} names {module.__name__!r}, which offers no tools; give it `tools = Toolset()` "
+            "or a function register(registry)"
+        )
+    if inspect.iscoroutinefunction(register):
+        raise InvalidConfigError(f"{SETTING} names {module.__name__!r}, whose register is async; make it a plain one")
+    try:
+        if adapter is not None and is_adapter:
+            registry.add(adapter)
+        if register is not None and is_function:
+            register(registry)
+    except InvalidToolError:
+        raise
+    except Exception as error:
+        raise InvalidConfigError(
+            f"{SETTING} names {module.__name__!r}, which failed to register: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_namespace(definition: ToolDefinition) -> None:
+    namespace, _, rest = definition.name.partition(".")
+    if namespace in RESERVED:
+        problem = f"the namespace {namespace!r} is Soong's own; choose another, such as 'team.{rest}'"
+        raise InvalidToolError(definition.name, problem)
+
+
+def _failed(name: str, error: BaseException) -> InvalidConfigError:
+    return InvalidConfigError(f"{SETTING} names {name!r}, which cannot be imported: {type(error).__name__}: {error}")

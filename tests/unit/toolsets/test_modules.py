@@ -1,0 +1,133 @@
+"""Tools of the user's own: modules named by SOONG_TOOLS, found by every process that registers tools."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from orchestrator.catalogue import Catalogue
+from shared.errors import InvalidConfigError
+from shared.settings import load_settings
+from shared.tools.definition import Permission
+from shared.tools.registry import ToolRegistry
+from shared.toolsets.modules import register_modules
+from shared.toolsets.sources import Surroundings, make_registry
+
+Module = Callable[..., str]
+
+TOOLSET = """
+    from soong import Permission, Toolset
+
+    tools = Toolset()
+
+    @tools.tool("team.count", permission=Permission.READONLY)
+    def count(text: str) -> int:
+        '''Count words.'''
+        return len(text.split())
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
+    """Write a module that can be imported, and forget it afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text: str, name: str = "own_tools") -> str:
+        (tmp_path / f"{name}.py").write_text(dedent(text))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return write
+
+
+@pytest.mark.spec("REG-06", "REG-07")
+def test_a_toolset_of_a_module_is_registered_after_the_built_in_tools(module: Module) -> None:
+    registry = make_registry(Surroundings(modules=(module(TOOLSET),)))
+
+    tool = registry.definitions()[-1]
+    assert (tool.name, tool.description, tool.permission) == ("team.count", "Count words.", Permission.READONLY)
+    assert registry.source_of("team.count") == "module own_tools"
+    assert registry.source_of("code.read_file") == "built-in"
+
+
+@pytest.mark.spec("REG-06")
+def test_a_register_function_has_every_form_of_registering(module: Module) -> None:
+    name = module(
+        """
+        from soong import Permission, ToolDefinition
+
+        async def echo(context, call_input):
+            return call_input
+
+        class Adapter:
+            def tools(self):
+                return (ToolDefinition("team.b", "Second.", {"type": "object"}, echo),)
+
+        def register(registry):
+            registry.register_tool("team.a", "First.", {"type": "object"}, echo)
+            registry.add(Adapter())
+            registry.tool("team.c", description="Third.")(lambda: None)
+        """
+    )
+    registry = ToolRegistry()
+
+    register_modules(registry, (name, name))
+
+    assert [tool.name for tool in registry.definitions()] == ["team.a", "team.b", "team.c"]
+
+
+@pytest.mark.spec("REG-06")
+def test_the_setting_reaches_clients_by_their_settings(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SOONG_TOOLS", f" {module(TOOLSET)} ,")
+
+    catalogue = Catalogue.of(load_settings(agent_home=tmp_path))
+
+    assert "team.count" in catalogue.known().tools
+
+
+REFUSED = {
+    "absent": (None, "is not there; install it, or name its folder in PYTHONPATH"),
+    "not Python": ("def (", "cannot be imported: SyntaxError"),
+    "raises": ("raise RuntimeError('no licence')", "cannot be imported: RuntimeError: no licence"),
+    "leaves": ("import sys; sys.exit(3)", "cannot be imported: SystemExit"),
+    "needs what is absent": ("import nothing_of_that_name", "cannot be imported: ModuleNotFoundError"),
+    "offers nothing": ("x = 1", "offers no tools; give it `tools = Toolset()`"),
+    "async register": ("async def register(registry): ...", "register is async"),
+    "register fails": ("def register(registry): registry.nope()", "failed to register: AttributeError"),
+    "bad tool": ("def register(registry): registry.register_tool('x', 'd', {}, None)", "is not a canonical name"),
+    "bad function": (
+        "from soong import Toolset\ntools = Toolset()\n@tools.tool('team.x')\ndef f(a): 'D.'",
+        "'a' has no annotation",
+    ),
+    "our namespace": (
+        "def register(registry): registry.register_tool('code.x', 'd', {'type': 'object'}, None)",
+        "the namespace 'code' is Soong's own; choose another, such as 'team.x'",
+    ),
+    "twice the same": (
+        "def register(registry):\n for _ in 'ab': registry.register_tool('a.x', 'd', {'type': 'object'}, None)",
+        "the name 'a.x' is taken",
+    ),
+}
+
+
+@pytest.mark.spec("REG-06", "REG-02")
+@pytest.mark.parametrize(("text", "told"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_module_that_cannot_be_used_is_named_with_its_fault(module: Module, text: str | None, told: str) -> None:
+    name = module(text) if text is not None else "own_tools_that_are_absent"
+
+    with pytest.raises(InvalidConfigError) as refused:
+        register_modules(ToolRegistry(), (name,))
+
+    assert told in str(refused.value)
+    assert f"SOONG_TOOLS names {name!r}" in str(refused.value)
+
+
+def test_two_modules_with_one_name_are_refused(module: Module) -> None:
+    first, second = module(TOOLSET), module(TOOLSET, "more_tools")
+
+    with pytest.raises(InvalidConfigError, match=r"more_tools.*taken by tool 'team.count'"):
+        register_modules(ToolRegistry(), (first, second))

@@ -6,6 +6,7 @@ and written again. Runs that called no tool and did not fail get none.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -73,12 +74,7 @@ class RunFolders:
     async def _write_run(self, run: Run) -> None:
         events = await self._events(run.id)
         folder = self.folder / run.id
-        lines = {
-            "events.jsonl": [event.envelope() for event in events],
-            "logs/tools.jsonl": [_line(event) for event in events if event.type in TOOL_EVENTS],
-            "logs/errors.jsonl": [_line(event) for event in events if event.type in ERROR_EVENTS],
-        }
-        await asyncio.to_thread(_write_lines, folder, lines)
+        await asyncio.to_thread(_write_lines, folder, lines_of(events))
         for event in events:
             await self._write_deliverable(folder / "deliverables", event)
 
@@ -101,6 +97,21 @@ class RunFolders:
         await asyncio.to_thread(_write_bytes, folder / name, data)
 
 
+def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
+    """Return what each file of a run folder says of these events, in order; every file is named."""
+    return {
+        "events.jsonl": [event.envelope() for event in events],
+        "logs/tools.jsonl": [_line(event) for event in events if event.type in TOOL_EVENTS],
+        "logs/errors.jsonl": [_line(event) for event in events if event.type in ERROR_EVENTS],
+    }
+
+
+def make_folders(folder: Path) -> None:
+    """Make the places of a run folder that tools and people may use; nobody else's."""
+    for name in ("logs", "workspace", "deliverables", "archive"):
+        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
 def _line(event: Event) -> dict[str, Json]:
     return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
 
@@ -108,8 +119,7 @@ def _line(event: Event) -> dict[str, Json]:
 def _write_lines(folder: Path, files: dict[str, list[dict[str, Json]]]) -> None:
     for name, lines in files.items():
         _write_bytes(folder / name, "".join(f"{dump(line)}\n" for line in lines).encode())
-    for name in ("workspace", "deliverables", "archive"):
-        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(folder)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -7,14 +7,13 @@ transaction. A read can be run again, so its start is kept back and written with
 from dataclasses import dataclass, field
 
 from shared.clock import Clock
-from shared.errors import NotFoundError
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
+from shared.jsontext import JsonObject
+from shared.runs.call_events import ended_event, started_event
+from shared.runs.events import NewEvent, NewNode, NodeKind
 from shared.runs.store import CallRow, RunStore
 from shared.tools import stored
 from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
 from shared.tools.result import ErrorType, ToolResult
-from worker.deliverables import keep_deliverable
 from worker.interruption import Interruption
 
 
@@ -36,19 +35,7 @@ class RunCallLog:
     _kept: list[NewEvent] = field(default_factory=list)
 
     async def started(self, started: StartedCall) -> None:
-        event = self._event(
-            EventType.TOOL_STARTED,
-            {
-                "tool_call_id": started.call.id,
-                "tool": started.call.tool,
-                "input": dict(started.shown_input),
-                "effect_id": started.effect_id,
-                "author": started.verdict.author,
-                "rule": started.verdict.rule,
-                "decision_id": started.verdict.decision_id,
-            },
-        )
-        self._kept.append(event)
+        self._kept.append(started_event(started, now_us=self.clock.now_us()))
         if started.is_write or started.verdict.decision_id:
             row = self._row(started)
             await self.runs.start_call(row, self.fence, events=self.take(), now_us=self.clock.now_us())
@@ -57,22 +44,10 @@ class RunCallLog:
         if self.interruption.goes_on_elsewhere and _is_aborted(result):
             return
         self.calls += 1
-        data: dict[str, Json] = {
-            "tool_call_id": call.id,
-            "tool": call.tool,
-            "duration_ms": duration_ms,
-            "summary": result.summary[:300],
-        }
-        if result.error is not None:
-            data |= {"error": str(result.error.type), "message": result.error.message[:1000]}
-        try:
-            deliverable = await keep_deliverable(result, self.artifacts)
-        except (OSError, NotFoundError) as error:
-            data["deliverable_error"] = str(error)
-        else:
-            if deliverable is not None:
-                data["deliverable"] = deliverable
-        self._kept.append(self._event(_end_type(result), data))
+        event = await ended_event(
+            call, result, duration_ms=duration_ms, artifacts=self.artifacts, now_us=self.clock.now_us()
+        )
+        self._kept.append(event)
         await self.runs.end_call(
             self.run_id,
             self.fence,
@@ -84,15 +59,12 @@ class RunCallLog:
         )
 
     async def note(self, type: str, data: JsonObject) -> None:
-        self._kept.append(self._event(type, data))
+        self._kept.append(NewEvent(type, data, self.clock.now_us()))
 
     def take(self) -> list[NewEvent]:
         """Return the events kept back and forget them: whoever writes next writes them too, in order."""
         kept, self._kept = self._kept, []
         return kept
-
-    def _event(self, type: str, data: JsonObject) -> NewEvent:
-        return NewEvent(type, data, self.clock.now_us())
 
     def _row(self, started: StartedCall) -> CallRow:
         gate = started.gate_call
@@ -117,9 +89,3 @@ class RunCallLog:
 
 def _is_aborted(result: ToolResult) -> bool:
     return result.error is not None and result.error.type is ErrorType.ABORTED
-
-
-def _end_type(result: ToolResult) -> EventType:
-    if result.error is None:
-        return EventType.TOOL_COMPLETED
-    return EventType.TOOL_DENIED if result.error.type.is_denial else EventType.TOOL_FAILED

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final, Literal
+from typing import Literal
 
 from shared.clock import Clock, SystemClock
 from shared.errors import AlreadyConsumedError, InvalidJsonError, LeaseLostError, NotOwnerError
@@ -27,14 +27,12 @@ from shared.tools.execution import (
     unbroken,
     withheld,
 )
-from shared.tools.hooks import NO_HOOKS, HookCall, Hooks, PreResult
+from shared.tools.hooks import NO_HOOKS, HookCall, Hooks, HookWires, PreResult, derived_fields, with_context
 from shared.tools.normalise import Renderer, check_output, failure_of, refusal, wrap
 from shared.tools.ports import ArtifactStore, CallLog, Gate, GateCall, StartedCall, ToolCall
 from shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from shared.tools.risk import Classifier, by_keywords, effective_traits, risk_of
 from shared.tools.schema import validate
-
-HOOK_EVENT: Final = "hook_run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class ToolPipeline:
             problem = f"there is no tool {course.call.tool[:200]!r} in this run"
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, problem, hint=f"available: {known}")
         model_input = self._validated(definition, course.call.arguments)
-        pre = await self._before(course.call, definition, model_input)
+        pre = await self._before(course, definition, model_input)
         facts = await self._facts(course, definition, pre)
         verdict = await self._gate.decide(facts.gate_call)
         if not verdict.is_allowed:
@@ -171,24 +169,52 @@ class ToolPipeline:
             raise ToolError(ErrorType.INVALID_INPUT, problem)
         return value
 
-    async def _before(self, call: ToolCall, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
+    async def _before(self, course: Course, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
         if not self._hooks.pre:
             return PreResult("none", "", model_input)
-        identity = self._run.identity
-        pre = await self._hooks.before(HookCall(identity, call.id, definition, model_input))
-        await self._note_hooks(call, pre.notes)
+        run, call = self._run, course.call
+        wires = self._wires(course, definition)
+        hook_call = HookCall(run.identity, call.id, definition, model_input, run.workplace)
+        pre = await self._hooks.before(hook_call, wires)
         if pre.action in ("deny", "stop"):
-            details: dict[str, Json] = {"stop_run": True} if pre.action == "stop" else {}
-            raise ToolError(ErrorType.HOOK_DENIED, pre.reason or "a hook refused the call", details=details)
+            details: dict[str, Json] = {"hook": pre.decided_by}
+            if pre.action == "stop":
+                details["stop_run"] = True
+            problem = pre.reason or f"the hook {pre.decided_by!r} refused the call"
+            raise ToolError(ErrorType.HOOK_DENIED, problem, details=details)
         if pre.is_rewritten:
-            self._validated(definition, dict(pre.call_input))
+            try:
+                self._validated(definition, pre.call_input)
+            except ToolError as error:
+                problem = f"a hook rewrote the input, and as rewritten it is refused: {error}"
+                raise ToolError(ErrorType.INVALID_INPUT, problem, details=error.failure.details) from error
         return pre
+
+    def _wires(self, course: Course, definition: ToolDefinition) -> HookWires:
+        call = course.call
+
+        async def note(type: str, data: JsonObject) -> None:
+            await self._log.note(type, {"tool_call_id": call.id, "tool": call.tool, **self._redactor.mapping(data)})
+
+        async def derive(call_input: JsonObject) -> JsonObject:
+            try:
+                target = await _target(definition, self._context(course), call_input)
+            except ToolError:
+                target = None  # the call ends with this error after the hooks, unless one of them mends it
+            return derived_fields(target, self._run.workplace)
+
+        return HookWires(note, derive, self._clock)
+
+    def _context(self, course: Course) -> ToolContext:
+        run, call = self._run, course.call
+        progress = CallProgress(self._log, self._redactor, course)
+        return ToolContext(
+            run.identity, run.workplace, call.id, f"{run.identity.run_id}/{call.id}", run.fence, progress
+        )
 
     async def _facts(self, course: Course, definition: ToolDefinition, pre: PreResult) -> _Facts:
         run, call, call_input = self._run, course.call, pre.call_input
-        progress = CallProgress(self._log, self._redactor, course)
-        effect_id = f"{run.identity.run_id}/{call.id}"
-        context = ToolContext(run.identity, run.workplace, call.id, effect_id, run.fence, progress)
+        context = self._context(course)
         course.target = target = await _target(definition, context, call_input)
         hook_result = _hook_result(pre, _tightened(definition, context, call_input))
         traits = effective_traits(definition, call_input)
@@ -227,14 +253,19 @@ class ToolPipeline:
         except Exception as error:  # noqa: BLE001  # the handler's edge: whatever it raises is the call's result
             data = error.data if isinstance(error, ToolError) else None
             result = refusal(call.id, failure_of(error), data)
-        if facts.pre.context:
-            result = replace(result, metadata={**result.metadata, "hook_context": list(facts.pre.context)})
+        result = with_context(result, facts.pre.context)
         if self._hooks.post:
-            hook_call = HookCall(self._run.identity, call.id, definition, facts.pre.call_input)
-            post = await self._hooks.after(hook_call, result)
-            await self._note_hooks(call, post.notes)
-            result = post.result
+            result = await self._after(course, facts, result)
         return check_output(definition, result)
+
+    async def _after(self, course: Course, facts: _Facts, result: ToolResult) -> ToolResult:
+        """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
+        derived = derived_fields(course.target, self._run.workplace)
+        call_input, workplace = facts.pre.call_input, self._run.workplace
+        call = HookCall(self._run.identity, course.call.id, facts.definition, call_input, workplace, derived)
+        told = self._renderer.redact(withheld(course, result) if course.is_withheld else result)
+        post = await self._hooks.after(call, told, self._wires(course, facts.definition))
+        return post.applied_to(result)
 
     async def _handled(self, course: Course, facts: _Facts) -> HandlerOutput:
         seconds = self._limit_s(facts.definition, facts.pre.call_input)
@@ -278,11 +309,6 @@ class ToolPipeline:
             return await renderer.fit(definition, result)
         except ToolError as error:
             return refusal(result.tool_call_id, error.failure)
-
-    async def _note_hooks(self, call: ToolCall, notes: Iterable[JsonObject]) -> None:
-        for note in notes:
-            data = {"tool_call_id": call.id, "tool": call.tool, **self._redactor.mapping(note)}
-            await self._log.note(HOOK_EVENT, data)
 
 
 async def _target(definition: ToolDefinition, context: ToolContext, call_input: JsonObject) -> Target:

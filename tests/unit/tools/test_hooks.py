@@ -94,7 +94,7 @@ async def test_a_hook_can_stop_the_run() -> None:
     result = await bench.call("test.echo")
 
     assert result.error is not None
-    assert (result.error.message, result.error.details) == ("enough", {"stop_run": True})
+    assert (result.error.message, result.error.details) == ("enough", {"hook": "checker", "stop_run": True})
 
 
 @pytest.mark.spec("EXE-13")
@@ -120,7 +120,8 @@ async def test_a_post_hook_that_fails_changes_nothing_and_is_noted() -> None:
     result = await bench.call("test.echo", text="x")
 
     assert (result.ok, result.data) == (True, "x")
-    assert bench.log.notes[0][1]["outcome"] == "failed with RuntimeError"
+    assert bench.log.notes[0][1]["outcome"] == "none"
+    assert bench.log.notes[0][1]["failure"] == "failed"
 
 
 @pytest.mark.spec("REG-08")

@@ -118,21 +118,28 @@ def _prompt(texts: Sequence[str]) -> UserPromptPart:
 
 
 def _result_part(tool_name: str, result: ToolResult) -> ToolReturnPart:
-    failure = result.error
+    failure, context = result.error, _hook_context(result)
     if failure is None:
+        content = _content((*result.content, *map(TextBlock, context)))
         # What is for programs travels beside the content and is not sent: a scripted model reads it.
-        return ToolReturnPart(tool_name, _content(result.content), result.tool_call_id, metadata={"data": result.data})
+        return ToolReturnPart(tool_name, content, result.tool_call_id, metadata={"data": result.data})
     error: dict[str, Json] = {"type": str(failure.type), "message": failure.message, "retryable": failure.retryable}
     if failure.hint:
         error["hint"] = failure.hint
-    content: dict[str, Any] = {"is_error": True, "error": error}
+    told: dict[str, Any] = {"is_error": True, "error": error} | ({"context": context} if context else {})
     return ToolReturnPart(
         tool_name,
-        content,
+        told,
         result.tool_call_id,
         metadata={"data": result.data, "error": error},
         outcome="denied" if failure.type.is_denial else "failed",
     )
+
+
+def _hook_context(result: ToolResult) -> list[str]:
+    """Return what hooks have added for the model to read after the content (EXE-13)."""
+    context = result.metadata.get("hook_context")
+    return [str(text) for text in context] if isinstance(context, list | tuple) else []
 
 
 def _content(blocks: Sequence[ContentBlock]) -> Any:

@@ -1,0 +1,36 @@
+"""What hooks add reaches the model, whatever became of the call."""
+
+import pytest
+from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart
+
+from shared.agents.messages import result_parts
+from shared.tools.normalise import refusal
+from shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
+from shared.tools.stored import from_json, to_json
+
+ASKED = ModelResponse(parts=[ToolCallPart("code__read_file", {}, "c1")])
+
+
+def told(result: ToolResult) -> object:
+    stored = from_json(to_json("code.read_file", result))
+    (part,) = result_parts(ASKED, [stored])
+    assert isinstance(part, ToolReturnPart)
+    return part.content
+
+
+@pytest.mark.spec("EXE-13")
+def test_a_hooks_context_is_read_after_the_content() -> None:
+    result = ToolResult("c1", (TextBlock("the file"),), metadata={"hook_context": ["mind the licence"]})
+
+    assert told(result) == ["the file", "mind the licence"]
+
+
+@pytest.mark.spec("EXE-13")
+def test_a_hooks_context_stands_beside_an_error() -> None:
+    result = refusal("c1", ToolFailure(ErrorType.FILE_NOT_FOUND, "gone"), None, hook_context=["it was renamed"])
+
+    assert told(result) == {
+        "is_error": True,
+        "error": {"type": "file_not_found", "message": "gone", "retryable": False},
+        "context": ["it was renamed"],
+    }

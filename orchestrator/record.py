@@ -76,25 +76,13 @@ class RunFolders:
         folder = self.folder / run.id
         await asyncio.to_thread(_write_lines, folder, lines_of(events))
         for event in events:
-            await self._write_deliverable(folder / "deliverables", event)
+            await write_deliverable(folder, event, self.artifacts)
 
     async def _events(self, run_id: str) -> list[Event]:
         found: list[Event] = []
         while page := await self.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
             found.extend(page)
         return found
-
-    async def _write_deliverable(self, folder: Path, event: Event) -> None:
-        deliverable = event.data.get("deliverable")
-        if not isinstance(deliverable, dict):
-            return
-        name = PurePosixPath(str(deliverable["name"])).name
-        try:
-            data = await self.artifacts.get(str(deliverable["digest"]))
-        except NotFoundError:
-            log.warning("deliverable_missing", run=event.run_id, name=name)
-            return
-        await asyncio.to_thread(_write_bytes, folder / name, data)
 
 
 def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
@@ -104,6 +92,20 @@ def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
         "logs/tools.jsonl": [_line(event) for event in events if event.type in TOOL_EVENTS],
         "logs/errors.jsonl": [_line(event) for event in events if event.type in ERROR_EVENTS],
     }
+
+
+async def write_deliverable(folder: Path, event: Event, artifacts: StoredArtifacts) -> None:
+    """Write the deliverable that an event speaks of, if it does, into the run's folder."""
+    deliverable = event.data.get("deliverable")
+    if not isinstance(deliverable, dict):
+        return
+    name = PurePosixPath(str(deliverable["name"])).name
+    try:
+        data = await artifacts.get(str(deliverable["digest"]))
+    except NotFoundError:
+        log.warning("deliverable_missing", run=event.run_id, name=name)
+        return
+    await asyncio.to_thread(_write_bytes, folder / "deliverables" / name, data)
 
 
 def make_folders(folder: Path) -> None:

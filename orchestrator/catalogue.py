@@ -1,45 +1,73 @@
 """What a plan may name, as clients know it: tools, agent definitions, scripts; and the surface of a step's run.
 
-The tools are those that workers with the same settings register. A step's functions are known where they run.
+The tools are those that workers with the same settings register, under the user's configuration. A step's functions
+are known where they run.
 """
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Self, cast
 
 from shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
 from shared.agents.script import check_script
 from shared.clock import SystemClock
+from shared.config import Config
 from shared.errors import NotFoundError
 from shared.identity import Role
 from shared.jsontext import JsonObject
+from shared.permissions.configured import policy_of, surface_request
+from shared.permissions.policy import Policy
 from shared.settings import Settings
 from shared.tasks.plan import Known, PlanStep
 from shared.tasks.step import StepKind
 from shared.tasks.store import TaskStore
-from shared.tools.definition import Permission, ToolDefinition
+from shared.tools.definition import Permission, ToolAdapter, ToolDefinition
+from shared.tools.registry import ToolRegistry
 from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
 from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
 
 
+def registry_of(surroundings: Surroundings) -> ToolRegistry:
+    """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
+
+    Raises:
+        InvalidToolError, InvalidConfigError: as :func:`make_registry`.
+    """
+    return make_registry(surroundings, run_sources())
+
+
+def run_sources() -> tuple[ToolAdapter, ...]:
+    """Return the sources whose tools work on a run's rows, only described here: workers have them over their store."""
+    return (TaskTools(cast(TaskStore, None), lambda: "", SystemClock()),)
+
+
 def tools_of(surroundings: Surroundings) -> tuple[ToolDefinition, ...]:
     """Return every tool that a plan may name, in registry order."""
-    # Only described here, never called: a worker registers the same tools over its store.
-    described = TaskTools(cast(TaskStore, None), lambda: "", SystemClock())
-    return make_registry(surroundings, [described]).definitions()
+    return registry_of(surroundings).definitions()
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Built once a client."""
+    """Built once a client. ``policy`` is what the configuration says, before any ``--allow``."""
 
     tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(Surroundings()))
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+    config: Config = field(default_factory=Config)
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", policy_of(self.config))
 
     @classmethod
-    def of(cls, settings: Settings) -> "Catalogue":
-        """Return what plans may name under these settings. Raises: InvalidConfigError."""
-        return cls(tools_of(Surroundings.of(settings)))
+    def of(cls, settings: Settings) -> Self:
+        """Return what plans may name under these settings and the configuration of their home.
+
+        Raises:
+            InvalidConfigError: the configuration or a module of tools is wrong; names the place.
+            InvalidToolError: a tool is refused.
+        """
+        surroundings = Surroundings.of(settings)
+        return cls(tools_of(surroundings), config=surroundings.config)
 
     @property
     def readonly_tools(self) -> frozenset[str]:
@@ -64,7 +92,11 @@ class Catalogue:
             definition = self.definitions.get(step.agent)
         except NotFoundError:
             # Plans are checked against the definitions; one that was not is refused by the worker, by name.
-            return SurfaceRequest(Role.WORKER, RunMode.READONLY, allowed_tools=())
-        return SurfaceRequest(
-            Role.WORKER, definition.mode, default_tools=definition.suggested_tools, allowed_tools=step.allowed_tools
+            return surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
+        return surface_request(
+            self.config,
+            Role.WORKER,
+            definition.mode,
+            default_tools=definition.suggested_tools,
+            allowed_tools=step.allowed_tools,
         )

@@ -1,15 +1,16 @@
 """What an owner rules on a question, before it is signed: pure, every way of not getting a yes told apart (PER-14)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.ids import new_id
-from shared.jsontext import Json
+from shared.jsontext import Json, JsonObject
 from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant
-from shared.permissions.policy import Effect, Mode, Policy, judge
+from shared.permissions.policy import Policy, judge
 from shared.permissions.request import Answer, Choice, Decision, PermissionRequest, RequestState
+from shared.permissions.rules import Effect
 from shared.permissions.scope import offered_scope
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import AnswerMode, Session
@@ -21,7 +22,11 @@ FAULTS = frozenset({ErrorType.PERMISSION_TIMEOUT, ErrorType.PERMISSION_NO_CALLBA
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """An outcome and its author. ``error`` is set exactly when the choice is deny."""
+    """An outcome and its author. ``error`` is set exactly when the choice is deny.
+
+    ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
+    the person's callback said beside its answer (PER-03, PER-19).
+    """
 
     choice: Choice
     author: Literal["rule", "grant", "person", "system"]
@@ -29,6 +34,9 @@ class Ruling:
     channel: str = ""
     reason: str = ""
     error: ErrorType | None = None
+    rule: str = ""
+    grant: str = ""
+    metadata: JsonObject = field(default_factory=dict)
     state: RequestState = RequestState.DECIDED
 
     def decision(self, request: PermissionRequest, *, now_us: int, ttl_us: int) -> Decision:
@@ -63,10 +71,13 @@ class Ruling:
             "scope": decision.scope,
             "choice": str(self.choice),
             "author": self.author,
+            "rule": self.rule,
+            "grant": self.grant,
             "principal": self.principal,
             "channel": self.channel,
             "reason": self.reason,
             "error": None if self.error is None else str(self.error),
+            "metadata": dict(self.metadata),
         }
         events = [NewEvent(EventType.PERMISSION_DECIDED, facts, decision.decided_us)]
         if self.error in FAULTS:
@@ -106,7 +117,8 @@ def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> R
     verdict = judge(policy, facts_of(request))
     if verdict.effect is Effect.DENY:
         principal = f"{verdict.rule} ({verdict.source})"
-        return Ruling(Choice.DENY, "rule", principal, reason=verdict.reason, error=ErrorType.PERMISSION_DENIED)
+        error = verdict.error or ErrorType.PERMISSION_DENIED
+        return Ruling(Choice.DENY, "rule", principal, reason=verdict.reason, error=error, rule=principal)
     if session.answer_mode is AnswerMode.NONE:
         reason = (
             "the session is answered by its policy alone, and no rule of it allows this; add one, for example --allow"
@@ -116,14 +128,15 @@ def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> R
 
 
 def by_grant(grant: Grant) -> Ruling:
-    return Ruling(Choice.ALLOW_ONCE, "grant", grant.principal, reason=f"allowed for the session by {grant.decision_id}")
+    reason = f"allowed for the session by {grant.decision_id}"
+    return Ruling(Choice.ALLOW_ONCE, "grant", grant.principal, reason=reason, grant=grant.decision_id)
 
 
 def offers_session(policy: Policy, request: PermissionRequest, home: str) -> bool:
     """Say whether a session grant may be given or used: judged by the owner, whatever the asker wrote (PER-08)."""
     facts = facts_of(request)
-    is_each_time = policy.mode is Mode.STRICT or request.risk == "critical"
-    return not is_each_time and request.offers_session and offered_scope(facts.target, home) == request.scope
+    may_be_granted = request.offers_session and not policy.asks_each_time(facts)
+    return may_be_granted and offered_scope(facts.target, home) == request.scope
 
 
 def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> Ruling:
@@ -139,7 +152,9 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
             ErrorType.PERMISSION_FAILED,
         )
     error = ErrorType.PERMISSION_DENIED if answer.choice is Choice.DENY else None
-    return Ruling(answer.choice, "person", answer.principal, answer.channel, answer.reason, error)
+    return Ruling(
+        answer.choice, "person", answer.principal, answer.channel, answer.reason, error, metadata=answer.metadata
+    )
 
 
 def _problem(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> str:

@@ -13,7 +13,7 @@ from shared.clock import Clock
 from shared.errors import UsageError
 from shared.ids import new_id
 from shared.jsontext import Json
-from shared.permissions.policy import Policy, parse_allow
+from shared.permissions.rules import parse_allow
 from shared.sessions.session import AnswerMode, Session
 from shared.tasks.expansion import new_task
 from shared.tasks.inputs import bind_inputs
@@ -45,7 +45,7 @@ def submission(
     Raises:
         UsageError: the project is no folder, an input or a rule is wrong, a step has neither model nor script.
     """
-    policy = Policy().with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
+    policy = catalogue.policy.with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
     session = Session(
         id=new_id("sess"),
         project=str(existing_folder(project)),

@@ -84,11 +84,17 @@ class CommandsConfig(_Section):
 class NetworkConfig(_Section):
     """``[network]``: what calls that reach a host may do (PER-09)."""
 
-    mode: Literal["ask", "off", "list"] = Field(
-        default="ask", description="`off` refuses every host, `list` those not listed; what is left asks each time."
+    mode: Literal["ask", "confirm", "list", "off"] = Field(
+        default="ask",
+        description="`ask` asks, and a grant holds for its host; `confirm` asks each time, whatever was granted; "
+        "`list` refuses every host that is not listed; `off` refuses all.",
     )
-    hosts: tuple[Text, ...] = Field(default=(), strict=False, description="Host names; `*.example.org` means below.")
-    allowed: tuple[Text, ...] = Field(default=(), strict=False, description="Hosts that are not asked for.")
+    hosts: tuple[Text, ...] = Field(
+        default=(), strict=False, description="The list: host names; `*.example.org` means below. They still ask."
+    )
+    allowed: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Hosts that are not asked for; they are listed, too."
+    )
 
 
 class HookConfig(_Section):

@@ -16,8 +16,9 @@ from shared.errors import ForgedError, SoongError, UnavailableError
 from shared.jsontext import digest
 from shared.log import get_logger
 from shared.permissions.gate import check_binding, request_of, stale, verdict_of_policy, withdrawn
-from shared.permissions.policy import Effect, Policy, PolicyVerdict, evaluate
+from shared.permissions.policy import Policy, PolicyVerdict, evaluate
 from shared.permissions.request import Decision, PermissionRequest, RequestState
+from shared.permissions.rules import Effect
 from shared.permissions.signing import verify
 from shared.permissions.store import ConsentStore
 from shared.runs.events import EventType, NewEvent

@@ -3,14 +3,15 @@
 The waiting between them lives with whoever runs the call (``worker.gate``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.errors import ForgedError
 from shared.ids import new_id
 from shared.jsontext import Json
-from shared.permissions.policy import Effect, Facts, Mode, Policy, PolicyVerdict
+from shared.permissions.policy import Policy, PolicyVerdict
 from shared.permissions.request import Choice, Decision, PermissionRequest
+from shared.permissions.rules import Effect, Facts
 from shared.permissions.scope import offered_scope
 from shared.permissions.signing import prove
 from shared.sandbox.redact import Redactor
@@ -26,9 +27,20 @@ MAX_DEPTH = 8
 
 
 def request_of(
-    call: GateCall, policy: Policy, verdict: PolicyVerdict, *, token: str, redactor: Redactor, home: str, now_us: int
+    call: GateCall,
+    policy: Policy,
+    verdict: PolicyVerdict,
+    *,
+    token: str,
+    redactor: Redactor,
+    home: str,
+    now_us: int,
+    env: Sequence[str] = (),
 ) -> PermissionRequest:
-    """Make the question of a call that the policy wants asked, redacted for people, bound to the real input."""
+    """Make the question of a call that the policy wants asked, redacted for people, bound to the real input.
+
+    ``env`` names the variables that programs of the run get; only a command is asked for with them.
+    """
     facts = Facts.of(call)
     target = call.target
     summary = _summary(redactor.mapping(call.permission_input), MAX_DEPTH)
@@ -47,7 +59,7 @@ def request_of(
         precondition=target.precondition,
         cwd=_shown(call.cwd),
         host=target.host,
-        env=(),
+        env=tuple(env) if target.kind == "command" else (),
         is_dangerous=facts.is_dangerous,
         risk=call.risk.name.lower(),
         risk_summary=verdict.reason,
@@ -56,13 +68,14 @@ def request_of(
         suggested=Choice.DENY if facts.is_dangerous or call.risk is Risk.CRITICAL else Choice.ALLOW_ONCE,
         created_us=now_us,
         fence=call.fence,
+        is_outward=facts.is_outward,
     )
     return replace(request, proof=prove(token, request))
 
 
 def scope_of(call: GateCall, policy: Policy, home: str) -> str:
     """Return what a session grant for this call would cover; empty where none may be given (PER-08, PER-20)."""
-    if policy.mode is Mode.STRICT or call.risk is Risk.CRITICAL:
+    if policy.asks_each_time(Facts.of(call)):
         return ""
     return offered_scope(call.target, home)
 
@@ -81,7 +94,7 @@ def facts_of(request: PermissionRequest) -> Facts:
         tags=frozenset(request.tags),
         is_read=False,
         is_dangerous=request.is_dangerous,
-        is_open_world="network" in request.tags,
+        is_open_world=request.is_outward or "network" in request.tags,
         risk=Risk[request.risk.upper()] if request.risk.upper() in Risk.__members__ else Risk.CRITICAL,
         target=target,
         hook_asks=True,
@@ -134,7 +147,7 @@ def verdict_of_policy(verdict: PolicyVerdict) -> Verdict:
         author="rule",
         rule=f"{verdict.rule} ({verdict.source})",
         reason=verdict.reason,
-        error=None if is_allowed else ErrorType.PERMISSION_DENIED,
+        error=None if is_allowed else verdict.error or ErrorType.PERMISSION_DENIED,
     )
 
 

@@ -1,31 +1,30 @@
-"""Which calls run, which are asked, which are refused, before any person is bothered (PER-02, PER-08, REG-08).
+"""Which calls run, which are asked, which are refused, before any person is bothered (PER-02, PER-08, PER-10).
 
 Deny beats ask beats allow whatever the order of the rules. Under the rules lie the runtime's safe defaults, which no
-configuration lifts: what only reads is allowed, everything else asks. An allow rule answers the ask of a default for
-exactly its scope, and never that of a dangerous call. Evaluation is pure; the session's policy is stored as JSON in
-its row, so that ``--allow`` and configuration survive where grants do not.
+configuration lifts: what only reads is allowed, everything else asks, what is dangerous is refused until it is enabled.
+An allow rule answers the ask of a default for exactly its scope, and never that of a dangerous call. Evaluation is
+pure; the session's policy is stored as JSON in its row, so that ``--allow`` and configuration survive where grants do
+not. A worker's own configuration narrows it and never widens it.
 """
 
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
-from pathlib import Path
 
-from shared.errors import InvalidConfigError, UsageError
+from shared.errors import InvalidConfigError
 from shared.jsontext import Json, JsonObject
-from shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
-from shared.tools.definition import Permission, Risk, Target
+from shared.permissions.network import NetworkPolicy
+from shared.permissions.rules import Effect, Facts, Rule, read_rule
+from shared.permissions.scope import ScopeKind
+from shared.tools.definition import Risk
 from shared.tools.ports import GateCall
+from shared.tools.result import ErrorType
 
-POLICY_VERSION = 1
+POLICY_VERSION = 2
+_READ_VERSIONS = (1, 2)
+"""Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values."""
 
-
-class Effect(StrEnum):
-    DENY = "deny"
-    ASK = "ask"
-    ALLOW = "allow"
+TAINT = "its run has read what strangers wrote, so nothing that was allowed for the session answers it"
 
 
 class Mode(StrEnum):
@@ -36,52 +35,41 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One sentence of a policy. It speaks of a call whose canonical name matches ``pattern``, that has all ``tags``,
-    and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it.
-    """
-
-    effect: Effect
-    pattern: str
-    tags: frozenset[str] = frozenset()
-    scope: Scope | None = None
-    source: str = "config"
-
-    def matches(self, facts: "Facts") -> bool:
-        return (
-            fnmatchcase(facts.tool, self.pattern)
-            and self.tags <= facts.tags
-            and (self.scope is None or self.scope.covers(facts.target))
-        )
-
-    def __str__(self) -> str:
-        tags = f"[{','.join(sorted(self.tags))}]" if self.tags else ""
-        return f"{self.effect} {self.pattern}{tags}" + (f":{self.scope}" if self.scope else "")
-
-    def as_json(self) -> dict[str, Json]:
-        scope: Json = None if self.scope is None else {"kind": str(self.scope.kind), "value": self.scope.value}
-        return {
-            "effect": str(self.effect),
-            "pattern": self.pattern,
-            "tags": sorted(self.tags),
-            "scope": scope,
-            "source": self.source,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Policy:
     """A session's rules above the safe defaults. Empty is the safest: it only reads by itself."""
 
     rules: tuple[Rule, ...] = ()
     mode: Mode = Mode.AUTO
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    is_dangerous_enabled: bool = False
 
     def with_rules(self, rules: Iterable[Rule]) -> "Policy":
         """Return the policy with further rules; a rule that stands already is not repeated."""
-        return Policy(tuple(dict.fromkeys((*self.rules, *rules))), self.mode)
+        return replace(self, rules=tuple(dict.fromkeys((*self.rules, *rules))))
+
+    def narrowed_by(self, other: "Policy") -> "Policy":
+        """Return the policy under which nothing is looser than here: the other's allow rules count for nothing."""
+        narrowed = self.with_rules(rule for rule in other.rules if rule.effect is not Effect.ALLOW)
+        return replace(
+            narrowed,
+            mode=Mode.STRICT if Mode.STRICT in (self.mode, other.mode) else Mode.AUTO,
+            network=self.network.narrowed_by(other.network),
+            is_dangerous_enabled=self.is_dangerous_enabled and other.is_dangerous_enabled,
+        )
+
+    def asks_each_time(self, facts: Facts) -> bool:
+        """Say whether no grant is used for such a call and none is offered (PER-09, PER-20)."""
+        is_each_time = self.mode is Mode.STRICT or facts.risk is Risk.CRITICAL
+        return is_each_time or (facts.is_outward and self.network.asks_each_time)
 
     def as_json(self) -> dict[str, Json]:
-        return {"v": POLICY_VERSION, "mode": str(self.mode), "rules": [rule.as_json() for rule in self.rules]}
+        return {
+            "v": POLICY_VERSION,
+            "mode": str(self.mode),
+            "dangerous": self.is_dangerous_enabled,
+            "network": self.network.as_json(),
+            "rules": [rule.as_json() for rule in self.rules],
+        }
 
     @classmethod
     def from_json(cls, value: JsonObject) -> "Policy":
@@ -90,7 +78,7 @@ class Policy:
         Raises:
             InvalidConfigError: it is not a policy; names the rule. A policy that cannot be read allows nothing.
         """
-        if value.get("v", POLICY_VERSION) != POLICY_VERSION:
+        if value.get("v", POLICY_VERSION) not in _READ_VERSIONS:
             raise InvalidConfigError(f"policy: version {value.get('v')!r} is not one this program reads")
         rules = value.get("rules", ())
         if isinstance(rules, str) or not isinstance(rules, Sequence):
@@ -99,116 +87,62 @@ class Policy:
             mode = Mode(str(value.get("mode", Mode.AUTO)))
         except ValueError as error:
             raise InvalidConfigError(f"policy: mode {value.get('mode')!r} is neither auto nor strict") from error
-        return cls(tuple(_read_rule(position, rule) for position, rule in enumerate(rules)), mode)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a policy may know of a call, from the call itself or from the request that was made of it."""
-
-    tool: str
-    tags: frozenset[str]
-    is_read: bool
-    is_dangerous: bool
-    is_open_world: bool
-    risk: Risk
-    target: Target
-    hook_asks: bool = False
-
-    @classmethod
-    def of(cls, call: GateCall) -> "Facts":
-        """Read a call. Its traits raise it above its definition and never lower it (REG-05)."""
-        tags = call.definition.tags
         return cls(
-            tool=call.definition.name,
-            tags=tags,
-            is_read=call.permission is Permission.READONLY and call.traits.is_read_only,
-            is_dangerous="dangerous" in tags or call.traits.is_destructive,
-            is_open_world="network" in tags or call.traits.is_open_world,
-            risk=call.risk,
-            target=call.target,
-            hook_asks=call.hook_result == "ask",
+            tuple(read_rule(position, rule) for position, rule in enumerate(rules)),
+            mode,
+            NetworkPolicy.from_json(value.get("network")),
+            value.get("dangerous") is True,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVerdict:
-    """What a policy says of one call. ``rule`` and ``source`` name what decided; ``reason`` is a sentence about it."""
+    """What a policy says of one call. ``rule`` and ``source`` name what decided; ``reason`` is a sentence about it.
+
+    ``error`` is set exactly when the effect is deny.
+    """
 
     effect: Effect
     rule: str
     source: str
     reason: str
+    error: ErrorType | None = None
 
 
-def evaluate(policy: Policy, call: GateCall) -> PolicyVerdict:
+def evaluate(policy: Policy, call: GateCall, *, is_tainted: bool = False) -> PolicyVerdict:
     """Judge a call by the policy alone."""
-    return judge(policy, Facts.of(call))
+    return judge(policy, replace(Facts.of(call), is_tainted=is_tainted))
 
 
 def judge(policy: Policy, facts: Facts) -> PolicyVerdict:
     """Judge facts: deny, then ask, then the defaults, of which allow rules may answer some."""
-    denied = _first(policy.rules, Effect.DENY, facts)
+    denied = _denied(policy, facts)
     if denied is not None:
-        return _by_rule(denied, f"the rule {str(denied)!r} of {denied.source} refuses it")
+        return denied
     asked = _first(policy.rules, Effect.ASK, facts)
     if asked is not None:
         return _by_rule(asked, f"the rule {str(asked)!r} of {asked.source} wants it to be asked")
     default = _default(policy.mode, facts)
     if default.effect is Effect.ALLOW or not _may_be_allowed(policy.mode, facts):
         return default
-    for rule in _matching(policy.rules, Effect.ALLOW, facts):
-        if _answers(rule, facts):
+    for rule in _matching((*policy.rules, *policy.network.rules()), Effect.ALLOW, facts):
+        if _answers(rule, facts) and not (facts.is_outward and policy.network.asks_each_time):
             return _by_rule(rule, f"the rule {str(rule)!r} of {rule.source} allows it")
     return default
 
 
-def parse_allow(text: str, *, source: str = "--allow", readonly_tools: Collection[str] = (), home: str = "") -> Rule:
-    """Read ``tool:scope`` as an allow rule.
-
-    ``tool`` may be a pattern (``code.*``). ``scope`` is an absolute folder or file, ``host:example.org`` or
-    ``exact:<the tool's own scope>``. It may be left out only for a tool of ``readonly_tools``.
-
-    Raises:
-        UsageError: says what is wrong and what to write.
-    """
-    pattern, separator, wanted = text.strip().partition(":")
-    if not any(char.isalnum() for char in pattern):
-        raise UsageError(f"{source} {text!r}: name a tool, for example code.write_file:/absolute/folder")
-    if not separator and pattern in readonly_tools:
-        return Rule(Effect.ALLOW, pattern, source=source)
-    if not wanted.strip():
-        raise UsageError(f"{source} {text!r}: say for what, for example {pattern}:/absolute/folder")
-    return Rule(Effect.ALLOW, pattern, scope=_read_scope(wanted.strip(), f"{source} {text!r}", home), source=source)
-
-
-def _read_scope(wanted: str, place: str, home: str) -> Scope:
-    if "*" in wanted.removeprefix("host:*."):
-        raise UsageError(f"{place}: a scope is one folder, file or host, not a pattern; write it out")
-    for kind in (ScopeKind.HOST, ScopeKind.EXACT):
-        prefix = f"{kind}:"
-        if wanted.startswith(prefix):
-            value = wanted[len(prefix) :].strip()
-            if not value or value == "*.":
-                raise UsageError(f"{place}: nothing stands after {prefix!r}")
-            return Scope(kind, value)
-    return Scope(ScopeKind.PATH, _read_folder(wanted, place, home))
-
-
-def _read_folder(wanted: str, place: str, home: str) -> str:
-    own_home = home or str(Path.home())
-    expanded = own_home + wanted[1:] if wanted == "~" or wanted.startswith("~/") else wanted
-    if not expanded.startswith("/") or "\0" in expanded:
-        raise UsageError(
-            f"{place}: {wanted!r} is not an absolute path; write {str(Path.cwd() / wanted)!r}, host:NAME or exact:TEXT"
-        )
-    # Targets are resolved, so the rule is too; a link put there later leads out of the rule, not along with it.
-    folder = str(Path(os.path.realpath(expanded)))
-    if is_too_wide(folder, os.path.realpath(own_home)) or not is_normal(folder):
-        raise UsageError(
-            f"{place}: {folder!r} is too wide (the file system, a home, or a folder around it); name a folder inside"
-        )
-    return folder
+def _denied(policy: Policy, facts: Facts) -> PolicyVerdict | None:
+    rule = _first(policy.rules, Effect.DENY, facts)
+    if rule is not None:
+        return _by_rule(rule, f"the rule {str(rule)!r} of {rule.source} refuses it", ErrorType.PERMISSION_DENIED)
+    problem = policy.network.refusal(facts)
+    if problem:
+        name = f"network {policy.network.mode}"
+        return PolicyVerdict(Effect.DENY, name, policy.network.source, problem, ErrorType.NETWORK_DENIED)
+    if facts.is_dangerous and not policy.is_dangerous_enabled:
+        reason = "it is dangerous, and dangerous calls are off until the configuration enables them"
+        return PolicyVerdict(Effect.DENY, "dangerous off", "runtime", reason, ErrorType.PERMISSION_DENIED)
+    return None
 
 
 def _default(mode: Mode, facts: Facts) -> PolicyVerdict:
@@ -217,7 +151,8 @@ def _default(mode: Mode, facts: Facts) -> PolicyVerdict:
         (facts.risk is Risk.CRITICAL, "its risk is critical"),
         (facts.hook_asks, "a hook or the tool itself wants it to be asked"),
         (not facts.is_read, "it writes"),
-        (facts.is_open_world, "it reaches the network"),
+        (facts.is_outward and facts.is_tainted, f"it reaches the network, and {TAINT}"),
+        (facts.is_outward, "it reaches the network"),
         (facts.target.is_sensitive, "its target is sensitive"),
         (not facts.target.is_inside_roots, "its target lies outside the roots"),
         (mode is Mode.STRICT and facts.risk > Risk.READ, "strict mode asks for everything above reading"),
@@ -236,6 +171,9 @@ def _answers(rule: Rule, facts: Facts) -> bool:
     if facts.target.is_sensitive:
         # A rule for a folder was not written with the keys in it in mind: it has to name them.
         return rule.scope is not None and rule.scope.names(facts.target)
+    if facts.is_outward and facts.is_tainted:
+        # What the run has read may have chosen the host: only one that was written out beforehand is safe (PER-21).
+        return rule.scope is not None and rule.scope.kind is ScopeKind.HOST and not rule.scope.value.startswith("*.")
     return rule.scope is not None or facts.is_read
 
 
@@ -251,31 +189,5 @@ def _first(rules: Iterable[Rule], effect: Effect, facts: Facts) -> Rule | None:
     return next(iter(_matching(rules, effect, facts)), None)
 
 
-def _by_rule(rule: Rule, reason: str) -> PolicyVerdict:
-    return PolicyVerdict(rule.effect, str(rule), rule.source, reason)
-
-
-def _read_rule(position: int, value: Json) -> Rule:
-    place = f"policy: rule {position + 1}"
-    if not isinstance(value, Mapping):
-        raise InvalidConfigError(f"{place} is not an object")
-    unknown = sorted(set(value) - {"effect", "pattern", "tags", "scope", "source"})
-    if unknown:
-        raise InvalidConfigError(f"{place} has unknown fields: {', '.join(unknown)}")
-    tags, pattern = value.get("tags", ()), value.get("pattern")
-    if not isinstance(pattern, str) or not pattern or isinstance(tags, str) or not isinstance(tags, Sequence):
-        raise InvalidConfigError(f"{place}: pattern is text and tags a list, not {pattern!r} and {tags!r}")
-    try:
-        effect = Effect(str(value.get("effect")))
-    except ValueError as error:
-        raise InvalidConfigError(f"{place}: effect {value.get('effect')!r} is not deny, ask or allow") from error
-    scope = _read_stored_scope(value.get("scope"), place)
-    return Rule(effect, pattern, frozenset(map(str, tags)), scope, str(value.get("source", "config")))
-
-
-def _read_stored_scope(value: Json, place: str) -> Scope | None:
-    if value is None:
-        return None
-    if isinstance(value, Mapping) and value.get("kind") in set(ScopeKind) and isinstance(value.get("value"), str):
-        return Scope(ScopeKind(str(value["kind"])), str(value["value"]))
-    raise InvalidConfigError(f"{place}: the scope {value!r} is not {{kind: path|host|exact, value: text}}")
+def _by_rule(rule: Rule, reason: str, error: ErrorType | None = None) -> PolicyVerdict:
+    return PolicyVerdict(rule.effect, str(rule), rule.source, reason, error)

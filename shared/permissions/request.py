@@ -35,7 +35,8 @@ class PermissionRequest:
 
     ``identity`` is filled from rows by the owner. ``arguments`` is the redacted summary of the input, ``input_digest``
     the digest of the real one. ``scope`` is what a session grant would cover; empty: none is offered. ``suggested`` is
-    the policy's advice. ``proof`` authenticates the raiser's run to the owner and is shown nowhere.
+    the policy's advice. ``env`` names the variables that a command gets. ``proof`` authenticates the raiser's run to
+    the owner and is shown nowhere.
     """
 
     id: str
@@ -61,6 +62,8 @@ class PermissionRequest:
     suggested: Choice
     created_us: int
     fence: int = 0
+    is_outward: bool = False
+    """It may reach the network: a session grant does not answer it once its run is tainted (PER-21)."""
     proof: str = field(default="", repr=False)
 
     @property
@@ -95,6 +98,7 @@ class Answer:
     input_digest: str
     answered_us: int
     reason: str = ""
+    metadata: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

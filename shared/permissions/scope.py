@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
+from shared.sandbox.hosts import is_host_within
 from shared.tools.definition import Target
 
 
@@ -33,7 +34,7 @@ class Scope:
         if self.kind is ScopeKind.PATH:
             return target.kind == "path" and any(is_within(path, self.value) for path in _paths_of(target))
         if self.kind is ScopeKind.HOST:
-            return _is_host_within(target.host, self.value)
+            return bool(target.host) and is_host_within(target.host, self.value)
         return target.kind != "path" and self.value in {target.scope, target.shown} - {""}
 
     def names(self, target: Target) -> bool:
@@ -65,19 +66,22 @@ def is_normal(path: str) -> bool:
 def offered_scope(target: Target, home: str) -> str:
     """Return what a session grant would cover, or nothing when none may be offered (PER-08).
 
-    Never for a target without a scope, for ``/``, for ``home`` or a folder that contains it, nor for a pattern.
+    Never for a target without a scope, for ``/``, for a home or a folder that contains one, nor for a pattern.
     """
     scope = target.scope.strip()
     if not scope or "*" in scope or not _is_text(scope):
         return ""
-    if target.kind == "path":
-        return "" if not is_normal(scope) or is_too_wide(scope, home) else scope
-    return scope
+    if target.kind == "path" and not is_normal(scope):
+        return ""
+    # A resource or command scope that is a whole disk or home is as wide as a folder's.
+    return "" if is_normal(scope) and is_too_wide(scope, home) else scope
 
 
 def is_too_wide(folder: str, home: str) -> bool:
-    """Say whether a folder is the whole file system, a home, or contains one."""
-    return folder == "/" or (is_normal(home) and is_within(home, folder))
+    """Say whether a folder is the whole file system, a home (anybody's), or contains one."""
+    parts = PurePosixPath(folder).parts
+    is_some_home = parts == ("/", "root") or (len(parts) <= 3 and parts[1:2] in {("home",), ("Users",)})
+    return folder == "/" or is_some_home or (is_normal(home) and is_within(home, folder))
 
 
 def _paths_of(target: Target) -> list[str]:
@@ -88,12 +92,3 @@ def _paths_of(target: Target) -> list[str]:
 def _is_text(name: str) -> bool:
     """Say whether a name is Unicode without NUL: what cannot be written down cannot be remembered."""
     return "\0" not in name and not any("\ud800" <= char <= "\udfff" for char in name)
-
-
-def _is_host_within(host: str, wanted: str) -> bool:
-    host, wanted = host.rstrip(".").casefold(), wanted.rstrip(".").casefold()
-    if not host or not wanted:
-        return False
-    if wanted.startswith("*."):
-        return host.endswith(wanted[1:]) and host != wanted[2:]
-    return host == wanted

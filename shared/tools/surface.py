@@ -142,6 +142,14 @@ def compute_surface(tools: Iterable[ToolDefinition], request: SurfaceRequest) ->
     return Surface(tuple(_decide(tool, request) for tool in known), _unknown(known, request))
 
 
+def narrow(tools: Iterable[ToolDefinition], request: SurfaceRequest) -> tuple[ToolDefinition, ...]:
+    """Return the tools of a stored surface that the place where they are called offers as well, in their order.
+
+    A worker's own configuration takes away and adds nothing: what is out here gives ``tool_not_available`` (ETS-02).
+    """
+    return tuple(tool for tool in tools if not any(rule(tool, request) for rule in _OUT_RULES))
+
+
 _Rule: TypeAlias = Callable[[ToolDefinition, SurfaceRequest], str]
 """Returns why a tool is out, or nothing when the rule does not speak of it."""
 

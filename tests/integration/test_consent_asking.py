@@ -7,8 +7,9 @@ import pytest
 
 from shared.errors import AlreadyConsumedError
 from shared.identity import Role
-from shared.permissions.policy import Mode, Policy, parse_allow
+from shared.permissions.policy import Mode, Policy
 from shared.permissions.request import Choice, RequestState
+from shared.permissions.rules import parse_allow
 from shared.runs.events import EventType
 from shared.runs.store import CallRow
 from shared.sessions.session import AnswerMode

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import AlreadyDecidedError
-from shared.permissions.policy import Effect, Policy, Rule
+from shared.permissions.policy import Policy
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.permissions.rules import Effect, Rule
 from shared.runs.events import EventType
 from shared.sessions.session import AnswerMode
 from shared.testing.builders import make_answer, make_responder

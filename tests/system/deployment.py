@@ -20,8 +20,8 @@ from shared.adapters.sql.store import SqlStore, open_store
 from shared.clock import SystemClock
 from shared.ids import new_id
 from shared.jsontext import Json, JsonObject
-from shared.permissions.policy import Policy, parse_allow
 from shared.permissions.request import PermissionCallback
+from shared.permissions.rules import parse_allow
 from shared.sessions.session import AnswerMode, Command, CommandKind, ProcessState, Session
 from shared.settings import Settings
 from shared.tasks.expansion import new_task
@@ -161,10 +161,10 @@ class Deployment:
         allow: tuple[str, ...] = (),
     ) -> Task:
         """Write a session and a task, as a client does, and ring."""
-        catalogue = Catalogue()
+        catalogue = Catalogue.of(self.settings)
         read = load_plan(plan, catalogue.known()) if isinstance(plan, Path) else plan_from_json(plan, "test")
         folder = str(project or self.home)
-        rules = Policy().with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
+        rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
         session = Session(new_id("sess"), folder, folder, answer_mode, SystemClock().now_us(), rules.as_json())
         task = new_task(
             read,

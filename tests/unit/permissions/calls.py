@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from shared.identity import Role, RunIdentity
 from shared.jsontext import JsonObject, digest
-from shared.permissions.policy import Effect, Facts, Mode, Policy, Rule
+from shared.permissions.network import NetworkMode, NetworkPolicy
+from shared.permissions.policy import Mode, Policy
+from shared.permissions.rules import Effect, Facts, Rule
 from shared.permissions.scope import Scope, ScopeKind
 from shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from shared.tools.ports import GateCall
@@ -69,7 +71,14 @@ TAGS = st.frozensets(st.sampled_from(["write", "network", "dangerous", "filesyst
 FOLDERS = st.sampled_from(["/work", "/work/out", "/work/out/a", "/work/other", "/elsewhere"])
 SCOPES = st.none() | st.builds(Scope, st.just(ScopeKind.PATH), FOLDERS)
 RULES = st.builds(Rule, st.sampled_from(Effect), PATTERNS, TAGS, SCOPES, st.sampled_from(["config", "--allow"]))
-POLICIES = st.builds(Policy, st.lists(RULES, max_size=6).map(tuple), st.sampled_from(Mode))
+HOSTS = st.lists(st.sampled_from(["example.org", "*.example.org", "api.example.org", "other.test"]), max_size=2).map(
+    tuple
+)
+NETWORKS = st.builds(NetworkPolicy, st.sampled_from(NetworkMode), HOSTS, HOSTS, st.booleans())
+POLICIES = st.builds(Policy, st.lists(RULES, max_size=6).map(tuple), st.sampled_from(Mode), NETWORKS, st.booleans())
+HOST_TARGETS = st.sampled_from(["example.org", "api.example.org", "evil.test", ""]).map(
+    lambda host: Target(kind="host", scope=host, shown=host, host=host)
+)
 FACTS = st.builds(
     Facts,
     tool=TOOLS,
@@ -85,6 +94,8 @@ FACTS = st.builds(
         FOLDERS,
         st.booleans(),
         st.booleans(),
-    ),
+    )
+    | HOST_TARGETS,
     hook_asks=st.booleans(),
+    is_tainted=st.booleans(),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UsageError
-from shared.permissions.policy import Effect, Rule, parse_allow
+from shared.permissions.rules import Effect, Rule, parse_allow
 from shared.permissions.scope import Scope, ScopeKind
 
 HOME = "/home/someone"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidConfigError
 from shared.jsontext import dump, parse_strict
-from shared.permissions.policy import Effect, Facts, Mode, Policy, Rule, evaluate, judge
+from shared.permissions.policy import Mode, Policy, evaluate, judge
+from shared.permissions.rules import Effect, Facts, Rule
 from shared.permissions.scope import Scope, ScopeKind
 from shared.tools.definition import Permission, Risk, Target, Traits
 from tests.unit.permissions.calls import FACTS, POLICIES, RULES, make_call, make_facts, make_path
@@ -81,7 +82,7 @@ EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
     ],
 )
 def test_the_safe_default_of_each_kind_of_call(call: object, effect: Effect, why: str) -> None:
-    verdict = evaluate(Policy(), call)  # type: ignore[arg-type]  # parametrize loses the type
+    verdict = evaluate(Policy(is_dangerous_enabled=True), call)  # type: ignore[arg-type]  # parametrize loses the type
 
     assert (verdict.effect, verdict.rule, verdict.source) == (effect, "default", "runtime")
     assert why in verdict.reason
@@ -167,8 +168,9 @@ def test_a_host_rule_allows_that_host_and_its_pattern_only() -> None:
 @given(POLICIES, FACTS)
 def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
     is_denied = any(rule.effect is Effect.DENY and rule.matches(facts) for rule in policy.rules)
+    is_off = policy.network.refusal(facts) or (facts.is_dangerous and not policy.is_dangerous_enabled)
 
-    assert (judge(policy, facts).effect is Effect.DENY) is is_denied
+    assert (judge(policy, facts).effect is Effect.DENY) is (is_denied or bool(is_off))
 
 
 @pytest.mark.spec("REG-08")
@@ -177,7 +179,7 @@ def test_the_order_of_rules_decides_nothing(policy: Policy, facts: Facts, random
     shuffled = list(policy.rules)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
 
-    assert judge(Policy(tuple(shuffled), policy.mode), facts) == judge(policy, facts)
+    assert judge(replace(policy, rules=tuple(shuffled)), facts) == judge(policy, facts)
 
 
 @pytest.mark.spec("PER-08")
@@ -222,7 +224,7 @@ def test_an_empty_row_is_the_empty_policy() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"v": 2}, "version 2"),
+        ({"v": 3}, "version 3"),
         ({"mode": "yolo"}, "neither auto nor strict"),
         ({"rules": "all"}, "not a list"),
         ({"rules": {"effect": "allow"}}, "not a list"),

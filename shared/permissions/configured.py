@@ -1,0 +1,134 @@
+"""What ``config.toml`` means: the policy, the limits of the tool set and the write roots that its plain values say.
+
+Checked whole when a process starts, with the place of each offence, so that no rule is found wrong when it is needed.
+The same file is read twice in a deployment: by the client, whose policy becomes the session's, and by each worker,
+which may only tighten that (PER-10).
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from shared.config import CONFIG_FILE, Config, NetworkConfig, RuleConfig
+from shared.errors import InvalidConfigError, UsageError
+from shared.identity import Role
+from shared.permissions.network import NetworkMode, NetworkPolicy
+from shared.permissions.policy import Mode, Policy
+from shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
+from shared.permissions.scope import Scope
+from shared.tools.surface import RunMode, SurfaceRequest, ToolRule
+
+WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
+
+T = TypeVar("T")
+
+
+def policy_of(config: Config, *, source: str = CONFIG_FILE, home: str = "") -> Policy:
+    """Return the policy that a configuration says; ``source`` is what its rules are told to come from.
+
+    Raises:
+        InvalidConfigError: names the rule or host and what to write.
+    """
+    return Policy(
+        tuple(
+            _rule(rule, f"{CONFIG_FILE}: permission.rules[{position}]", source, home)
+            for position, rule in enumerate(config.permission.rules)
+        ),
+        Mode(config.permission.mode),
+        _network(config.network, source),
+        config.tools.dangerous,
+    )
+
+
+def surface_request(
+    config: Config,
+    role: Role,
+    mode: RunMode = RunMode.DEFAULT,
+    *,
+    default_tools: tuple[str, ...] | None = None,
+    allowed_tools: tuple[str, ...] | None = None,
+    source: str = CONFIG_FILE,
+) -> SurfaceRequest:
+    """Return what a run's tool set is computed from under a configuration (ETS-01, ETS-05).
+
+    A deny rule with a scope is about calls and takes no tool away; one without is about the tool.
+    """
+    denied = (rule for rule in config.permission.rules if rule.effect == "deny" and not rule.scope)
+    return SurfaceRequest(
+        role,
+        mode,
+        default_tools=default_tools,
+        allowed_tools=allowed_tools,
+        denied=tuple(ToolRule(rule.tools, frozenset(rule.tags), source) for rule in denied),
+        hidden=tuple(ToolRule(pattern, source=source) for pattern in config.tools.hidden),
+        is_dangerous_enabled=config.tools.dangerous,
+    )
+
+
+def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...]:
+    """Return the folders that the configuration lets runs write beside the project, resolved (FS-07).
+
+    Raises:
+        InvalidConfigError: one is relative, or the whole disk or a home.
+    """
+    roots = [
+        _told(
+            lambda place, folder=folder: read_folder(folder, place, home=home, is_grant=True),
+            f"{CONFIG_FILE}: paths.allowed_write_roots[{position}]",
+        )
+        for position, folder in enumerate(config.paths.allowed_write_roots)
+    ]
+    if config.paths.temp_writes:
+        roots += [os.path.realpath(folder) for folder in ("/tmp", tempfile.gettempdir())]  # noqa: S108  # by its own setting
+    return tuple(map(Path, dict.fromkeys(roots)))
+
+
+def _rule(rule: RuleConfig, place: str, source: str, home: str) -> Rule:
+    effect = Effect(rule.effect)
+    if not any(char.isalnum() or char == "*" for char in rule.tools):
+        raise InvalidConfigError(f"{place}: tools {rule.tools!r} names no tool; write a name or a glob such as code.*")
+    if effect is Effect.ALLOW and not rule.scope.strip():
+        raise InvalidConfigError(
+            f"{place}: an allow rule needs a scope; write an absolute folder or file, host:NAME or exact:TEXT"
+        )
+    scope = _told(lambda where: _scope(rule, where, home), place)
+    return Rule(effect, rule.tools, frozenset(rule.tags), scope, source)
+
+
+def _scope(rule: RuleConfig, place: str, home: str) -> Scope | None:
+    wanted = rule.scope.strip()
+    return read_scope(wanted, place, home=home, is_grant=rule.effect == "allow") if wanted else None
+
+
+def _network(network: NetworkConfig, source: str) -> NetworkPolicy:
+    mode = NetworkMode(network.mode)
+    if network.hosts and mode is not NetworkMode.LIST:
+        raise InvalidConfigError(
+            f"{CONFIG_FILE}: network.hosts is only read in mode list, not {mode}; write mode = 'list'"
+        )
+    if network.allowed and mode in {NetworkMode.OFF, NetworkMode.CONFIRM}:
+        raise InvalidConfigError(
+            f"{CONFIG_FILE}: network.allowed says hosts that are not asked for, and mode {mode} allows none; "
+            "take one of them away"
+        )
+    hosts, allowed = _hosts("hosts", network.hosts), _hosts("allowed", network.allowed)
+    # What nobody has configured is the runtime's default, and explain says so.
+    is_default = mode is NetworkMode.ASK and not allowed
+    return NetworkPolicy(mode, hosts, allowed, source="runtime" if is_default else source)
+
+
+def _hosts(field: str, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(
+        _told(lambda place, name=name: read_host(name, place), f"{CONFIG_FILE}: network.{field}[{position}]")
+        for position, name in enumerate(names)
+    )
+
+
+def _told(read: Callable[[str], T], place: str) -> T:
+    """Read something of the configuration, whose offences are the configuration's and not the command line's."""
+    try:
+        return read(place)
+    except UsageError as error:
+        raise InvalidConfigError(str(error)) from error

@@ -1,0 +1,199 @@
+"""One sentence of a policy: what it says, of which calls, who wrote it; and how it is read (PER-08, REG-08).
+
+Owns the facts that rules speak of and the text forms of a rule. Which rule decides is :mod:`shared.permissions.policy`.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from shared.errors import InvalidConfigError, UsageError
+from shared.jsontext import Json
+from shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
+from shared.sandbox.hosts import HostRefusedError, normal_host
+from shared.tools.definition import Permission, Risk, Target
+from shared.tools.ports import GateCall
+
+
+class Effect(StrEnum):
+    DENY = "deny"
+    ASK = "ask"
+    ALLOW = "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a policy may know of a call, from the call itself or from the request that was made of it.
+
+    ``is_tainted`` is the one fact of the run rather than of the call: it has read what strangers wrote (PER-21).
+    """
+
+    tool: str
+    tags: frozenset[str]
+    is_read: bool
+    is_dangerous: bool
+    is_open_world: bool
+    risk: Risk
+    target: Target
+    hook_asks: bool = False
+    is_tainted: bool = False
+
+    @classmethod
+    def of(cls, call: GateCall) -> "Facts":
+        """Read a call. Its traits raise it above its definition and never lower it (REG-05)."""
+        tags = call.definition.tags
+        return cls(
+            tool=call.definition.name,
+            tags=tags,
+            is_read=call.permission is Permission.READONLY and call.traits.is_read_only,
+            is_dangerous="dangerous" in tags or call.traits.is_destructive,
+            is_open_world="network" in tags or call.traits.is_open_world,
+            risk=call.risk,
+            target=call.target,
+            hook_asks=call.hook_result == "ask",
+        )
+
+    @property
+    def is_outward(self) -> bool:
+        """Say whether the call may carry something out: it reaches the network, or a host that it names."""
+        return self.is_open_world or "network" in self.tags or bool(self.target.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One sentence of a policy. It speaks of a call whose canonical name matches ``pattern``, that has all ``tags``,
+    and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it.
+    """
+
+    effect: Effect
+    pattern: str
+    tags: frozenset[str] = frozenset()
+    scope: Scope | None = None
+    source: str = "config"
+
+    def matches(self, facts: Facts) -> bool:
+        return (
+            fnmatchcase(facts.tool, self.pattern)
+            and self.tags <= facts.tags
+            and (self.scope is None or self.scope.covers(facts.target))
+        )
+
+    def __str__(self) -> str:
+        tags = f"[{','.join(sorted(self.tags))}]" if self.tags else ""
+        return f"{self.effect} {self.pattern}{tags}" + (f":{self.scope}" if self.scope else "")
+
+    def as_json(self) -> dict[str, Json]:
+        scope: Json = None if self.scope is None else {"kind": str(self.scope.kind), "value": self.scope.value}
+        return {
+            "effect": str(self.effect),
+            "pattern": self.pattern,
+            "tags": sorted(self.tags),
+            "scope": scope,
+            "source": self.source,
+        }
+
+
+def parse_allow(text: str, *, source: str = "--allow", readonly_tools: Collection[str] = (), home: str = "") -> Rule:
+    """Read ``tool:scope`` as an allow rule.
+
+    ``tool`` may be a pattern (``code.*``). ``scope`` is an absolute folder or file, ``host:example.org`` or
+    ``exact:<the tool's own scope>``. It may be left out only for a tool of ``readonly_tools``.
+
+    Raises:
+        UsageError: says what is wrong and what to write.
+    """
+    pattern, separator, wanted = text.strip().partition(":")
+    if not any(char.isalnum() for char in pattern):
+        raise UsageError(f"{source} {text!r}: name a tool, for example code.write_file:/absolute/folder")
+    if not separator and pattern in readonly_tools:
+        return Rule(Effect.ALLOW, pattern, source=source)
+    if not wanted.strip():
+        raise UsageError(f"{source} {text!r}: say for what, for example {pattern}:/absolute/folder")
+    scope = read_scope(wanted.strip(), f"{source} {text!r}", home=home, is_grant=True)
+    return Rule(Effect.ALLOW, pattern, scope=scope, source=source)
+
+
+def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Scope:
+    """Read the text form of a scope. One that grants something is held to PER-08: never everything, never a home.
+
+    Raises:
+        UsageError: begins with ``place``; says what is wrong and what to write.
+    """
+    if "*" in wanted.removeprefix("host:*."):
+        raise UsageError(f"{place}: a scope is one folder, file or host, not a pattern; write it out")
+    for kind in (ScopeKind.HOST, ScopeKind.EXACT):
+        prefix = f"{kind}:"
+        if wanted.startswith(prefix):
+            value = wanted[len(prefix) :].strip()
+            if not value or value == "*.":
+                raise UsageError(f"{place}: nothing stands after {prefix!r}")
+            return Scope(kind, read_host(value, place) if kind is ScopeKind.HOST else value)
+    return Scope(ScopeKind.PATH, read_folder(wanted, place, home=home, is_grant=is_grant))
+
+
+def read_host(value: str, place: str) -> str:
+    """Return a host, or ``*.`` and the domain that hosts lie below, as hosts are compared.
+
+    Raises:
+        UsageError: it is no host.
+    """
+    below = "*." if value.startswith("*.") else ""
+    try:
+        return below + normal_host(value.removeprefix("*."))
+    except HostRefusedError as error:
+        raise UsageError(f"{place}: {error}; write a host name such as example.org or *.example.org") from error
+
+
+def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool) -> str:
+    """Return an absolute, resolved folder or file.
+
+    Raises:
+        UsageError: it is relative, or too wide for something that grants.
+    """
+    own_home = home or str(Path.home())
+    expanded = own_home + wanted[1:] if wanted == "~" or wanted.startswith("~/") else wanted
+    if not expanded.startswith("/") or "\0" in expanded:
+        raise UsageError(
+            f"{place}: {wanted!r} is not an absolute path; write {str(Path.cwd() / wanted)!r}, host:NAME or exact:TEXT"
+        )
+    # Targets are resolved, so the rule is too; a link put there later leads out of the rule, not along with it.
+    folder = str(Path(os.path.realpath(expanded)))
+    if is_grant and (is_too_wide(folder, os.path.realpath(own_home)) or not is_normal(folder)):
+        raise UsageError(
+            f"{place}: {folder!r} is too wide (the file system, a home, or a folder around it); name a folder inside"
+        )
+    return folder
+
+
+def read_rule(position: int, value: Json) -> Rule:
+    """Read a stored rule, the ``position``-th of its policy from 0.
+
+    Raises:
+        InvalidConfigError: it is not one; names it.
+    """
+    place = f"policy: rule {position + 1}"
+    if not isinstance(value, Mapping):
+        raise InvalidConfigError(f"{place} is not an object")
+    unknown = sorted(set(value) - {"effect", "pattern", "tags", "scope", "source"})
+    if unknown:
+        raise InvalidConfigError(f"{place} has unknown fields: {', '.join(unknown)}")
+    tags, pattern = value.get("tags", ()), value.get("pattern")
+    if not isinstance(pattern, str) or not pattern or isinstance(tags, str) or not isinstance(tags, Sequence):
+        raise InvalidConfigError(f"{place}: pattern is text and tags a list, not {pattern!r} and {tags!r}")
+    try:
+        effect = Effect(str(value.get("effect")))
+    except ValueError as error:
+        raise InvalidConfigError(f"{place}: effect {value.get('effect')!r} is not deny, ask or allow") from error
+    scope = _read_stored_scope(value.get("scope"), place)
+    return Rule(effect, pattern, frozenset(map(str, tags)), scope, str(value.get("source", "config")))
+
+
+def _read_stored_scope(value: Json, place: str) -> Scope | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and value.get("kind") in set(ScopeKind) and isinstance(value.get("value"), str):
+        return Scope(ScopeKind(str(value["kind"])), str(value["value"]))
+    raise InvalidConfigError(f"{place}: the scope {value!r} is not {{kind: path|host|exact, value: text}}")

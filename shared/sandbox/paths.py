@@ -1,15 +1,12 @@
 """Where a path leads and what it is: inside the project, inside the write roots, sensitive, protected (FS-06..09).
 
-Pure classification of names plus resolution of links. Nothing is opened here; :mod:`shared.sandbox.descriptors` opens
-exactly the resolved path that was classified, without following a link, so the two cannot be raced apart.
-
-A hard link to a file elsewhere cannot be told from that file by any path. It is read like the file it is in (package
-managers fill whole environments with hard links), and a write replaces the name, never the shared content.
+Resolution of links, and classification by the names of :mod:`shared.sandbox.names`. Nothing is opened here;
+:mod:`shared.sandbox.descriptors` opens exactly the resolved path that was classified, without following a link, so the
+two cannot be raced apart. What no path can tell, a hard link, is :mod:`shared.sandbox.links`.
 """
 
+import errno
 import os
-import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,15 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.names import GIT_CONTROLS, SENSITIVE, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
 
-SENSITIVE = (".ssh", ".gnupg", ".aws", ".config/gcloud", "*.pem", "*.key", ".env", ".env.*")
-"""Patterns of one or more components; a path is sensitive when any stretch of it matches, so all below it is too."""
-
-_KERNEL_ROOTS = (Path("/proc"), Path("/sys"), Path("/dev"))
+KERNEL_ROOTS = (Path("/proc"), Path("/sys"), Path("/dev"))
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # an ordinary file system that happens to be mounted there
-_CONTROL_FOLDER = ".soong"
 
 
 class Roots(Protocol):
@@ -55,10 +49,22 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class PathPolicy:
-    """What counts as sensitive and as protected. ``agent_home`` is Soong's own folder; empty when there is none."""
+    """What counts as sensitive and as protected.
+
+    ``agent_home`` is Soong's own folder; None when there is none. ``controls`` are further files and folders that steer
+    us wherever they lie: the programs of configured hooks, the modules that tools come from.
+
+    Raises:
+        InvalidConfigError: a sensitive pattern names nothing.
+    """
 
     agent_home: Path | None = None
     sensitive: tuple[str, ...] = SENSITIVE
+    controls: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in self.sensitive:
+            components(pattern)
 
     def locate(self, roots: Roots, path: str) -> Located:
         """Resolve a path from outside and say what it is. Nothing in it is expanded: ``~`` and ``$X`` are names.
@@ -82,27 +88,30 @@ class PathPolicy:
 
     def is_sensitive(self, path: str) -> bool:
         """Say whether any stretch of a path matches a sensitive pattern, as written or under another spelling."""
-        return _matches_any(path, self.sensitive)
+        return is_sensitive(path, self.sensitive)
 
     def is_protected(self, path: Path) -> bool:
         """Say whether a path is one of our controls or a repository's, existing or not (FS-09)."""
-        parts = tuple(map(_plain, path.parts))
-        return _is_git_control(parts) or _is_control_file(parts) or self._is_in_home(path)
+        parts = tuple(map(plain, path.parts))
+        return is_control(parts) or self._is_in_home(parts) or self._is_listed(parts) or _is_in_git_folder(path, parts)
 
-    def _is_in_home(self, path: Path) -> bool:
+    def _is_in_home(self, parts: tuple[str, ...]) -> bool:
         if self.agent_home is None:
             return False
-        parts = tuple(map(_plain, path.parts))
         return any(
             parts[: len(home)] == home and parts[len(home) : len(home) + 1] != ("runs",)
             for home in _spellings(self.agent_home)
         )
 
+    def _is_listed(self, parts: tuple[str, ...]) -> bool:
+        places = (place for control in self.controls for place in _spellings(control))
+        return any(parts[: len(place)] == place for place in places)
+
 
 @lru_cache(maxsize=64)
-def _spellings(home: Path) -> tuple[tuple[str, ...], ...]:
-    """Return a folder's plain parts as named and as resolved: a link on the way to it must not unprotect it."""
-    return tuple({tuple(map(_plain, each.parts)) for each in (home, Path(os.path.realpath(home)))})
+def _spellings(path: Path) -> tuple[tuple[str, ...], ...]:
+    """Return a path's plain parts as named and as resolved: a link on the way to it must not unprotect it."""
+    return tuple({tuple(map(plain, each.parts)) for each in (path, Path(os.path.realpath(path)))})
 
 
 def write_roots(roots: Roots) -> tuple[Path, ...]:
@@ -146,64 +155,37 @@ def _refuse_unusable(path: str) -> None:
 
 def _resolve(path: Path, given: str) -> Path:
     try:
-        resolved = Path(os.path.realpath(path))
+        resolved = _real(path)
     except (OSError, ValueError) as error:
         raise PathRefusedError(PathRefusal.INVALID, given, f"cannot be resolved: {error}") from error
+    except RecursionError as error:  # the standard library follows each link of a chain one call deeper
+        raise PathRefusedError(PathRefusal.INVALID, given, "leads through too many links") from error
     if _is_kernel_path(resolved):
         raise PathRefusedError(PathRefusal.NOT_REGULAR, given, "leads into a file system of the kernel; it is not read")
     return resolved
 
 
+def _real(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path, strict=True))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+    return Path(os.path.realpath(path))  # it need not exist
+
+
+def _is_in_git_folder(path: Path, parts: tuple[str, ...]) -> bool:
+    """Say whether a path is a control of a git folder that is not called ``.git``: bare, or linked to from elsewhere.
+
+    Such a folder is known by what is in it, as git itself knows it.
+    """
+    folders = [Path(*path.parts[:at]) for at, name in enumerate(parts) if name in GIT_CONTROLS and at > 0]
+    return any(all((folder / name).exists() for name in ("HEAD", "objects", "refs")) for folder in folders)
+
+
 def _is_kernel_path(path: Path) -> bool:
-    return _is_below_any(path, _KERNEL_ROOTS) and not is_below(path, _SHARED_MEMORY)
+    return _is_below_any(path, KERNEL_ROOTS) and not is_below(path, _SHARED_MEMORY)
 
 
 def _is_below_any(path: Path, roots: Iterable[Path]) -> bool:
     return any(is_below(path, root) for root in roots)
-
-
-@lru_cache(maxsize=4096)
-def _plain(name: str) -> str:
-    """Return a name without what a careless reader or another file system would not tell apart.
-
-    Compatibility forms, case, invisible characters and trailing dots and spaces: a sensitive or protected name must not
-    be reached by spelling it differently.
-    """
-    composed = unicodedata.normalize("NFKC", name).casefold()
-    return "".join(char for char in composed if unicodedata.category(char) != "Cf").rstrip(" .") or name
-
-
-def _matches_any(path: str, patterns: tuple[str, ...]) -> bool:
-    matcher = _matcher(patterns)
-    if matcher.search(path):
-        return True
-    return not path.isascii() and matcher.search("/".join(map(_plain, path.split("/")))) is not None
-
-
-@lru_cache(maxsize=64)
-def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return one expression over whole paths; each pattern is a glob over one or more neighbouring components."""
-    stretches = ("/+".join(_component(part) for part in pattern.split("/")) for pattern in patterns)
-    # Trailing dots and spaces are dropped by some file systems, and case is ignored by some.
-    return re.compile(rf"(?:^|/)(?:{'|'.join(stretches)})[ .]*(?:/|$)", re.IGNORECASE)
-
-
-def _component(glob: str) -> str:
-    return "".join("[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char) for char in glob)
-
-
-def _is_git_control(parts: tuple[str, ...]) -> bool:
-    """Say whether a path runs code or redirects a repository: hooks, config, or ``.git`` itself being made a file."""
-    if ".git" not in parts:
-        return False
-    below = parts[parts.index(".git") + 1 :]
-    return not below or "hooks" in below or below[-1] in {"config", "config.worktree"} or below[0] == "config"
-
-
-def _is_control_file(parts: tuple[str, ...]) -> bool:
-    if parts and parts[-1] == ".mcp.json":
-        return True
-    if _CONTROL_FOLDER not in parts:
-        return False
-    below = parts[parts.index(_CONTROL_FOLDER) + 1 :]
-    return below[:1] != ("runs",)

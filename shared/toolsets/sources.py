@@ -6,13 +6,15 @@ Workers, clients and ``soong tools`` all build their registry here, so that a pl
 that a worker runs.
 """
 
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.config import Config, load_config
 from shared.sandbox.command import CommandRunner
-from shared.sandbox.paths import SENSITIVE, PathPolicy
+from shared.sandbox.names import SENSITIVE
+from shared.sandbox.paths import PathPolicy
 from shared.sandbox.process import ProcessRunner
 from shared.settings import Settings
 from shared.tools.definition import ToolAdapter
@@ -44,7 +46,8 @@ class Surroundings:
 
     @property
     def paths(self) -> PathPolicy:
-        return PathPolicy(agent_home=self.home, sensitive=(*SENSITIVE, *self.config.paths.sensitive))
+        controls = (*_hook_files(self.config), *_module_files(self.modules))
+        return PathPolicy(self.home, (*SENSITIVE, *self.config.paths.sensitive), controls)
 
 
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
@@ -64,3 +67,25 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
         registry.add(source, is_builtin=True)
     register_modules(registry, surroundings.modules)
     return registry
+
+
+def _hook_files(config: Config) -> Iterator[Path]:
+    """Yield the files that hooks are made of: whoever could write them would decide in their place (FS-09)."""
+    for hook in (*config.hooks.pre, *config.hooks.post):
+        yield from (Path(word) for word in hook.command if word.startswith("/") and not Path(word).is_dir())
+
+
+def _module_files(modules: Iterable[str]) -> Iterator[Path]:
+    """Yield where modules that define tools lie, as file and as package; nothing is imported for it."""
+    for module in modules:
+        top, *inner = module.split(".")
+        try:
+            spec = importlib.util.find_spec(top)
+        except (ImportError, ValueError):
+            continue  # whoever registers it says what is wrong with it
+        if spec is None:
+            continue
+        places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
+        yield from (*places, *(place.with_suffix(".py") for place in places if inner))
+        if spec.origin and not places:
+            yield Path(spec.origin)

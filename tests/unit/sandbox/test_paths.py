@@ -185,3 +185,45 @@ def test_paths_are_shown_relative_inside_the_project_and_as_valid_text(tmp_path:
     assert shown_path(tmp_path, roots) == "."
     assert shown_path(Path("/etc/x"), roots) == "/etc/x"
     assert shown_path(tmp_path / os.fsdecode(b"bad\xff"), roots) == "bad\ufffd"
+
+
+@pytest.mark.parametrize("kind", ["loop", "chain"])
+def test_links_that_lead_nowhere_or_too_far_are_refused_as_such(tmp_path: Path, kind: str) -> None:
+    count = {"loop": 2, "chain": 3000}[kind]
+    for number in range(count):
+        (tmp_path / f"l{number}").symlink_to(f"l{(number + 1) % count}" if kind == "loop" else f"l{number + 1}")
+
+    with pytest.raises(PathRefusedError) as caught:
+        POLICY.locate(make_workplace(tmp_path), "l0")
+
+    assert caught.value.refusal is PathRefusal.INVALID
+
+
+@pytest.mark.spec("FS-09")
+def test_a_git_folder_of_another_name_is_protected_by_what_is_in_it(tmp_path: Path) -> None:
+    for folder in ("meta", "plain"):
+        (tmp_path / folder / "objects").mkdir(parents=True)
+        (tmp_path / folder / "refs").mkdir()
+    (tmp_path / "meta/HEAD").write_text("ref: refs/heads/main\n")
+
+    protected = {
+        name: POLICY.is_protected(tmp_path / name)
+        for name in ("meta/hooks/pre-commit", "meta/config", "meta/description", "plain/hooks/x", "plain/config")
+    }
+
+    assert [name for name, is_protected in protected.items() if is_protected] == [
+        "meta/hooks/pre-commit",
+        "meta/config",
+    ]
+
+
+@pytest.mark.spec("FS-09")
+def test_what_steers_us_elsewhere_is_protected_with_all_below_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    policy = PathPolicy(controls=(tmp_path / "link/hook.py", tmp_path / "tools"))
+
+    assert policy.is_protected(tmp_path / "real/hook.py")
+    assert policy.is_protected(tmp_path / "link/HOOK.py")
+    assert policy.is_protected(tmp_path / "tools/inner/x.py")
+    assert not policy.is_protected(tmp_path / "real/hook.pyc")

@@ -1,0 +1,108 @@
+"""Names that mean something whatever their spelling: sensitive patterns, protected controls (FS-06, FS-09).
+
+Pure: no file system is asked here. Where a path leads is :mod:`shared.sandbox.paths`.
+"""
+
+import json
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Final
+
+from shared.errors import InvalidConfigError
+
+SENSITIVE: Final = (".ssh", ".gnupg", ".aws", ".config/gcloud", "*.pem", "*.key", ".env", ".env.*")
+"""Patterns of one or more components; a path is sensitive when any stretch of it matches, so all below it is too."""
+
+_GIT_FOLDERS: Final = frozenset({".git", "git~1"})
+GIT_CONTROLS: Final = frozenset({"hooks", "config", "config.worktree", "commondir", "gitdir", "git-rebase-todo"})
+"""Entries of a git folder that run programs, or say where git finds those that do."""
+
+_MCP_FILE: Final = ".mcp.json"
+_CONTROL_FOLDER: Final = ".soong"
+_RUNS: Final = ("runs",)
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """Return a name without what a careless reader or another file system would not tell apart.
+
+    Compatibility forms, case, invisible characters and trailing dots and spaces: a sensitive or protected name must not
+    be reached by spelling it differently.
+    """
+    composed = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(char for char in composed if unicodedata.category(char) != "Cf").rstrip(" .") or name
+
+
+@lru_cache(maxsize=256)
+def components(pattern: str) -> tuple[str, ...]:
+    """Return the globs of a sensitive pattern, one for each component it speaks of.
+
+    A pattern holds wherever its components stand together, so a leading ``~/``, ``./`` or ``/`` says nothing, nor does
+    a trailing ``/`` or ``/**``.
+
+    Raises:
+        InvalidConfigError: nothing is left of it.
+    """
+    parts = [part for part in pattern.split("/") if part not in ("", ".", "~")]
+    while len(parts) > 1 and parts[-1] == "**":
+        parts.pop()
+    if not parts or ".." in parts or "\0" in pattern:
+        raise InvalidConfigError(f"paths.sensitive: {pattern!r} names nothing; write a name such as '*.pem' or '.ssh'")
+    return tuple(parts)
+
+
+def is_sensitive(path: str, patterns: tuple[str, ...]) -> bool:
+    """Say whether any stretch of a path matches one of the patterns, as written or under another spelling."""
+    matcher = _matcher(patterns)
+    if matcher.search(path):
+        return True
+    return not path.isascii() and matcher.search("/".join(map(plain, path.split("/")))) is not None
+
+
+def is_control(parts: tuple[str, ...]) -> bool:
+    """Say whether the plain parts of a path name a control of a repository or of ours, existing or not (FS-09).
+
+    The whole ``.soong`` of a project is one, but for ``runs``: its skills speak to later agents in a person's name.
+    """
+    return _MCP_FILE in parts or _is_git_control(parts) or _is_our_control(parts)
+
+
+def readable(name: str) -> str:
+    """Return a name as a line of text shows it: quoted as JSON when it could pass for anything else there.
+
+    A name may hold newlines, escapes and marks that turn the order of characters; it must not write lines of its own.
+    """
+    is_plain = name.isprintable() and name == name.strip() and not name.startswith('"')
+    return name if is_plain else json.dumps(name)
+
+
+@lru_cache(maxsize=64)
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return one expression over whole paths; each pattern is a glob over one or more neighbouring components."""
+    stretches = dict.fromkeys(
+        "/+".join(_expression(spell(part)) for part in components(pattern))
+        for pattern in patterns
+        for spell in (str, plain)
+    )
+    # Trailing dots and spaces are dropped by some file systems, and case is ignored by some.
+    return re.compile(rf"(?:^|/)(?:{'|'.join(stretches)})[ .]*(?:/|$)", re.IGNORECASE)
+
+
+def _expression(glob: str) -> str:
+    return "".join("[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char) for char in glob)
+
+
+def _is_git_control(parts: tuple[str, ...]) -> bool:
+    """Say whether a path runs code or redirects a repository, a nested or linked one too: or is ``.git`` itself."""
+    for at, name in enumerate(parts):
+        if name in _GIT_FOLDERS and (at + 1 == len(parts) or not GIT_CONTROLS.isdisjoint(parts[at + 1 :])):
+            return True
+    return False
+
+
+def _is_our_control(parts: tuple[str, ...]) -> bool:
+    if _CONTROL_FOLDER not in parts:
+        return False
+    at = parts.index(_CONTROL_FOLDER) + 1
+    return parts[at : at + 1] != _RUNS

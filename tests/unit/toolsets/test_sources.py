@@ -1,0 +1,44 @@
+"""What the assembly of sources makes of the configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.config import Config, parse_config
+from shared.toolsets.sources import Surroundings
+
+
+@pytest.mark.spec("FS-06")
+def test_the_users_sensitive_patterns_stand_beside_the_builtin_ones() -> None:
+    config = parse_config('[paths]\nsensitive = ["~/.netrc"]')
+
+    policy = Surroundings(config=config).paths
+
+    assert policy.is_sensitive("/home/u/.netrc")
+    assert policy.is_sensitive("/home/u/.ssh/id")
+
+
+@pytest.mark.spec("FS-09")
+def test_the_programs_of_hooks_are_protected_but_not_the_folders_they_are_told_of(tmp_path: Path) -> None:
+    hook = tmp_path / "check.py"
+    config = parse_config(f'[[hooks.pre]]\nname = "check"\ncommand = ["/usr/bin/python3", "{hook}", "{tmp_path}"]')
+
+    policy = Surroundings(config=config).paths
+
+    assert policy.is_protected(hook)
+    assert not policy.is_protected(tmp_path / "other.py")
+
+
+@pytest.mark.spec("FS-09")
+def test_the_modules_that_define_tools_are_protected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "teamtools.py").touch()
+    (tmp_path / "teampack").mkdir()
+    (tmp_path / "teampack/__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    policy = Surroundings(config=Config(), modules=("teamtools", "teampack.own", "not_there.x", "")).paths
+
+    assert policy.is_protected(tmp_path / "teamtools.py")
+    assert policy.is_protected(tmp_path / "teampack/own.py")
+    assert policy.is_protected(tmp_path / "teampack/own/inner.py")
+    assert not policy.is_protected(tmp_path / "teampack/other.py")

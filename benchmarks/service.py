@@ -65,7 +65,7 @@ class ServiceWorkbench:
         return self.ledger.transactions()
 
     def _prepare(self, workload: Workload) -> Submission:
-        catalogue = Catalogue()
+        catalogue = Catalogue.of(load_settings(agent_home=self.home))
         return submission(
             plan_from_json(plan_of(workload), known=catalogue.known()),
             {},

@@ -7,9 +7,10 @@ which may only tighten that (PER-10).
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from shared.config import CONFIG_FILE, Config, NetworkConfig, RuleConfig
 from shared.errors import InvalidConfigError, UsageError
@@ -17,12 +18,9 @@ from shared.identity import Role
 from shared.permissions.network import NetworkMode, NetworkPolicy
 from shared.permissions.policy import Mode, Policy
 from shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
-from shared.permissions.scope import Scope
 from shared.tools.surface import RunMode, SurfaceRequest, ToolRule
 
 WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
-
-T = TypeVar("T")
 
 
 def policy_of(config: Config, *, source: str = CONFIG_FILE, home: str = "") -> Policy:
@@ -73,13 +71,11 @@ def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...
     Raises:
         InvalidConfigError: one is relative, or the whole disk or a home.
     """
-    roots = [
-        _told(
-            lambda place, folder=folder: read_folder(folder, place, home=home, is_grant=True),
-            f"{CONFIG_FILE}: paths.allowed_write_roots[{position}]",
-        )
-        for position, folder in enumerate(config.paths.allowed_write_roots)
-    ]
+    with _as_config():
+        roots = [
+            read_folder(folder, f"{CONFIG_FILE}: paths.allowed_write_roots[{position}]", home=home, is_grant=True)
+            for position, folder in enumerate(config.paths.allowed_write_roots)
+        ]
     if config.paths.temp_writes:
         roots += [os.path.realpath(folder) for folder in ("/tmp", tempfile.gettempdir())]  # noqa: S108  # by its own setting
     return tuple(map(Path, dict.fromkeys(roots)))
@@ -93,13 +89,10 @@ def _rule(rule: RuleConfig, place: str, source: str, home: str) -> Rule:
         raise InvalidConfigError(
             f"{place}: an allow rule needs a scope; write an absolute folder or file, host:NAME or exact:TEXT"
         )
-    scope = _told(lambda where: _scope(rule, where, home), place)
-    return Rule(effect, rule.tools, frozenset(rule.tags), scope, source)
-
-
-def _scope(rule: RuleConfig, place: str, home: str) -> Scope | None:
     wanted = rule.scope.strip()
-    return read_scope(wanted, place, home=home, is_grant=rule.effect == "allow") if wanted else None
+    with _as_config():
+        scope = read_scope(wanted, place, home=home, is_grant=effect is Effect.ALLOW) if wanted else None
+    return Rule(effect, rule.tools, frozenset(rule.tags), scope, source)
 
 
 def _network(network: NetworkConfig, source: str) -> NetworkPolicy:
@@ -120,15 +113,16 @@ def _network(network: NetworkConfig, source: str) -> NetworkPolicy:
 
 
 def _hosts(field: str, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(
-        _told(lambda place, name=name: read_host(name, place), f"{CONFIG_FILE}: network.{field}[{position}]")
-        for position, name in enumerate(names)
-    )
+    with _as_config():
+        return tuple(
+            read_host(name, f"{CONFIG_FILE}: network.{field}[{position}]") for position, name in enumerate(names)
+        )
 
 
-def _told(read: Callable[[str], T], place: str) -> T:
-    """Read something of the configuration, whose offences are the configuration's and not the command line's."""
+@contextmanager
+def _as_config() -> Iterator[None]:
+    """What is wrong here is wrong in the configuration and not on a command line."""
     try:
-        return read(place)
+        yield
     except UsageError as error:
         raise InvalidConfigError(str(error)) from error

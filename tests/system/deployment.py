@@ -164,7 +164,8 @@ class Deployment:
         catalogue = Catalogue.of(self.settings)
         read = load_plan(plan, catalogue.known()) if isinstance(plan, Path) else plan_from_json(plan, "test")
         folder = str(project or self.home)
-        rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
+        readonly = catalogue.readonly_tools
+        rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in allow)
         session = Session(new_id("sess"), folder, folder, answer_mode, SystemClock().now_us(), rules.as_json())
         task = new_task(
             read,

@@ -1,0 +1,246 @@
+"""What a definition file may say, and everything that can be wrong with it (CMD-02, CMD-04, CMD-06).
+
+Owns the fields of a file and their meaning. Reading the files is :mod:`shared.toolsets.declarative.folder`; all
+problems of a file are found before any is told.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shared.config import Config
+from shared.errors import InvalidToolError
+from shared.jsontext import Json, JsonObject
+from shared.sandbox.paths import is_below
+from shared.tools.definition import Permission
+from shared.tools.naming import check_name
+from shared.tools.registry import MAX_TIMEOUT
+from shared.tools.schema import schema_offences
+from shared.toolsets.declarative.template import OPENING, Argument, field_problems, shell_problems
+from shared.toolsets.modules import RESERVED
+
+MAX_STDOUT_BYTES: Final = 8 * 1024 * 1024
+MAX_STDERR_BYTES: Final = 1024 * 1024
+DEFAULT_STDERR_BYTES: Final = 64 * 1024
+MAX_DESCRIPTION_CHARS: Final = 8_000
+
+OWN_TAGS: Final = frozenset({"internal", "agent", "mcp", "code"})
+"""Tags that say a tool is one of Soong's own or a server's; rules trust them."""
+
+_TAG = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_OWN_VARIABLES = "SOONG_"
+_SHELLS = re.compile(r"(?:ba|da|z|k|mk|a|fi|c|tc|r)?sh|busybox|toybox")
+_COMMAND_STRING = re.compile(r"-\w*c|--command(?:=.*)?", re.DOTALL)
+
+Problem: TypeAlias = tuple[str, str, str]
+"""The field, what is wrong with it, and what to do."""
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class ToolFile(BaseModel):
+    """The fields of a file and their JSON types; what they must say of each other is checked by :func:`read_tool`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Text
+    description: Annotated[str, Field(min_length=1, max_length=MAX_DESCRIPTION_CHARS)]
+    input_schema: dict[str, Any]
+    permission: Literal["readonly", "write"] = "write"
+    tags: tuple[Text, ...] = Field(default=(), strict=False)
+    command_type: Literal["exec", "shell"] = "exec"
+    command: Text
+    args: tuple[str, ...] = Field(default=(), strict=False)
+    working_dir: Text | None = None
+    env_allowlist: tuple[Text, ...] = Field(default=(), strict=False)
+    timeout_ms: Annotated[int, Field(ge=1)] | None = None
+    stdout_limit_bytes: Annotated[int, Field(ge=1)] | None = None
+    stderr_limit_bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a file may ask for at most. ``roots`` are the resolved folders in which a working_dir may lie."""
+
+    roots: tuple[Path, ...] = ()
+    max_timeout: timedelta = MAX_TIMEOUT
+    max_stdout_bytes: int = MAX_STDOUT_BYTES
+    max_stderr_bytes: int = MAX_STDERR_BYTES
+
+    @classmethod
+    def of(cls, config: Config, max_timeout: timedelta = MAX_TIMEOUT) -> "Bounds":
+        """Read them from a configuration."""
+        roots = tuple(Path(os.path.realpath(root)) for root in config.paths.allowed_write_roots)
+        return cls(roots, max_timeout, min(config.commands.max_output_bytes, MAX_STDOUT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTool:
+    """A checked definition. ``arguments`` are the elements of ``args``; ``origin`` is the file it stands in."""
+
+    name: str
+    description: str
+    input_schema: JsonObject
+    permission: Permission
+    tags: frozenset[str]
+    is_shell: bool
+    command: str
+    arguments: tuple[Argument, ...]
+    working_dir: Path | None
+    env_allowlist: tuple[str, ...]
+    timeout: timedelta | None
+    stdout_limit_bytes: int
+    stderr_limit_bytes: int
+    origin: str
+
+
+def read_tool(document: Json, origin: str, bounds: Bounds) -> CommandTool | list[Problem]:
+    """Return the definition that a file's JSON value makes, or everything that is wrong with it."""
+    if not isinstance(document, Mapping):
+        return [("$", "is not an object", "write one tool definition a file")]
+    try:
+        file = ToolFile.model_validate(document)
+    except ValidationError as error:
+        return [_problem_of(item["loc"], item["msg"], item["type"]) for item in error.errors()]
+    problems = [
+        *_naming_problems(file),
+        *_schema_problems(file),
+        *_command_problems(file),
+        *_place_problems(file, bounds),
+    ]
+    return problems or _made(file, origin, bounds)
+
+
+def _made(file: ToolFile, origin: str, bounds: Bounds) -> CommandTool:
+    return CommandTool(
+        name=file.name,
+        description=file.description,
+        input_schema=file.input_schema,
+        permission=Permission(file.permission),
+        tags=frozenset({*file.tags, "declarative", file.permission}),
+        is_shell=file.command_type == "shell",
+        command=file.command,
+        arguments=tuple(map(Argument.parse, file.args)),
+        working_dir=None if file.working_dir is None else Path(file.working_dir),
+        env_allowlist=file.env_allowlist,
+        timeout=None if file.timeout_ms is None else timedelta(milliseconds=file.timeout_ms),
+        stdout_limit_bytes=file.stdout_limit_bytes or bounds.max_stdout_bytes,
+        stderr_limit_bytes=file.stderr_limit_bytes or min(DEFAULT_STDERR_BYTES, bounds.max_stderr_bytes),
+        origin=origin,
+    )
+
+
+def _problem_of(loc: tuple[int | str, ...], message: str, kind: str) -> Problem:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".") or "$"
+    if kind == "extra_forbidden":
+        return place[:100], "is not a field of a tool definition", f"it has {', '.join(ToolFile.model_fields)}"
+    if kind == "missing":
+        return place, "is missing", "add it"
+    return place, f"is wrong: {message}", "mend it"
+
+
+def _naming_problems(file: ToolFile) -> Iterator[Problem]:
+    try:
+        check_name(file.name)
+    except InvalidToolError as error:
+        yield "name", f"{file.name[:100]!r} {error.problem}", "rename the tool"
+    namespace = file.name.partition(".")[0]
+    if namespace in RESERVED:
+        yield "name", f"the namespace {namespace!r} is Soong's own", "choose another, such as 'team.lint'"
+    if not file.description.strip():
+        yield "description", "is blank; a model chooses a tool by it", "say what the tool does"
+    other = "readonly" if file.permission == "write" else "write"
+    for position, tag in enumerate(file.tags):
+        place = f"tags[{position}]"
+        if not _TAG.fullmatch(tag):
+            yield place, f"{tag[:100]!r} is not a tag", "write a-z, 0-9, '_' and '-', beginning with a letter"
+        elif tag in OWN_TAGS:
+            yield place, f"{tag!r} is a tag of Soong's own tools", "choose another"
+        elif tag == other:
+            yield place, f"{tag!r} contradicts permission {file.permission!r}", "remove one of the two"
+
+
+def _schema_problems(file: ToolFile) -> Iterator[Problem]:
+    for offence in schema_offences(file.input_schema):
+        yield "input_schema", str(offence), "keep to the supported subset of JSON Schema"
+    if file.input_schema.get("type") != "object":
+        yield "input_schema", "$: its type is not 'object'; a tool takes named arguments", 'add "type": "object"'
+
+
+def _command_problems(file: ToolFile) -> Iterator[Problem]:
+    if OPENING in file.command:
+        yield "command", "holds a field; fields stand in args only", "move it into args"
+    arguments: list[Argument] = []
+    for position, text in enumerate(file.args):
+        try:
+            arguments.append(Argument.parse(text))
+        except ValueError as error:
+            yield f"args[{position}]", str(error), "name a field of input_schema"
+            arguments.append(Argument(("",), ()))
+        if "\0" in text:
+            yield f"args[{position}]", "holds a NUL character", "remove it"
+    for position, problem in field_problems(arguments, file.input_schema):
+        yield f"args[{position}]", problem, "let it name a scalar field of input_schema"
+    yield from _shell_problems(file, arguments) if file.command_type == "shell" else _exec_problems(file)
+
+
+def _shell_problems(file: ToolFile, arguments: list[Argument]) -> Iterator[Problem]:
+    if file.permission != "write" and "dangerous" not in file.tags:
+        problem = "'shell' needs permission 'write' or the tag 'dangerous'"
+        yield "command_type", problem, "set one of them, or use 'exec'"
+    if "\0" in file.command:
+        yield "command", "holds a NUL character", "remove it"
+    if OPENING not in file.command:
+        for position, problem in shell_problems([Argument((file.command,), ()), *arguments]):
+            yield f"args[{position - 1}]" if position else "command", problem, "write the line so that it is one word"
+
+
+def _exec_problems(file: ToolFile) -> Iterator[Problem]:
+    if "\0" in file.command or ("/" in file.command and not file.command.startswith("/")):
+        problem = f"{file.command[:100]!r} is neither the name of a program nor an absolute path"
+        yield "command", problem, "write 'python3' or '/usr/bin/python3'; arguments stand in args"
+    elif _SHELLS.fullmatch(file.command.rpartition("/")[2]) and any(map(_COMMAND_STRING.fullmatch, file.args)):
+        yield "args", "hand a command string to a shell", "set command_type to 'shell' and write the line itself"
+
+
+def _place_problems(file: ToolFile, bounds: Bounds) -> Iterator[Problem]:
+    if file.working_dir is not None:
+        yield from _working_dir_problems(file.working_dir, bounds)
+    for position, name in enumerate(file.env_allowlist):
+        if not _VARIABLE.fullmatch(name):
+            yield f"env_allowlist[{position}]", f"{name[:100]!r} is not the name of a variable", "write its name only"
+        elif name.upper().startswith(_OWN_VARIABLES):
+            yield f"env_allowlist[{position}]", f"{name!r} belongs to Soong itself", "remove it"
+    longest = bounds.max_timeout // timedelta(milliseconds=1)
+    for field, value, most in (
+        ("timeout_ms", file.timeout_ms, longest),
+        ("stdout_limit_bytes", file.stdout_limit_bytes, bounds.max_stdout_bytes),
+        ("stderr_limit_bytes", file.stderr_limit_bytes, bounds.max_stderr_bytes),
+    ):
+        if value is not None and value > most:
+            yield field, f"is {value}, above the maximum {most}", "lower it"
+
+
+def _working_dir_problems(working_dir: str, bounds: Bounds) -> Iterator[Problem]:
+    remedy = (
+        "name an absolute folder inside paths.allowed_write_roots of config.toml, or leave it out for the run's own"
+    )
+    if OPENING in working_dir:
+        yield "working_dir", "holds a field; fields stand in args only", remedy
+    elif "\0" in working_dir or not working_dir.startswith("/"):
+        yield "working_dir", f"{working_dir[:100]!r} is not absolute; nothing in it is expanded", remedy
+    elif not is_inside(working_dir, bounds.roots):
+        yield "working_dir", f"{working_dir[:100]!r} lies outside the allowed roots", remedy
+
+
+def is_inside(folder: str | Path, roots: tuple[Path, ...]) -> bool:
+    """Say whether a folder leads into one of the resolved roots as things are now."""
+    resolved = Path(os.path.realpath(folder))
+    return any(is_below(resolved, root) for root in roots)

@@ -1,0 +1,131 @@
+"""Which program a call starts, where and with which words: computed for permission and again for the call itself.
+
+Both times from the definition and the validated input alone, so that what was shown is what runs or nothing does.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shared.config import Config
+from shared.jsontext import JsonObject, digest
+from shared.sandbox.paths import is_below, valid_text, write_roots
+from shared.sandbox.programs import child_environment, find_program, program_identity
+from shared.tools.definition import Target, ToolContext, Workplace
+from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.declarative.definition import Bounds, CommandTool, is_inside
+from shared.toolsets.declarative.template import Argument, render_arguments, render_shell
+
+SHELL: Final = "/bin/sh"
+
+_READS_PROGRAMS: Final = re.compile(
+    # Programs that do whatever an argument, or a file of the project, tells them.
+    r"(?:ba|da|z|k|mk|a|fi|c|tc|r)?sh|busybox|toybox|pwsh|osascript"
+    r"|(?:python|pypy|perl|ruby|node|nodejs|php|lua|luajit|tclsh|guile|julia)[0-9.]*|deno|bun|Rscript|java|ghci|iex"
+    r"|[gmn]?awk|g?sed|g?find|g?xargs|parallel|vim?|nvim|emacs|ed|tar|rsync|ssh"
+    r"|env|sudo|doas|su|nice|nohup|timeout|time|setsid|stdbuf|strace|chroot|unshare|bwrap|watch"
+    r"|git|hg|svn|g?make|cmake|ninja|meson|scons|bazel|ant|mvn|gradle|gradlew|sbt|rake|just|task|tox|nox"
+    r"|npm|npx|yarn|pnpm|corepack|pip[0-9.]*|pipx|uv|uvx|poetry|hatch|pdm|conda|cargo|rustc|go|gcc|g\+\+|clang|cc|ld"
+    r"|docker|podman|kubectl|terraform|ansible(?:-playbook)?|gdb|lldb"
+)
+
+
+def reads_programs(program: Path) -> bool:
+    """Say whether a program is a shell, an interpreter, a build tool or the like, by its name or what it links to."""
+    names = {program.name, Path(os.path.realpath(program)).name}
+    return any(_READS_PROGRAMS.fullmatch(name) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One call as the operating system will see it. ``line`` is how a person reads it."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    environment: Mapping[str, str]
+    line: str
+    is_own_to_run: bool
+    """The program lies where the run itself may write."""
+
+    @property
+    def program(self) -> Path:
+        return Path(self.argv[0])
+
+
+def invocation(
+    tool: CommandTool, bounds: Bounds, config: Config, place: Workplace, call_input: JsonObject
+) -> Invocation:
+    """Return what a validated call starts.
+
+    Raises:
+        ToolError: ``invalid_input``, a value cannot be an argument; ``path_outside_roots``, the working_dir leads away.
+        PathRefusedError: there is no such program.
+    """
+    commands = config.commands
+    environment = child_environment(commands.env, commands.secret_env, declared=tool.env_allowlist)
+    cwd = _cwd(tool, bounds, place)
+    own = (place.project, *write_roots(place))
+    program = find_program(SHELL if tool.is_shell else tool.command, environment, cwd=cwd, untrusted=own)
+    if tool.is_shell:
+        shell = render_shell((Argument((tool.command,), ()), *tool.arguments), call_input)
+        # The name stands where the shell expects its own; it is what its error messages begin with.
+        argv = (str(program), "-c", shell.text, tool.name, *shell.values)
+        line = shell.shown
+    else:
+        argv = (str(program), *render_arguments(tool.arguments, call_input))
+        line = shlex.join(argv)
+    target = Path(os.path.realpath(program))
+    is_own = any(is_below(each, root) for each in (program, target) for root in own)
+    return Invocation(argv, cwd, environment, line, is_own)
+
+
+def target_of(tool: CommandTool, made: Invocation, call_input: JsonObject) -> Target:
+    """Return what permission is asked for and remembered by (PER-04, PER-08).
+
+    A grant for a plain program holds for the program in its folder: what it can be made to do was fixed by the user who
+    wrote the definition. Where an argument can be a program, and for dangerous tools, it holds for the very same input.
+    """
+    is_exact = tool.is_shell or "dangerous" in tool.tags or reads_programs(made.program)
+    place = f"{made.cwd}: "
+    scope = f"{place}{made.line} < {digest(call_input)}" if is_exact else f"{place}{made.program}"
+    return Target(
+        kind="command",
+        scope=valid_text(scope),
+        shown=valid_text(made.line),
+        precondition=program_identity(made.program),
+        preview=_preview(tool, made),
+    )
+
+
+def hold_to_permission(context: ToolContext, now: Target) -> None:
+    """Refuse to start anything else than what was shown.
+
+    Raises:
+        ToolError: ``path_conflict``, the program has been replaced or another is found.
+    """
+    then = context.target
+    if then.kind == "command" and (then.shown, then.scope, context.precondition) != (
+        now.shown,
+        now.scope,
+        now.precondition,
+    ):
+        raise ToolError(ErrorType.PATH_CONFLICT, "the program is not the one that was permitted any more; call again")
+
+
+def _cwd(tool: CommandTool, bounds: Bounds, place: Workplace) -> Path:
+    if tool.working_dir is None:
+        return place.cwd
+    if not is_inside(tool.working_dir, bounds.roots):
+        problem = f"the working_dir {str(tool.working_dir)!r} of {tool.name!r} leads outside the allowed roots now"
+        raise ToolError(ErrorType.PATH_OUTSIDE_ROOTS, problem, hint="its definition must be mended by the user")
+    return Path(os.path.realpath(tool.working_dir))
+
+
+def _preview(tool: CommandTool, made: Invocation) -> str:
+    kind = "shell line" if tool.is_shell else "program"
+    names = ", ".join(sorted(made.environment))
+    return f"{kind} declared in {tool.origin}\nruns in {made.cwd}\ngets {names}, and the arguments as JSON on stdin"

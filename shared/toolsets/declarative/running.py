@@ -1,0 +1,140 @@
+"""One call of a command tool as a child process: input in, output read, log kept, every bound held (CMD-03, CMD-05)."""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Final
+
+from shared.jsontext import Json, JsonObject, dump
+from shared.sandbox.command import Command, CommandRunner, Finished
+from shared.sandbox.descriptors import opened_directory
+from shared.sandbox.threads import run_blocking
+from shared.tools.definition import Progress, ToolContext
+from shared.tools.result import ErrorType, ToolError, ToolResult
+from shared.toolsets.declarative.definition import Bounds, CommandTool
+from shared.toolsets.declarative.invocation import Invocation
+from shared.toolsets.declarative.plaintext import last_lines
+from shared.toolsets.declarative.protocol import read_result
+
+PROGRESS_S: Final = 1.5
+"""Between two signs of life; people are promised one every 2 s (EXE-09)."""
+MAX_LOG_CHARS: Final = 4_000
+MAX_SUMMARY_CHARS: Final = 1_500
+
+
+async def run_tool(
+    tool: CommandTool,
+    made: Invocation,
+    context: ToolContext,
+    call_input: JsonObject,
+    runner: CommandRunner,
+    bounds: Bounds,
+) -> ToolResult:
+    """Run a call to its result.
+
+    Raises:
+        ToolError: the program failed, said what is no result, or met one of its bounds.
+        PathRefusedError: the working directory is gone.
+    """
+    stderr = bytearray()
+
+    def heard(stream: str, piece: bytes) -> None:
+        if stream == "stderr":
+            stderr.extend(piece[: tool.stderr_limit_bytes - len(stderr)])
+
+    with opened_directory(made.cwd) as cwd:
+        command = Command(
+            argv=made.argv,
+            cwd=cwd,
+            cwd_path=made.cwd,
+            env=made.environment,
+            timeout=tool.timeout or bounds.max_timeout,
+            max_stdout_bytes=tool.stdout_limit_bytes,
+            stdin=dump(call_input).encode("utf-8"),
+            max_stderr_bytes=tool.stderr_limit_bytes,
+            heard=heard,
+        )
+        try:
+            finished = await _accompanied(runner.run(command), context.progress)
+        except asyncio.CancelledError:
+            await _last_words(tool, bytes(stderr), context.progress)
+            raise
+        except (OSError, ValueError) as error:
+            raise _not_started(made, error) from error
+    return await _result(tool, context, finished)
+
+
+async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progress) -> Finished:
+    """Await a child and give a sign of life meanwhile. Left only when the child has ended, whoever interrupts."""
+    task = asyncio.ensure_future(running)
+    started_s = time.monotonic()
+    try:
+        while not (await asyncio.wait({task}, timeout=PROGRESS_S))[0]:
+            await progress.report(f"running for {time.monotonic() - started_s:.0f} s")
+        return task.result()
+    finally:
+        task.cancel()
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+
+
+async def _last_words(tool: CommandTool, stderr: bytes, progress: Progress) -> None:
+    """Leave the log of an interrupted call where partial output is kept."""
+    words = last_lines(stderr, MAX_SUMMARY_CHARS, is_cut=len(stderr) >= tool.stderr_limit_bytes)
+    if words:
+        await progress.report(f"its log ends:\n{words}")
+
+
+async def _result(tool: CommandTool, context: ToolContext, finished: Finished) -> ToolResult:
+    is_cut = max(finished.stderr_bytes, len(finished.stderr)) >= tool.stderr_limit_bytes
+    _refuse_failed(tool, finished, last_lines(finished.stderr, MAX_SUMMARY_CHARS, is_cut=is_cut))
+    result = await run_blocking(
+        lambda _stop: read_result(context.tool_call_id, finished.stdout, tool.stdout_limit_bytes)
+    )
+    log = last_lines(finished.stderr, MAX_LOG_CHARS, is_cut=is_cut)
+    if not log:
+        return result
+    facts: dict[str, Json] = {"stderr": log, "stderr_bytes": max(finished.stderr_bytes, len(finished.stderr))}
+    return replace(result, metadata={**result.metadata, **facts})
+
+
+def _refuse_failed(tool: CommandTool, finished: Finished, log: str) -> None:
+    """Raise for a child that did not end well; its log says why."""
+    details: dict[str, Json] = {"stderr": log} if log else {}
+    words = f"\nstderr:\n{log}" if log else ""
+    if finished.ended == "output_limit":
+        limit = tool.stdout_limit_bytes
+        hint = "ask for less at once, or let the user raise stdout_limit_bytes of the tool"
+        details |= {"stdout_limit_bytes": limit}
+        problem = f"the tool printed more than {limit} bytes and was ended{words}"
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint=hint, details=details)
+    if finished.ended == "timeout":
+        raise ToolError(ErrorType.TIMEOUT, f"no result in time{words}", details=details)
+    if finished.code != 0:
+        details |= {"exit_code": finished.code}
+        raise ToolError(ErrorType.EXECUTION_FAILED, f"{_ending(finished.code)}{words}", details=details)
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"exit code {code}"
+    try:
+        return f"ended by signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+def _not_started(made: Invocation, error: OSError | ValueError) -> Exception:
+    """Return what to raise when there was no child at all."""
+    if isinstance(error, OSError) and error.errno == errno.E2BIG:
+        return ToolError(ErrorType.INVALID_INPUT, "the arguments together are longer than a command line can be")
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        return error
+    words = error.strerror if isinstance(error, OSError) else str(error)
+    hint = "a script needs a first line such as #!/usr/bin/env python3 that names an interpreter which is there"
+    return ToolError(ErrorType.EXECUTION_FAILED, f"{made.argv[0]!r} cannot be started: {words}", hint=hint)

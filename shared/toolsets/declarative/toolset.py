@@ -1,0 +1,72 @@
+"""The declarative tools of a home as one source (REG-07, CMD-02)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shared.config import Config
+from shared.errors import InvalidConfigError
+from shared.jsontext import JsonObject
+from shared.sandbox.command import CommandRunner
+from shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
+from shared.toolsets.declarative.definition import Bounds, CommandTool
+from shared.toolsets.declarative.folder import read_tool_files
+from shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
+from shared.toolsets.declarative.running import run_tool
+
+
+@dataclass(frozen=True, slots=True)
+class DeclarativeTools:
+    """A :class:`shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
+
+    Starting without it would leave a run without a tool that its user counts on, and nobody would be told.
+    """
+
+    home: Path
+    runner: CommandRunner
+    config: Config = field(default_factory=Config)
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Read the files.
+
+        Raises:
+            InvalidConfigError: names every broken file, the field and what to do.
+        """
+        bounds = Bounds.of(self.config)
+        files = read_tool_files(self.home, bounds)
+        if files.offences:
+            raise InvalidConfigError("\n".join(map(str, files.offences)))
+        return tuple(command_tool(tool, bounds, self.config, self.runner) for tool in files.tools)
+
+
+def command_tool(tool: CommandTool, bounds: Bounds, config: Config, runner: CommandRunner) -> ToolDefinition:
+    """Return the registered form of one definition."""
+
+    def made(context: ToolContext, call_input: JsonObject) -> Invocation:
+        return invocation(tool, bounds, config, context.workplace, call_input)
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return target_of(tool, made(context, call_input), call_input)
+
+    def check_permissions(context: ToolContext, call_input: JsonObject) -> Literal["ask"] | None:
+        # What a run can write and then run by a tool that never asks would be code without consent.
+        return "ask" if made(context, call_input).is_own_to_run else None
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        now = made(context, call_input)
+        hold_to_permission(context, target_of(tool, now, call_input))
+        return await run_tool(tool, now, context, call_input, runner, bounds)
+
+    return ToolDefinition(
+        name=tool.name,
+        description=tool.description,
+        input_schema=tool.input_schema,
+        handler=handle,
+        permission=tool.permission,
+        tags=tool.tags,
+        timeout=tool.timeout,
+        is_enabled=lambda: config.tools.shell or not tool.is_shell,
+        target=target,
+        check_permissions=check_permissions,
+        metadata={"origin": tool.origin, "command_type": "shell" if tool.is_shell else "exec"},
+    )

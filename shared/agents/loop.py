@@ -16,6 +16,8 @@ from pydantic_ai.models import Model
 from shared.agents.conversation import Conversation
 from shared.agents.messages import VERSION, arguments_of, opening_nodes
 from shared.agents.ports import AgentEnd, AgentTask, Transcript
+from shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
+from shared.agents.stopping import UntilStopped, stop_of
 from shared.agents.turn import (
     FINAL_TOOL,
     Answer,
@@ -77,14 +79,22 @@ class _Loop:
     denials: list[JsonObject] = field(default_factory=list)
     unknown: list[JsonObject] = field(default_factory=list)
     reasks: int = 0
+    stop: str = ""
+    """Why a hook stopped the run; empty while none has, also before this process took it up."""
 
     async def run(self, transcript: Transcript) -> AgentEnd:
-        names = NameTable(tool.name for tool in self.task.tools)
-        parameters = parameters_of(self.task.tools, names, self.task.output_schema)
+        try:
+            names = names_for(self.model, self.task.tools)
+            parameters = parameters_of(self.task.tools, names, self.task.output_schema)
+            check_offer(self.model, parameters, names)
+        except SchemaUnsupportedError as error:
+            return self._failed(EndReason.SCHEMA_UNSUPPORTED, str(error))
         await self._begin(transcript, names)
         while True:
             response = self.talk.answer
             if response is None:
+                if self.stop:
+                    return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
                 if self.talk.turns >= self.task.limits.max_turns:
                     return self._failed(EndReason.MAX_TURNS, f"the run had {self.task.limits.max_turns} model turns")
                 try:
@@ -184,7 +194,7 @@ class _Loop:
             results = await self._run_calls(answer.calls, names)
             results += [self._refuse_final(part, answer.problem) for part in answer.finals]
             self.talk.add_results(results)
-            return self._stopped_by_hook(results)
+            return None
         if not answer.problem:
             return self._completed(answer.output)
         self.reasks += 1
@@ -201,7 +211,8 @@ class _Loop:
         calls = [_call(part, names) for part in parts if part.tool_call_id not in done]
         # From here on things happen outside: what led to them is written first.
         await self.talk.flush()
-        results = await run_turn(calls, self.executor, note=self.log.note) if calls else []
+        executor = UntilStopped(self.executor, self.stop)
+        results = await run_turn(calls, executor, note=self.log.note) if calls else []
         for call, result in zip(calls, results, strict=True):
             self._account(result, call.tool)
         return list(results)
@@ -213,6 +224,7 @@ class _Loop:
     def _account(self, result: ToolResult, tool: str) -> None:
         if result.error is None:
             return
+        self.stop = self.stop or stop_of(result)
         entry: dict[str, Json] = {
             "tool_call_id": result.tool_call_id,
             "tool": tool,
@@ -225,10 +237,6 @@ class _Loop:
             self.unknown.append(entry)
 
     # -- ends
-    def _stopped_by_hook(self, results: Sequence[ToolResult]) -> AgentEnd | None:
-        stops = [one.error for one in results if one.error is not None and one.error.details.get("stop_run")]
-        return self._failed(EndReason.STOPPED_BY_HOOK, stops[0].message) if stops else None
-
     def _completed(self, output: Json) -> AgentEnd:
         outcome = Outcome.PARTIAL if self.denials or self.unknown else Outcome.CLEAN
         return self._end(EndReason.COMPLETED, output, outcome, None)

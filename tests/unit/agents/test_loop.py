@@ -62,7 +62,7 @@ async def _shout(_context: ToolContext, call_input: JsonObject) -> Json:
 
 
 async def _break(_context: ToolContext, _call_input: JsonObject) -> Json:
-    raise ToolError(ErrorType.EXECUTION_FAILED, "it broke", details={"stop_run": True})
+    raise ToolError(ErrorType.EXECUTION_FAILED, "it broke", details={"stop_run": True})  # only a hook can stop
 
 
 TEXT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -290,10 +290,10 @@ async def test_a_provider_that_does_not_recover_fails_the_run_clearly(
     assert str(status) in end.error.message
 
 
-async def test_a_hook_that_stops_the_run_ends_it() -> None:
-    end, _ = await run(Talker(calls(("test__break", {}, "c1"))))
+async def test_a_tool_that_asks_for_it_does_not_stop_the_run() -> None:
+    end, _ = await run(Talker(calls(("test__break", {}, "c1")), says("done")))
 
-    assert end.end_reason is EndReason.STOPPED_BY_HOOK
+    assert end.end_reason is EndReason.COMPLETED
 
 
 async def test_the_prompt_ends_with_inputs_and_places_as_one_json_text() -> None:

@@ -69,6 +69,8 @@ class Run:
     started_us: int | None
     ended_us: int | None
     token: str = field(default="", repr=False)
+    is_tainted: bool = False
+    """It has itself read what strangers wrote; what it inherits is asked of the store (PER-21)."""
 
     @property
     def id(self) -> str:

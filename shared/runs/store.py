@@ -92,10 +92,21 @@ class RunStore(Protocol):
         nodes: Sequence[NewNode],
         events: Sequence[NewEvent],
         now_us: int,
+        taints: bool = False,
     ) -> None:
         """End the ledger row if there is one, and append the result node and events, in one transaction.
 
+        ``taints``: the call has read what strangers wrote. The run is marked, and nothing takes that back (PER-21).
+
         Raises: LeaseLostError.
+        """
+        ...
+
+    async def is_tainted(self, run_id: str) -> bool:
+        """Say whether the run has read untrusted content: itself, through the steps whose results it was given, and
+        so on, or through the runs that it started (PER-21). A step that is a function counts as having read some.
+
+        Raises: NotFoundError.
         """
         ...
 

@@ -79,6 +79,24 @@ async def test_a_newer_schema_is_not_migrated_either(url: str) -> None:
         await open_store(url, migrate=True)
 
 
+@pytest.mark.spec("OPS-07", "PER-21")
+async def test_a_database_of_the_first_version_keeps_its_rows_and_gets_the_new_columns(url: str) -> None:
+    _make_first_version(url)
+    with connected(url) as connection, connection.begin():
+        connection.exec_driver_sql(
+            "INSERT INTO runs (id, session_id, role, status) VALUES ('run_old', 's', 'worker', 'queued')"
+        )
+
+    store = await open_store(url, migrate=True)
+    run = await store.run("run_old")
+    await store.close()
+
+    assert not run.is_tainted
+    with connected(url) as connection:
+        assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+        assert "metadata" in {column["name"] for column in inspect(connection).get_columns("answers")}
+
+
 async def test_processes_that_start_together_migrate_once(url: str) -> None:
     codes = await asyncio.to_thread(_prepare_in_processes, url, 3)
 
@@ -112,6 +130,18 @@ def _prepare_in_processes(url: str, number: int) -> list[int]:
     script = f"{names}; prepare(parse_url({url!r}), migrate=True)"
     started = [subprocess.Popen([sys.executable, "-P", "-c", script]) for _ in range(number)]
     return [process.wait(60) for process in started]
+
+
+def _make_first_version(url: str) -> None:
+    from alembic import command
+
+    if url.startswith("sqlite:///"):
+        Path(url.removeprefix("sqlite:///")).touch()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with connected(url) as connection, connection.begin():
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
 
 
 def _set_version(url: str, version: str) -> None:

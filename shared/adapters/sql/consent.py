@@ -13,6 +13,7 @@ from shared.adapters.sql.rows import (
     decision_body,
     decision_of,
     identity_of,
+    pack,
     plain,
     request_body,
     request_of,
@@ -49,8 +50,8 @@ STANDING: Final = Statement(
 ANSWER: Final = Statement(
     "answer: the first one wins; no row means that another stands",
     """
-    INSERT INTO answers (request_id, choice, principal, channel, input_digest, answered_us, reason)
-    VALUES (:request_id, :choice, :principal, :channel, :input_digest, :answered_us, :reason)
+    INSERT INTO answers (request_id, choice, principal, channel, input_digest, answered_us, reason, metadata)
+    VALUES (:request_id, :choice, :principal, :channel, :input_digest, :answered_us, :reason, :metadata)
     ON CONFLICT DO NOTHING RETURNING request_id
     """,
 )
@@ -229,6 +230,7 @@ def _answer(tx: Transaction, answer: Answer) -> None:
         input_digest=answer.input_digest,
         answered_us=answer.answered_us,
         reason=plain(answer.reason),
+        metadata=pack(answer.metadata),
     )
     if not written:
         raise AlreadyDecidedError(answer.request_id, "answered")

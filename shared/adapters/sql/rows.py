@@ -206,6 +206,7 @@ def run_of(row: Any) -> Run:
         started_us=row.started_us,
         ended_us=row.ended_us,
         token=row.token,
+        is_tainted=bool(row.is_tainted),
     )
 
 
@@ -255,6 +256,7 @@ def answer_of(row: Any) -> Answer:
         input_digest=row.input_digest,
         answered_us=row.answered_us,
         reason=row.reason,
+        metadata=unpack(row.metadata),
     )
 
 

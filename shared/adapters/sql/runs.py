@@ -10,6 +10,7 @@ from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.rows import call_of, event_of, node_of, pack, run_of
 from shared.adapters.sql.statements import Statement, packed_rows
 from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces
+from shared.adapters.sql.taint import is_tainted
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
 from shared.jsontext import Json
@@ -20,7 +21,8 @@ from shared.runs.store import Appended, CallRow, CallStatus
 APPEND: Final = Statement(
     "append: count a held run's logs on; no row means that the lease is lost",
     """
-    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
+    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes,
+                    is_tainted = CASE WHEN :taints = 1 THEN 1 ELSE is_tainted END
     WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
     """,
 )
@@ -31,7 +33,8 @@ APPEND_ALL: Final = Statement(
     WITH counted AS (
         UPDATE runs SET
             last_seq = last_seq + json_array_length(:events ::json),
-            last_node = last_node + json_array_length(:nodes ::json)
+            last_node = last_node + json_array_length(:nodes ::json),
+            is_tainted = CASE WHEN :taints = 1 THEN 1 ELSE is_tainted END
         WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
@@ -131,13 +134,17 @@ class SqlRuns:
         nodes: Sequence[NewNode],
         events: Sequence[NewEvent],
         now_us: int,
+        taints: bool = False,
     ) -> None:
         def write(tx: Transaction) -> None:
-            append_held(tx, run_id, fence, nodes, events, now_us)
+            append_held(tx, run_id, fence, nodes, events, now_us, taints=taints)
             text = None if result is None else pack(result)
             tx.rows(END_CALL, run_id=run_id, tool_call_id=tool_call_id, result=text)
 
         await self._database.write(write)
+
+    async def is_tainted(self, run_id: str) -> bool:
+        return await self._database.read(lambda tx: is_tainted(tx, run_id))
 
     async def calls(self, run_id: str) -> Sequence[CallRow]:
         wanted = select(calls).where(calls.c.run_id == run_id).order_by(calls.c.position)
@@ -145,17 +152,25 @@ class SqlRuns:
 
 
 def append_held(
-    tx: Transaction, run_id: str, fence: int, nodes: Sequence[NewNode], events: Sequence[NewEvent], now_us: int
+    tx: Transaction,
+    run_id: str,
+    fence: int,
+    nodes: Sequence[NewNode],
+    events: Sequence[NewEvent],
+    now_us: int,
+    *,
+    taints: bool = False,
 ) -> Appended:
     """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
+    counts = {"run_id": run_id, "fence": fence, "taints": int(taints)}
     journal = Journal(now_us)
     journal.add(run_id, nodes=nodes, events=events)
     if tx.is_postgres:
         *_, told_events, told_nodes = journal.end_of(run_id)
         told = {"events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
-        counted = tx.rows(APPEND_ALL, run_id=run_id, fence=fence, now_us=now_us, **told)
+        counted = tx.rows(APPEND_ALL, now_us=now_us, **counts, **told)
     else:
-        counted = tx.rows(APPEND, run_id=run_id, fence=fence, events=len(events), nodes=len(nodes))
+        counted = tx.rows(APPEND, **counts, events=len(events), nodes=len(nodes))
     if not counted:
         raise LeaseLostError(run_id, fence)
     if not tx.is_postgres:

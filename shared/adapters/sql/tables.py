@@ -293,6 +293,8 @@ runs = Table(
     _text("worker_id"),
     _number("last_seq"),
     _number("last_node"),
+    # Set once, with the end of the first call that read what strangers wrote; never taken back (PER-21).
+    _number("is_tainted"),
     _text("usage", "{}"),
     Column("end_reason", Text),
     _number("created_us"),
@@ -401,6 +403,7 @@ answers = Table(
     _text("input_digest"),
     _number("answered_us"),
     _text("reason"),
+    _text("metadata", "{}"),
     _one_of("choice", Choice),
 )
 

@@ -9,6 +9,7 @@ from shared.jsontext import Json
 from shared.runs.events import Event, NewEvent, NewNode, Node
 from shared.runs.record import Run
 from shared.runs.store import Appended, CallRow, CallStatus
+from shared.tasks.step import Step, StepKind
 from shared.testing.memory.logs import held_run, write_events, write_nodes
 from shared.testing.memory.rows import Rows, transaction
 
@@ -71,13 +72,39 @@ class MemoryRuns:
         nodes: Sequence[NewNode],
         events: Sequence[NewEvent],
         now_us: int,
+        taints: bool = False,
     ) -> None:
-        held_run(self.rows, run_id, fence)
+        run = held_run(self.rows, run_id, fence)
+        self.rows.runs[run_id] = replace(run, is_tainted=run.is_tainted or taints)
         call = self.rows.calls.get((run_id, tool_call_id))
         if call is not None:
             self.rows.calls[run_id, tool_call_id] = replace(call, status=CallStatus.ENDED, result=result)
         write_nodes(self.rows, run_id, nodes, now_us)
         write_events(self.rows, run_id, events, now_us)
+
+    @transaction
+    def is_tainted(self, run_id: str) -> bool:
+        run = self.rows.run(run_id)
+        started = [each for each in self.rows.runs.values() if each.identity.parent_run_id == run_id]
+        own = [run, *(() if run.identity.role.is_child else started)]
+        if any(each.is_tainted for each in own):
+            return True
+        sources = [source for each in own if each.identity.step_key for source in self._feeding(each.identity.step_key)]
+        seen: set[str] = set()
+        while sources:
+            step = sources.pop()
+            if step.kind is StepKind.PYTHON or (step.run_id and self.rows.run(step.run_id).is_tainted):
+                return True
+            if step.key not in seen:
+                seen.add(step.key)
+                sources += self._feeding(step.key)
+        return False
+
+    def _feeding(self, step_key: str) -> list[Step]:
+        """Return the steps whose results a step takes in."""
+        step = self.rows.step(step_key)
+        waited = {*step.depends_on, *(self.rows.step(step.map_key).depends_on if step.map_key else ())}
+        return [*map(self.rows.step, sorted(waited)), *self.rows.children_of(step_key)]
 
     @transaction
     def calls(self, run_id: str) -> Sequence[CallRow]:

@@ -1,0 +1,133 @@
+"""A run that has read what strangers wrote stays marked, and so does whatever its result feeds (PER-21)."""
+
+import pytest
+
+from shared.errors import LeaseLostError, NotFoundError
+from shared.runs.events import NewEvent
+from shared.store import Store
+from shared.tasks.step import Claim, NewStep, StepKind
+from shared.testing.builders import make_map, make_step
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene, outdated
+
+
+def agent(step_id: str, *depends_on: str) -> NewStep:
+    return make_step(step_id, depends_on=depends_on, kind=StepKind.AGENT)
+
+
+async def read(scene: Scene, claim: Claim, *, taints: bool = True, call: str = "call_1") -> None:
+    """End a call of a run, one that read untrusted content."""
+    await scene.store.end_call(
+        claim.identity.run_id,
+        claim.fence,
+        call,
+        result=None,
+        nodes=(),
+        events=(NewEvent("tool_completed"),),
+        now_us=scene.now_us,
+        taints=taints,
+    )
+
+
+async def tainted(store: Store, claim: Claim) -> bool:
+    return await store.is_tainted(claim.identity.run_id)
+
+
+@pytest.mark.spec("PER-21")
+async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_and_never_cleared(
+    scene: Scene, other_store: Store
+) -> None:
+    claim = await scene.start(agent("a"))
+    await read(scene, claim, taints=False)
+    before = await tainted(scene.store, claim)
+
+    await read(scene, claim, call="call_2")
+    await read(scene, claim, taints=False, call="call_3")
+
+    assert not before
+    assert await tainted(other_store, claim)
+    assert (await other_store.run(claim.identity.run_id)).is_tainted
+
+
+@pytest.mark.spec("PER-21")
+async def test_a_lost_lease_taints_nothing(scene: Scene) -> None:
+    claim = await scene.start(agent("a"))
+
+    with pytest.raises(LeaseLostError):
+        await read(scene, outdated(claim))
+
+    assert not await tainted(scene.store, claim)
+
+
+@pytest.mark.spec("PER-21")
+async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(scene: Scene, open_another: OpenStore) -> None:
+    await scene.task(agent("a"), agent("b"), agent("after_a", "a"), agent("last", "after_a", "b"), agent("aside", "b"))
+    a, b = await scene.claim(2)
+    await read(scene, a)
+    await scene.complete(a, "what it read")
+    (after_a,) = await scene.claim()
+    await scene.complete(after_a, "in other words")
+    await scene.complete(b, "clean")
+    last, aside = await scene.claim(2)
+
+    other = await open_another()
+    marked = {claim.step_key.rpartition("/")[2]: await tainted(other, claim) for claim in (a, b, after_a, last, aside)}
+
+    assert marked == {"a": True, "b": False, "after_a": True, "last": True, "aside": False}
+
+
+@pytest.mark.spec("PER-21")
+async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: Scene) -> None:
+    task_id = await scene.task(agent("a"), agent("b"))
+    root = (await scene.store.task(task_id)).root_run_id
+    a, b = await scene.claim(2)
+    before = await scene.store.is_tainted(root)
+
+    await read(scene, b)
+
+    assert (before, await scene.store.is_tainted(root)) == (False, True)
+    # A child learns nothing from its parent's other children.
+    assert not await tainted(scene.store, a)
+
+
+@pytest.mark.spec("PER-21")
+async def test_taint_passes_into_the_items_of_a_map_and_out_of_it(scene: Scene) -> None:
+    task_id = await scene.task(agent("a"), make_map("m", depends_on=["a"]), agent("z", "m"))
+    a = await scene.claim_one()
+    await scene.complete(a, ["x", "y"])
+    await scene.expand(f"{task_id}/m", agent("m[x]"), agent("m[y]"))
+    x, y = await scene.claim(2)
+    from_the_list = [await tainted(scene.store, claim) for claim in (x, y)]
+    await read(scene, x)
+    sibling = await tainted(scene.store, y)
+    await scene.complete_all([x, y])
+    z = await scene.claim_one()
+
+    assert from_the_list == [False, False]
+    assert not sibling
+    assert await tainted(scene.store, z)
+
+
+@pytest.mark.spec("PER-21")
+async def test_items_inherit_from_what_their_list_was_made_of(scene: Scene) -> None:
+    task_id = await scene.task(agent("a"), make_map("m", depends_on=["a"]))
+    a = await scene.claim_one()
+    await read(scene, a)
+    await scene.complete(a, ["x"])
+    await scene.expand(f"{task_id}/m", agent("m[x]"))
+
+    assert await tainted(scene.store, await scene.claim_one())
+
+
+@pytest.mark.spec("PER-21")
+async def test_what_a_function_gives_is_not_trusted(scene: Scene) -> None:
+    await scene.task(make_step("fetch", kind=StepKind.PYTHON), agent("a", "fetch"))
+    fetch = await scene.claim_one()
+    await scene.complete(fetch, "a page")
+
+    assert await tainted(scene.store, await scene.claim_one())
+
+
+async def test_the_taint_of_no_run_is_not_asked_for(scene: Scene) -> None:
+    with pytest.raises(NotFoundError):
+        await scene.store.is_tainted("run_none")

@@ -31,6 +31,7 @@ COMMANDS = {
     "resume": Entry("resume", "Go on with a paused, interrupted or failed task."),
     "tasks": Entry("tasks", "List, show, validate, draw and cancel tasks."),
     "runs": Entry("runs", "List, show and follow the runs of agents."),
+    "tools": Entry("tools", "List, show, explain and call tools, without a model."),
     "up": Entry("up", "Start the whole service on this machine and stay."),
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),

@@ -27,17 +27,18 @@ class FolderArtifacts:
     async def get(self, digest: str) -> bytes:
         """Raises: NotFoundError."""
         try:
-            return await asyncio.to_thread(self._path(digest).read_bytes)
+            return await asyncio.to_thread(self.path_of(digest).read_bytes)
         except FileNotFoundError:
             raise NotFoundError("artifact", digest) from None
 
-    def _path(self, digest: str) -> Path:
+    def path_of(self, digest: str) -> Path:
+        """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is no digest."""
         if not _DIGEST.match(digest):
             raise NotFoundError("artifact", digest)
         return self._folder / digest[:2] / digest[2:]
 
     def _write(self, digest: str, data: bytes) -> None:
-        path = self._path(digest)
+        path = self.path_of(digest)
         if path.exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

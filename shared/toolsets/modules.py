@@ -29,7 +29,7 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
     for name in dict.fromkeys(modules):
         own = ToolRegistry(max_timeout=registry.max_timeout)
         try:
-            _offer(_imported(name), own)
+            _offer(import_own(name, SETTING), own)
             for definition in own.definitions():
                 _check_namespace(definition)
                 registry.register(definition, source=f"module {name}")
@@ -37,18 +37,24 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
             raise InvalidConfigError(f"{SETTING} names {name!r}, whose {error}") from error
 
 
-def _imported(name: str) -> ModuleType:
+def import_own(name: str, setting: str) -> ModuleType:
+    """Import a module of the user's that a setting names.
+
+    Raises:
+        InvalidConfigError: names the setting, the module and what is wrong with it.
+        InvalidToolError: a tool in it is wrong.
+    """
     try:
         return importlib.import_module(name)
     except InvalidToolError:
         raise
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise _failed(name, error) from error
+            raise _failed(name, setting, error) from error
         remedy = "install it, or name its folder in PYTHONPATH"
-        raise InvalidConfigError(f"{SETTING} names {name!r}, which is not there; {remedy}") from error
+        raise InvalidConfigError(f"{setting} names {name!r}, which is not there; {remedy}") from error
     except (Exception, SystemExit) as error:  # whatever the module does at import, the message says whose fault it is
-        raise _failed(name, error) from error
+        raise _failed(name, setting, error) from error
 
 
 def _offer(module: ModuleType, registry: ToolRegistry) -> None:
@@ -81,5 +87,5 @@ def _check_namespace(definition: ToolDefinition) -> None:
         raise InvalidToolError(definition.name, problem)
 
 
-def _failed(name: str, error: BaseException) -> InvalidConfigError:
-    return InvalidConfigError(f"{SETTING} names {name!r}, which cannot be imported: {type(error).__name__}: {error}")
+def _failed(name: str, setting: str, error: BaseException) -> InvalidConfigError:
+    return InvalidConfigError(f"{setting} names {name!r}, which cannot be imported: {type(error).__name__}: {error}")

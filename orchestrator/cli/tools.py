@@ -1,0 +1,201 @@
+"""``soong tools``: which tools there are, who gets them and why, and any of them called without a model (EXE-12)."""
+
+import asyncio
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.tool_arguments import read_arguments
+from shared.errors import UsageError
+from shared.identity import Role
+from shared.settings import Settings, load_settings
+from shared.tools.describing import first_sentence
+from shared.tools.surface import RunMode, Surface, compute_surface
+
+if TYPE_CHECKING:
+    from shared.config import Config
+    from shared.tools.definition import ToolDefinition
+    from shared.tools.registry import ToolRegistry
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+SCOPE_STARTS = ("/", "~", "host:", "exact:")
+
+_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_NAME = typer.Argument(..., metavar="NAME", help="The tool's name, or an alias of it.")
+_MODE = typer.Option(None, "--mode", help="What the run is for [its agent's own, else default].")
+
+
+@app.command("list")
+def list_tools(
+    *, role: Role | None = typer.Option(None, "--role", help="Only what this role gets."), is_json: bool = _JSON
+) -> None:
+    """List tools in the order that models see them."""
+    settings = load_settings()
+    config, registry = _registered(settings)
+    tools = registry.definitions()
+    if role is not None:
+        tools = registry.select(_surface(registry, config, role).tools)
+    if is_json:
+        from orchestrator.cli.tool_text import tool_json
+
+        emit([tool_json(tool, registry.source_of(tool.name)) for tool in tools])
+        return
+    rows = [
+        (
+            tool.name,
+            tool.permission.value,
+            ", ".join(sorted(tool.tags - {tool.permission.value})),
+            registry.source_of(tool.name),
+            first_sentence(tool.description),
+        )
+        for tool in tools
+    ]
+    print(table(("tool", "permission", "tags", "source", "what it does"), rows))
+
+
+@app.command()
+def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
+    """Show a tool: what it is for, its arguments, its limits, how its calls may end."""
+    from orchestrator.cli.tool_text import tool_json, tool_text
+
+    settings = load_settings()
+    _, registry = _registered(settings)
+    tool = _find(registry, name)
+    source = registry.source_of(tool.name)
+    if is_json:
+        emit(tool_json(tool, source))
+    else:
+        print(tool_text(tool, source, settings))
+
+
+@app.command()
+def explain(
+    *,
+    role: Role = typer.Option(Role.WORKER, "--role", help="Whose tool set."),
+    agent: str = typer.Option("", "--agent", help="Agent definition [default_worker_agent for a worker]."),
+    mode: RunMode | None = _MODE,
+    allowed: str | None = typer.Option(
+        None, "--allowed-tools", metavar="A,B", help="What a step or dispatch asks for: names or globs."
+    ),
+    is_json: bool = _JSON,
+) -> None:
+    """Say of every tool whether a run would have it, and which rule decided: what a run's row stores."""
+    config, registry = _registered(load_settings())
+    asked = None if allowed is None else tuple(word.strip() for word in allowed.split(",") if word.strip())
+    surface = _surface(registry, config, role, agent=agent, mode=mode, allowed=asked)
+    for pattern in surface.unknown:
+        say(f"no tool is called {pattern!r}; {_suggestion(registry, pattern)}")
+    if is_json:
+        emit(
+            {
+                "role": role.value,
+                "tools": list(surface.tools),
+                "decisions": [
+                    {"tool": each.tool, "is_in": each.is_in, "rule": each.rule} for each in surface.decisions
+                ],
+                "unknown": list(surface.unknown),
+            }
+        )
+        return
+    rows = [(each.tool, "yes" if each.is_in else "no", each.rule) for each in surface.decisions]
+    print(table(("tool", "has it", "because"), rows))
+
+
+@app.command()
+def call(
+    name: str = _NAME,
+    words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Arguments, read by the tool's schema."),
+    *,
+    text: str | None = typer.Option(None, "--args", metavar="JSON|-|@FILE", help="Arguments as a JSON object."),
+    project: Path = typer.Option(Path(), "--project", help="Folder that the tool works in [.]."),
+    role: Role = typer.Option(Role.MAIN, "--role", help="Call it as this role: only what the role gets."),
+    mode: RunMode = typer.Option(RunMode.DEFAULT, "--mode", help="Call it in a run of this mode."),
+    allow: list[str] = typer.Option(
+        [], "--allow", metavar="[TOOL:]SCOPE", help="Allow it for one folder, file or host; may be repeated."
+    ),
+    timeout_ms: int | None = typer.Option(
+        None, "--timeout-ms", min=1, help="Time of the call [SOONG_TOOL_TIMEOUT_MS]."
+    ),
+    is_json: bool = typer.Option(False, "--json", help="Print the result as one JSON document."),
+) -> None:
+    """Call a tool without a model: the same checks, hooks, permission and record as in a run.
+
+    Exit codes: 0 done, 1 the tool failed, 2 wrong use, 3 denied, 130 interrupted.
+    """
+    settings = load_settings()
+    config, registry = _registered(settings)
+    tool = _find(registry, name)
+    arguments = read_arguments(tool.name, tool.input_schema, words or [], text)
+    from orchestrator.cli.tool_call import Calling, terminal_callback  # the pipeline: only a call needs it
+    from orchestrator.direct.bootstrap import DirectRequest
+
+    request = DirectRequest(
+        project=project,
+        role=role,
+        mode=mode,
+        allow=tuple(_rule(tool.name, rule) for rule in allow),
+        callback=terminal_callback(),
+        channel="terminal",
+        timeout=None if timeout_ms is None else timedelta(milliseconds=timeout_ms),
+    )
+    calling = Calling(settings, config, registry, request, tool.name, arguments)
+    raise typer.Exit(asyncio.run(calling.run(is_json=is_json)))
+
+
+def _registered(settings: Settings) -> "tuple[Config, ToolRegistry]":
+    from orchestrator.catalogue import registry_of
+    from shared.config import load_config
+    from shared.toolsets.sources import Surroundings
+
+    config = load_config(settings.home)
+    return config, registry_of(Surroundings.of(settings, config))
+
+
+def _surface(
+    registry: "ToolRegistry",
+    config: "Config",
+    role: Role,
+    *,
+    agent: str = "",
+    mode: RunMode | None = None,
+    allowed: tuple[str, ...] | None = None,
+) -> Surface:
+    """Compute the tool set as it is stored with a run of this role and agent."""
+    from shared.agents.definition import builtin_definitions
+    from shared.permissions.configured import surface_request
+
+    wanted = agent or ("default_worker_agent" if role is Role.WORKER else "")
+    definition = builtin_definitions().get(wanted) if wanted else None
+    request = surface_request(
+        config,
+        role,
+        mode or (definition.mode if definition is not None else RunMode.DEFAULT),
+        default_tools=None if definition is None else definition.suggested_tools,
+        allowed_tools=allowed,
+    )
+    return compute_surface(registry.definitions(), request)
+
+
+def _find(registry: "ToolRegistry", name: str) -> "ToolDefinition":
+    tool = registry.get(name)
+    if tool is None:
+        raise UsageError(f"there is no tool {name!r}; {_suggestion(registry, name)}")
+    return tool
+
+
+def _suggestion(registry: "ToolRegistry", name: str) -> str:
+    names = [known for tool in registry.definitions() for known in (tool.name, *tool.aliases)]
+    last = {known.rpartition(".")[2]: known for known in names}
+    close = [last[word] for word in get_close_matches(name.rpartition(".")[2], list(last), 3)]
+    close = list(dict.fromkeys((*get_close_matches(name, names, 3), *close)))[:3]
+    return f"did you mean {' or '.join(close)}?" if close else "`soong tools list` shows them all"
+
+
+def _rule(tool: str, rule: str) -> str:
+    """Read a rule for this tool: its scope alone will do."""
+    return f"{tool}:{rule}" if rule.startswith(SCOPE_STARTS) else rule

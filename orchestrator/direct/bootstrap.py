@@ -1,0 +1,230 @@
+"""Builds direct sessions out of adapters: ``soong tools call``, and the same for programs. No service, no rows."""
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orchestrator.catalogue import registry_of, run_sources
+from orchestrator.direct.folder import FolderLog
+from orchestrator.direct.gate import DirectGate
+from orchestrator.direct.session import DirectSession
+from orchestrator.submission import existing_folder
+from shared.adapters.artifacts import FolderArtifacts
+from shared.clock import SystemClock
+from shared.config import Config, load_config
+from shared.errors import UsageError
+from shared.identity import Role, RunIdentity
+from shared.ids import new_id
+from shared.jsontext import Json
+from shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from shared.permissions.policy import Policy
+from shared.permissions.request import PermissionCallback
+from shared.permissions.rules import parse_allow
+from shared.runs.status import EndReason
+from shared.sandbox.process import ProcessRunner
+from shared.sandbox.redact import Redactor, redactor
+from shared.sessions.session import AnswerMode, Session
+from shared.settings import Settings, load_settings, secret_values
+from shared.tools.command_hooks import hooks_of
+from shared.tools.definition import Permission, ToolAdapter, Workplace
+from shared.tools.hooks import NO_HOOKS, Hooks
+from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from shared.tools.registry import ToolRegistry
+from shared.tools.result import ToolResult
+from shared.tools.sdk_hooks import registered_hooks
+from shared.tools.surface import RunMode, Surface, compute_surface
+from shared.toolsets.modules import import_own
+from shared.toolsets.sources import Surroundings
+
+DEFINITION = "direct"
+"""What stands for an agent definition in the identity of a run that no agent makes."""
+
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRequest:
+    """What a caller wants of a session. ``timeout`` bounds every handler and is at most the setting's maximum."""
+
+    project: Path = Path()
+    role: Role = Role.MAIN
+    mode: RunMode = RunMode.DEFAULT
+    allowed_tools: tuple[str, ...] | None = None
+    allow: tuple[str, ...] = ()
+    callback: PermissionCallback | None = None
+    channel: str = "sdk"
+    hooks: Hooks = NO_HOOKS
+    timeout: timedelta | None = None
+
+
+@asynccontextmanager
+async def open_direct(
+    settings: Settings, request: DirectRequest, config: Config, registry: ToolRegistry
+) -> AsyncIterator[DirectSession]:
+    """Open a session of direct calls over tools that are registered; nothing is written before the first call.
+
+    Raises:
+        UsageError: the project, a rule, the configuration or a hook is wrong; says what to do.
+    """
+    session = build(settings, config, registry, request)
+    try:
+        yield session
+    except BaseException:
+        await session.end(EndReason.CANCELLED)
+        raise
+    await session.end()
+
+
+@asynccontextmanager
+async def open_tools(
+    *,
+    project: str | Path = ".",
+    role: str = "main",
+    mode: str = "default",
+    allowed_tools: Sequence[str] | None = None,
+    allow: Sequence[str] = (),
+    permission_callback: PermissionCallback | None = None,
+    hooks: Hooks = NO_HOOKS,
+    tools: Iterable[ToolAdapter] = (),
+    **settings: object,
+) -> AsyncIterator[DirectSession]:
+    """Call tools from a program, without a model and without a service.
+
+    ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are further sources. What asks is
+    asked of ``permission_callback``, the one voice that grants in this session; without it only ``allow`` rules
+    (``tool:scope``) do. ``settings`` are those of the README without their prefix.
+
+    Raises:
+        UsageError: something of it is wrong; nothing was written.
+    """
+    request = DirectRequest(
+        project=Path(project),
+        role=_word(Role, role, "role"),
+        mode=_word(RunMode, mode, "mode"),
+        allowed_tools=None if allowed_tools is None else tuple(allowed_tools),
+        allow=tuple(allow),
+        callback=permission_callback,
+        hooks=hooks,
+    )
+    loaded = load_settings(**settings)
+    config = load_config(loaded.home)
+    registry = registry_of(Surroundings.of(loaded, config))
+    for source in tools:
+        registry.add(source)
+    async with open_direct(loaded, request, config, registry) as session:
+        yield session
+
+
+async def call_tool(tool: str, arguments: Mapping[str, Json] | None = None, **options: Any) -> ToolResult:
+    """Call one tool; ``options`` are those of :func:`open_tools`.
+
+    Raises:
+        UsageError: an option is wrong. What goes wrong with the call is its result.
+    """
+    async with open_tools(**options) as session:
+        return await session.call(tool, arguments)
+
+
+def build(settings: Settings, config: Config, registry: ToolRegistry, request: DirectRequest) -> DirectSession:
+    """Put a session together. Raises: UsageError."""
+    surface = surface_of(registry, config, request)
+    needs_step = frozenset(tool.name for source in run_sources() for tool in source.tools())
+    clock, secrets = SystemClock(), redactor(secret_values(settings, config.commands.secret_env))
+    sitting = _session(registry, config, request)
+    scope = _scope(settings, config, sitting, request.role)
+    artifacts = FolderArtifacts(settings.home / "artifacts")
+    log = FolderLog(scope.workplace.run_dir, scope.identity.run_id, artifacts, clock, secrets)
+    pipeline = ToolPipeline(
+        [tool for tool in registry.select(surface.tools) if tool.name not in needs_step],
+        scope,
+        _gate(settings, sitting, request, log, secrets),
+        log,
+        hooks=_hooks(settings, config, request, secrets),
+        artifacts=artifacts,
+        redactor=secrets,
+        clock=clock,
+        config=_limits(settings, request.timeout),
+    )
+    return DirectSession(registry, surface, scope, clock, needs_step, artifacts.path_of, pipeline, log)
+
+
+def surface_of(registry: ToolRegistry, config: Config, request: DirectRequest) -> Surface:
+    """Compute the tool set as for a run of this role: the same rules, the same configuration."""
+    wanted = surface_request(config, request.role, request.mode, allowed_tools=request.allowed_tools)
+    return compute_surface(registry.definitions(), wanted)
+
+
+def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> Session:
+    project = existing_folder(request.project)
+    here = Path(os.path.realpath(Path.cwd()))
+    readonly = [tool.name for tool in registry.definitions() if tool.permission is Permission.READONLY]
+    allowed = (parse_allow(text, readonly_tools=readonly) for text in request.allow)
+    return Session(
+        id=new_id("sess"),
+        project=str(project),
+        cwd=str(here if here.is_relative_to(project) else project),
+        answer_mode=AnswerMode.NONE if request.callback is None else AnswerMode.ATTACHED,
+        created_us=SystemClock().now_us(),
+        policy=policy_of(config).with_rules(allowed).as_json(),
+    )
+
+
+def _scope(settings: Settings, config: Config, session: Session, role: Role) -> RunScope:
+    identity = RunIdentity(session.id, new_id("run"), new_id("agent"), role, DEFINITION)
+    project, cwd, run_dir = Path(session.project), Path(session.cwd), settings.home / "runs" / identity.run_id
+    roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(config))
+    return RunScope(identity, 0, Workplace(project, cwd, run_dir, roots))
+
+
+def _gate(
+    settings: Settings, session: Session, request: DirectRequest, log: FolderLog, redactor: Redactor
+) -> DirectGate:
+    return DirectGate(
+        session=session,
+        policy=Policy.from_json(session.policy),
+        callback=request.callback,
+        channel=request.channel,
+        record=log.append,
+        clock=SystemClock(),
+        timeout=timedelta(seconds=settings.permission_timeout_s),
+        decision_ttl=timedelta(seconds=settings.decision_ttl_s),
+        home=str(Path.home()),
+        redactor=redactor,
+    )
+
+
+def _hooks(settings: Settings, config: Config, request: DirectRequest, redactor: Redactor) -> Hooks:
+    """Return the hooks that a worker has under these settings, and the caller's own after them."""
+    for module in settings.functions:  # where hooks in Python are registered
+        import_own(module, "SOONG_FUNCTIONS")
+    programs = hooks_of(config.hooks, ProcessRunner(), home=settings.home, commands=config.commands, redactor=redactor)
+    every = (registered_hooks(), programs, request.hooks)
+    return Hooks(
+        tuple(hook for each in every for hook in each.pre), tuple(hook for each in every for hook in each.post)
+    )
+
+
+def _limits(settings: Settings, timeout: timedelta | None) -> PipelineConfig:
+    most = timedelta(milliseconds=settings.tool_max_timeout_ms)
+    if timeout is not None and not timedelta(0) < timeout <= most:
+        known = f"{settings.tool_max_timeout_ms} ms (SOONG_TOOL_MAX_TIMEOUT_MS)"
+        raise UsageError(f"a call's time must be above 0 and at most {known}")
+    return PipelineConfig(
+        default_timeout=timeout or timedelta(milliseconds=settings.tool_timeout_ms),
+        max_timeout=timeout or most,
+        max_result_chars=settings.max_result_chars,
+    )
+
+
+def _word(kind: type[_Word], given: str, what: str) -> _Word:
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(each.value for each in kind)
+        raise UsageError(f"there is no {what} {given!r}; it is one of {known}") from None

@@ -1,0 +1,138 @@
+"""Consent for calls made without a model: policy, then grants, then the one callback, all in this process (PER-05).
+
+The second adapter of ``shared.tools.ports.Gate``. Who asks and who answers are the same process here, so nothing is
+signed; what a question shows, what an answer is worth and how not getting a yes is told apart are the owner's own rules
+(:mod:`orchestrator.rulings`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from orchestrator import rulings
+from orchestrator.responders import Lane, answer_by, lane_of
+from orchestrator.rulings import Ruling
+from shared.clock import Clock
+from shared.jsontext import Json
+from shared.permissions.gate import check_binding, request_of, verdict_of_policy
+from shared.permissions.grants import Grant, GrantBook
+from shared.permissions.policy import Policy, PolicyVerdict, evaluate
+from shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
+from shared.permissions.rules import Effect
+from shared.runs.events import EventType, NewEvent
+from shared.sandbox.redact import Redactor
+from shared.sessions.session import Session
+from shared.tools.ports import GateCall, Verdict
+from shared.tools.result import ErrorType
+
+LAST_WORDS_S = 1.0
+"""How long a callback whose time is over may take to tidy up; what it answers then counts for nothing."""
+
+Record = Callable[[Sequence[NewEvent]], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class DirectGate:
+    """The gate of one direct session. ``session.answer_mode`` is none exactly when there is no callback.
+
+    Never raises for a refusal. Questions that one session grant would answer are asked one after another (PER-07).
+    """
+
+    session: Session
+    policy: Policy
+    callback: PermissionCallback | None
+    channel: str
+    record: Record
+    clock: Clock
+    timeout: timedelta
+    decision_ttl: timedelta
+    home: str
+    redactor: Redactor = field(default_factory=Redactor)
+    grants: GrantBook = field(default_factory=GrantBook)
+    _turns: dict[Lane, asyncio.Lock] = field(default_factory=dict)
+
+    async def decide(self, call: GateCall) -> Verdict:
+        """Say whether the call may run; asking takes as long as the callback takes, up to ``timeout``."""
+        verdict = evaluate(self.policy, call)
+        if verdict.effect is not Effect.ASK:
+            return verdict_of_policy(verdict)
+        now_us = self.clock.now_us()
+        request = request_of(
+            call, self.policy, verdict, token="", redactor=self.redactor, home=self.home, now_us=now_us
+        )
+        await self.record((_requested(request, verdict),))
+        try:
+            async with self._turns.setdefault(lane_of(request), asyncio.Lock()):
+                decision = await self._decided(request)
+        except asyncio.CancelledError:
+            await asyncio.shield(self.record((self._withdrawn(request),)))
+            raise
+        return check_binding(decision, request, now_us=self.clock.now_us())
+
+    async def _decided(self, request: PermissionRequest) -> Decision:
+        ruling = await self._ruling(request)
+        now_us, ttl_us = self.clock.now_us(), self.decision_ttl // timedelta(microseconds=1)
+        decision = ruling.decision(request, now_us=now_us, ttl_us=ttl_us)
+        await self.record(ruling.events(decision))
+        if ruling.choice is Choice.ALLOW_FOR_SESSION:
+            self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
+        return decision
+
+    async def _ruling(self, request: PermissionRequest) -> Ruling:
+        # The policy has been asked a moment ago, by decide; between owner and worker it is asked twice.
+        may_grant = rulings.offers_session(self.policy, request, self.home)
+        grant = self.grants.find(request.tool, request.scope) if may_grant else None
+        if grant is not None:
+            return rulings.by_grant(grant)
+        if self.callback is None:
+            return _nobody(request)
+        answer = await self._answer(self.callback, request)
+        if answer is None:
+            return rulings.timed_out(self.timeout.total_seconds())
+        return rulings.by_answer(self.session, request, answer, may_grant=may_grant)
+
+    async def _answer(self, callback: PermissionCallback, request: PermissionRequest) -> Answer | None:
+        """Ask the callback; None when its time ran out. In a task of its own: one that does not end holds nobody."""
+        asking = asyncio.create_task(
+            answer_by(callback, request, principal=self.session.principal, channel=self.channel, clock=self.clock)
+        )
+        try:
+            done, _ = await asyncio.wait({asking}, timeout=self.timeout.total_seconds())
+            return asking.result() if done else None
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait({asking}, timeout=LAST_WORDS_S)
+
+    def _withdrawn(self, request: PermissionRequest) -> NewEvent:
+        data: dict[str, Json] = {
+            "request_id": request.id,
+            "tool_call_id": request.tool_call_id,
+            "tool": request.tool,
+            "reason": "its call was cancelled",
+        }
+        return NewEvent(EventType.PERMISSION_WITHDRAWN, data, self.clock.now_us())
+
+
+def _nobody(request: PermissionRequest) -> Ruling:
+    if request.is_dangerous or request.risk == "critical":
+        remedy = "no rule can say yes to it; call it where a person or a callback can be asked"
+    else:
+        remedy = "no rule allows it; add one, for example --allow, or call it where somebody can be asked"
+    reason = f"{request.risk_summary}; nobody is there to be asked and {remedy}"
+    return Ruling(Choice.DENY, "system", reason=reason, error=ErrorType.PERMISSION_NO_CALLBACK)
+
+
+def _requested(request: PermissionRequest, verdict: PolicyVerdict) -> NewEvent:
+    data: dict[str, Json] = {
+        "request_id": request.id,
+        "tool_call_id": request.tool_call_id,
+        "tool": request.tool,
+        "scope": request.scope,
+        "shown": request.shown,
+        "risk": request.risk,
+        "rule": f"{verdict.rule} ({verdict.source})",
+        "reason": verdict.reason,
+    }
+    return NewEvent(EventType.PERMISSION_REQUESTED, data, request.created_us)

@@ -1,0 +1,113 @@
+"""One sitting of tool calls without a model: a role's surface, one pipeline, one record (EXE-12, ETS-01).
+
+Leaves the building of its parts to :mod:`orchestrator.direct.bootstrap`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.direct.folder import FolderLog
+from shared.clock import Clock
+from shared.ids import new_id
+from shared.jsontext import Json
+from shared.runs.events import EventType, NewEvent
+from shared.runs.status import EndReason
+from shared.tools.definition import ToolDefinition, Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from shared.tools.ports import ToolCall
+from shared.tools.registry import ToolRegistry
+from shared.tools.result import ErrorType, ToolResult
+from shared.tools.surface import Surface
+
+NO_STEP = "it works on the step that a run holds, and a call without a run of a plan holds none"
+
+
+@dataclass(slots=True)
+class DirectSession:
+    """Calls tools for a program or a person. Made by ``open_tools``; calls may be concurrent.
+
+    Its calls make one run: they share the record below ``run_dir`` and what the callback allowed for the session.
+    ``needs_step`` are the tools that are listed and never callable here.
+    """
+
+    registry: ToolRegistry
+    surface: Surface
+    scope: RunScope
+    clock: Clock
+    needs_step: frozenset[str]
+    artifact_path: Callable[[str], Path]
+    """Where the bytes of an artifact are kept, by its digest."""
+    _pipeline: ToolPipeline = field(repr=False)
+    _log: FolderLog = field(repr=False)
+    _has_ended: bool = False
+
+    @property
+    def run_id(self) -> str:
+        return self.scope.identity.run_id
+
+    @property
+    def run_dir(self) -> Path:
+        return self.scope.workplace.run_dir
+
+    @property
+    def workplace(self) -> Workplace:
+        return self.scope.workplace
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Return the tools that can be called, in registry order."""
+        return tuple(self._pipeline.tools.values())
+
+    def result_of(self, tool_call_id: str) -> ToolResult | None:
+        """Return how a call ended; of an aborted one this is the only way to learn it."""
+        return self._log.ended.get(tool_call_id)
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Json] | str | None = None, *, tool_call_id: str = ""
+    ) -> ToolResult:
+        """Run one call through the whole pipeline; what goes wrong with it is its result, also that there is no tool.
+
+        ``arguments`` may be JSON text. ``tool_call_id`` is made when it is left out.
+
+        Raises:
+            UnavailableError: the record cannot be written; a write has not happened.
+            asyncio.CancelledError: the caller was cancelled; the aborted result is recorded (:meth:`result_of`).
+        """
+        await self._begin()
+        definition = self.registry.get(tool)
+        name = tool if definition is None else definition.name
+        given: Json = arguments if isinstance(arguments, str) else dict(arguments or {})
+        call = ToolCall(tool_call_id or new_id("call"), tool, given)
+        unusable = self._why_not(name)
+        if unusable:
+            return await self._pipeline.refuse(call, ErrorType.TOOL_NOT_AVAILABLE, unusable)
+        return await self._pipeline.execute(call)
+
+    async def end(self, reason: EndReason = EndReason.COMPLETED) -> None:
+        """Close the record, if there is one; the first reason stands."""
+        if self._log.has_begun and not self._has_ended:
+            self._has_ended = True
+            await self._log.append((NewEvent(EventType.RUN_COMPLETED, {"end_reason": reason.value}, self._now_us()),))
+
+    async def _begin(self) -> None:
+        if self._log.has_begun:
+            return
+        data: dict[str, Json] = {
+            **self.scope.identity.as_json(),
+            "project": str(self.workplace.project),
+            "tools": list(self._pipeline.tools),
+        }
+        await self._log.append((NewEvent(EventType.RUN_STARTED, data, self._now_us()),))
+
+    def _why_not(self, name: str) -> str:
+        """Return why a registered tool cannot be called; nothing when it can, or when there is none of that name."""
+        decision = self.surface.explain(name)
+        if decision is None:
+            return ""
+        if not decision.is_in:
+            role = self.scope.identity.role.value
+            return f"{name!r} is not in the tool set of role {role}: {decision.rule}"
+        return f"{name!r} cannot be called here: {NO_STEP}" if name in self.needs_step else ""
+
+    def _now_us(self) -> int:
+        return self.clock.now_us()

@@ -20,7 +20,9 @@ from shared.settings import Settings
 from shared.tools.definition import ToolAdapter
 from shared.tools.registry import ToolRegistry
 from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.declarative.toolset import DeclarativeTools
 from shared.toolsets.modules import register_modules
+from shared.toolsets.skills.toolset import SkillTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Surroundings:
 
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
-    return (CodeTools(surroundings.paths),)
+    return (CodeTools(surroundings.paths), SkillTools(surroundings.home, surroundings.config))
 
 
 def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
@@ -60,12 +62,14 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
 
     Raises:
         InvalidToolError: a tool is refused; names the tool and why.
-        InvalidConfigError: a module of ``SOONG_TOOLS`` cannot be used; names it.
+        InvalidConfigError: a module of ``SOONG_TOOLS`` or a file in ``tools/`` of the home cannot be used; names it.
     """
     registry = ToolRegistry()
     for source in (*builtin_sources(surroundings), *more):
         registry.add(source, is_builtin=True)
     register_modules(registry, surroundings.modules)
+    if surroundings.home is not None:
+        DeclarativeTools(surroundings.home, surroundings.runner, surroundings.config).register(registry)
     return registry
 
 

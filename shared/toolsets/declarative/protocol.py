@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from shared.jsontext import Json, JsonObject, dump, parse_strict
-from shared.tools.normalise import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS, refusal
+from shared.tools.normalise import refusal
 from shared.tools.result import ContentBlock, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
 from shared.toolsets.declarative.plaintext import in_a_line, without_escapes
 
 MAX_DEPTH: Final = 90
 """Below what is taken of arguments and stored of results, so that nothing later is the first to refuse it."""
 MAX_BLOCKS: Final = 100
+MAX_MESSAGE_CHARS: Final = 2_000
+MAX_SUMMARY_CHARS: Final = 200
 MAX_FACTS_BYTES: Final = 16 * 1024
 """Of metadata and of an error's details, which no artifact ever holds."""
 
@@ -189,9 +191,9 @@ def _claimed(given: Mapping[str, Json]) -> ToolFailure:
     details = given.get("details")
     kept: dict[str, Json] = dict(details) if isinstance(details, Mapping) else {}
     if type_.value != claimed:
-        kept["claimed_type"] = in_a_line(claimed, MAX_SUMMARY_CHARS)
+        kept["said_type"] = in_a_line(claimed, MAX_SUMMARY_CHARS)
     if given.get("retryable", type_.is_retryable) != type_.is_retryable:
-        kept["claimed_retryable"] = given["retryable"]
+        kept["said_retryable"] = given["retryable"]
     message = _cut(str(given["message"]))
     return ToolFailure(type_, message, _cut(str(given.get("hint") or "")), kept)
 

@@ -61,7 +61,8 @@ async def run_tool(
         try:
             finished = await _accompanied(runner.run(command), context.progress)
         except asyncio.CancelledError:
-            await _last_words(tool, bytes(stderr), context.progress)
+            words = last_lines(bytes(stderr), MAX_LOG_CHARS, is_cut=len(stderr) >= tool.stderr_limit_bytes)
+            context.keep_partial(words)
             raise
         except (OSError, ValueError) as error:
             raise _not_started(made, error) from error
@@ -83,15 +84,8 @@ async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progres
                 await asyncio.wait({task})
 
 
-async def _last_words(tool: CommandTool, stderr: bytes, progress: Progress) -> None:
-    """Leave the log of an interrupted call where partial output is kept."""
-    words = last_lines(stderr, MAX_SUMMARY_CHARS, is_cut=len(stderr) >= tool.stderr_limit_bytes)
-    if words:
-        await progress.report(f"its log ends:\n{words}")
-
-
 async def _result(tool: CommandTool, context: ToolContext, finished: Finished) -> ToolResult:
-    is_cut = max(finished.stderr_bytes, len(finished.stderr)) >= tool.stderr_limit_bytes
+    is_cut = finished.stderr_bytes > tool.stderr_limit_bytes
     _refuse_failed(tool, finished, last_lines(finished.stderr, MAX_SUMMARY_CHARS, is_cut=is_cut))
     result = await run_blocking(
         lambda _stop: read_result(context.tool_call_id, finished.stdout, tool.stdout_limit_bytes)
@@ -99,7 +93,7 @@ async def _result(tool: CommandTool, context: ToolContext, finished: Finished) -
     log = last_lines(finished.stderr, MAX_LOG_CHARS, is_cut=is_cut)
     if not log:
         return result
-    facts: dict[str, Json] = {"stderr": log, "stderr_bytes": max(finished.stderr_bytes, len(finished.stderr))}
+    facts: dict[str, Json] = {"stderr": log, "stderr_bytes": finished.stderr_bytes}
     return replace(result, metadata={**result.metadata, **facts})
 
 

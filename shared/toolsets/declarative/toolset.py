@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from shared.config import Config
-from shared.errors import InvalidConfigError
+from shared.errors import InvalidConfigError, InvalidToolError
 from shared.jsontext import JsonObject
 from shared.sandbox.command import CommandRunner
 from shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
+from shared.tools.registry import ToolRegistry
 from shared.toolsets.declarative.definition import Bounds, CommandTool
 from shared.toolsets.declarative.folder import read_tool_files
 from shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
@@ -27,7 +28,7 @@ class DeclarativeTools:
     config: Config = field(default_factory=Config)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        """Read the files.
+        """Read the files, each time anew.
 
         Raises:
             InvalidConfigError: names every broken file, the field and what to do.
@@ -37,6 +38,19 @@ class DeclarativeTools:
         if files.offences:
             raise InvalidConfigError("\n".join(map(str, files.offences)))
         return tuple(command_tool(tool, bounds, self.config, self.runner) for tool in files.tools)
+
+    def register(self, registry: ToolRegistry) -> None:
+        """Register the tools, each with its file as its source.
+
+        Raises:
+            InvalidConfigError: as :meth:`tools`, or a name is taken by a tool from elsewhere.
+        """
+        for definition in self.tools():
+            origin = str(definition.metadata["origin"])
+            try:
+                registry.register(definition, source=f"file {origin}")
+            except InvalidToolError as error:
+                raise InvalidConfigError(f"{origin}: {error.problem}") from error
 
 
 def command_tool(tool: CommandTool, bounds: Bounds, config: Config, runner: CommandRunner) -> ToolDefinition:

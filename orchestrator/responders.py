@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from shared.clock import Clock, SystemClock
-from shared.errors import AlreadyDecidedError, SoongError, UnavailableError
+from shared.errors import AlreadyDecidedError, InvalidJsonError, SoongError, UnavailableError
 from shared.ids import new_id
+from shared.jsontext import JsonObject, canonical, parse_strict
 from shared.log import get_logger
 from shared.permissions.request import Answer, Choice, PermissionCallback, PermissionDecision, PermissionRequest
 from shared.permissions.store import ConsentStore
@@ -25,6 +26,7 @@ log = get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
 MAX_REASON_CHARS = 2_000
+MAX_METADATA_BYTES = 16 * 1024
 GRANT_SETTLES_S = 5.0
 """How long questions that our grant answers are not shown, while the owner decides them one after another."""
 OTHERS_SETTLE_S = 0.5
@@ -42,24 +44,42 @@ async def answer_by(
     callback: PermissionCallback, request: PermissionRequest, *, principal: str, channel: str, clock: Clock
 ) -> Answer:
     """Ask a callback; whatever it does but being cancelled from outside becomes an answer."""
-    choice, reason = await _ask(callback, replace(request, proof=""))
-    return Answer(request.id, choice, principal, channel, request.input_digest, clock.now_us(), _stored(reason))
+    said = await _ask(callback, replace(request, proof=""))
+    reason = _stored(said.reason)
+    return Answer(
+        request.id, said.choice, principal, channel, request.input_digest, clock.now_us(), reason, said.metadata
+    )
 
 
-async def _ask(callback: PermissionCallback, request: PermissionRequest) -> tuple[Choice | None, str]:
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a callback said; no choice means that it failed, and the reason says how."""
+
+    choice: Choice | None
+    reason: str
+    metadata: JsonObject = field(default_factory=dict)
+
+
+async def _ask(callback: PermissionCallback, request: PermissionRequest) -> _Said:
     try:
         decision: object = await callback(request)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return None, "the callback was cancelled from within"
+        return _Said(None, "the callback was cancelled from within")
     except Exception as error:  # noqa: BLE001  # a stranger's function: whatever it raises is a failed answer
         log.warning("callback_failed", request=request.id, error=repr(error))
-        return None, f"the callback raised {type(error).__name__}: {error}"
-    if isinstance(decision, PermissionDecision) and isinstance(decision.choice, Choice):
-        return decision.choice, str(decision.reason)
-    return None, f"the callback returned {decision!r:.200}, not a PermissionDecision"
+        return _Said(None, f"the callback raised {type(error).__name__}: {error}")
+    if not isinstance(decision, PermissionDecision) or not isinstance(decision.choice, Choice):
+        return _Said(None, f"the callback returned {decision!r:.200}, not a PermissionDecision")
+    try:
+        metadata = parse_strict(canonical(dict(decision.metadata)))
+    except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
+        return _Said(None, f"the callback's metadata is no JSON object: {error}")
+    if not isinstance(metadata, dict) or len(canonical(metadata)) > MAX_METADATA_BYTES:
+        return _Said(None, f"the callback's metadata has more than {MAX_METADATA_BYTES} bytes")
+    return _Said(decision.choice, str(decision.reason), metadata)
 
 
 async def insert_answer(store: ConsentStore, answer: Answer) -> str:

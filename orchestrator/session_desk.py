@@ -25,6 +25,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.log import get_logger
+from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy
 from shared.permissions.request import Choice, PermissionCallback, PermissionRequest
@@ -180,10 +181,10 @@ class SessionDesk:
         except InvalidConfigError as error:
             return rulings.failed(f"the session's policy cannot be read: {error}")
         may_grant = rulings.offers_session(policy, request, self.tools.home)
-        grant = self.grants.find(request.tool, request.scope) if may_grant else None
         by_policy = rulings.by_policy(session, policy, request)
         if by_policy is not None:
             return by_policy
+        grant = await self._grant(request) if may_grant else None
         if grant is not None:
             return rulings.by_grant(grant)
         answer = await self.tools.store.answer_of(request.id)
@@ -198,6 +199,13 @@ class SessionDesk:
             entry.asked_s = entry.attended_s = None
             return None
         return ruling
+
+    async def _grant(self, request: PermissionRequest) -> Grant | None:
+        """Return the grant that answers a question; none does for what a tainted run would carry out (PER-21)."""
+        grant = self.grants.find(request.tool, request.scope)
+        if grant is None or not facts_of(request).is_outward:
+            return grant
+        return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
 
     def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
         """See that somebody is being asked; rule when the time for that has run out."""

@@ -17,10 +17,13 @@ from shared.clock import Clock
 from shared.config import Config
 from shared.errors import InvalidConfigError, NotFoundError, UsageError
 from shared.jsontext import Json, JsonObject
+from shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from shared.permissions.policy import Policy
+from shared.permissions.scope import is_too_wide
 from shared.runs.events import NewEvent, NewNode, Node
 from shared.runs.status import EndReason
 from shared.runs.store import CallRow, RunStore
+from shared.sandbox.programs import DEFAULT_NAMES
 from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
 from shared.store import Store
@@ -31,7 +34,7 @@ from shared.tools.definition import ToolDefinition, Workplace
 from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from shared.tools.ports import ArtifactStore, Gate
 from shared.tools.registry import ToolRegistry
-from shared.tools.surface import Surface
+from shared.tools.surface import Surface, narrow
 from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
 from shared.wire.ring import Ring
@@ -81,9 +84,14 @@ class AgentRuns:
     _config: PipelineConfig = field(init=False)
     _redactor: Redactor = field(init=False)
     _user_home: str = field(init=False)
+    _policy: Policy = field(init=False)
+    _write_roots: tuple[Path, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
+        # A configuration that cannot be used keeps the worker from starting, not a run from going on.
+        self._policy = policy_of(self.config, source=WORKER_SOURCE)
+        self._write_roots = configured_write_roots(self.config)
         self._redactor = redactor(secret_values(self.settings, self.config.commands.secret_env))
         self._config = PipelineConfig(
             default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
@@ -102,7 +110,7 @@ class AgentRuns:
                 # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
                 await asyncio.to_thread(warm_up, name)
             model = resolve_model(name, _script(claim.spec))
-            policy = Policy.from_json(claim.policy)
+            policy = Policy.from_json(claim.policy).narrowed_by(self._policy)
             workplace = self._workplace(claim)
             task = self._task(claim, bound, tools, workplace)
         except InvalidConfigError as error:
@@ -123,6 +131,8 @@ class AgentRuns:
             self._redactor,
             self._user_home,
             interruption,
+            env=(*DEFAULT_NAMES, *self.config.commands.env),
+            note=log.note,
         )
         scope = RunScope(claim.identity, claim.fence, workplace)
         pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
@@ -131,12 +141,17 @@ class AgentRuns:
         return _step_end(claim, end, log)
 
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
-        """Return the stored surface's tools. Raises: InvalidConfigError when this worker lacks one of them."""
+        """Return the stored surface's tools, without those that this worker's own configuration takes away.
+
+        Raises:
+            InvalidConfigError: this worker lacks one of them.
+        """
         names = Surface.from_json(claim.surface).tools
         missing = [name for name in names if self._registry.get(name) is None]
         if missing:
             raise InvalidConfigError(f"this worker has no tool {', '.join(missing)}: its version is not the run's")
-        return self._registry.select(names)
+        limits = surface_request(self.config, claim.identity.role, source=WORKER_SOURCE)
+        return narrow(self._registry.select(names), limits)
 
     def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], workplace: Workplace) -> AgentTask:
         definition = self.definitions.get(claim.identity.definition)
@@ -155,8 +170,11 @@ class AgentRuns:
 
     def _workplace(self, claim: Claim) -> Workplace:
         run_dir = self.settings.home / "runs" / claim.identity.run_id
-        roots = (Path(claim.project), Path(claim.cwd), run_dir / "workspace", run_dir / "deliverables")
-        return Workplace(Path(claim.project), Path(claim.cwd), run_dir, roots)
+        project, cwd = Path(claim.project), Path(claim.cwd)
+        # A person who plans from their home has not thereby opened all of it.
+        own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)
+        roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
+        return Workplace(project, cwd, run_dir, roots)
 
     def _pipeline(self, tools: Sequence[ToolDefinition], scope: RunScope, gate: Gate, log: RunCallLog) -> ToolPipeline:
         return ToolPipeline(

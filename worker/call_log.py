@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shared.clock import Clock
 from shared.jsontext import JsonObject
+from shared.permissions.taint import reads_untrusted
 from shared.runs.call_events import ended_event, started_event
 from shared.runs.events import NewEvent, NewNode, NodeKind
 from shared.runs.store import CallRow, RunStore
@@ -33,8 +34,12 @@ class RunCallLog:
     interruption: Interruption = field(default_factory=Interruption)
     calls: int = 0
     _kept: list[NewEvent] = field(default_factory=list)
+    _taints: bool = False
+    """A call that has begun may read what strangers wrote: the run is marked with the next end (PER-21)."""
 
     async def started(self, started: StartedCall) -> None:
+        # Whatever its end is: an error tells the model what a server said, too.
+        self._taints = self._taints or reads_untrusted(started.gate_call.definition)
         self._kept.append(started_event(started, now_us=self.clock.now_us()))
         if started.is_write or started.verdict.decision_id:
             row = self._row(started)
@@ -56,6 +61,7 @@ class RunCallLog:
             nodes=[NewNode(NodeKind.TOOL_RESULT, stored.to_json(call.tool, result))],
             events=self.take(),
             now_us=self.clock.now_us(),
+            taints=self._taints,
         )
 
     async def note(self, type: str, data: JsonObject) -> None:

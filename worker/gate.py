@@ -6,19 +6,20 @@ and looks at the rows at least every second, so that a lost hint costs a second 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from shared.clock import Clock
 from shared.errors import ForgedError, SoongError, UnavailableError
-from shared.jsontext import digest
+from shared.jsontext import JsonObject, digest
 from shared.log import get_logger
+from shared.permissions import audit
 from shared.permissions.gate import check_binding, request_of, stale, verdict_of_policy, withdrawn
-from shared.permissions.policy import Policy, PolicyVerdict, evaluate
+from shared.permissions.policy import Policy, PolicyVerdict, judge
 from shared.permissions.request import Decision, PermissionRequest, RequestState
-from shared.permissions.rules import Effect
+from shared.permissions.rules import Effect, Facts
 from shared.permissions.signing import verify
 from shared.permissions.store import ConsentStore
 from shared.runs.events import EventType, NewEvent
@@ -31,6 +32,9 @@ from worker.interruption import Interruption
 log = get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
+
+Note = Callable[[str, JsonObject], Awaitable[None]]
+"""Keeps an event of the run back, to be written with the next."""
 
 
 class GateStore(ConsentStore, RunStore, Protocol):
@@ -132,6 +136,8 @@ class DecisionInbox:
 class WorkerGate:
     """The gate of one claimed run; implements ``shared.tools.ports.Gate``. ``token`` proves its questions.
 
+    ``policy`` is the session's, narrowed by the worker's own. ``note`` keeps an event back until the run writes next:
+    what the policy settles by itself is recorded without a transaction of its own. ``env`` names what commands get.
     Never raises for a refusal. Raises LeaseLostError when the run is no longer ours, and UnavailableError when the
     question cannot be written.
     """
@@ -145,11 +151,15 @@ class WorkerGate:
     redactor: Redactor = field(default_factory=Redactor)
     home: str = field(default_factory=lambda: str(Path.home()))
     interruption: Interruption = field(default_factory=Interruption)
+    env: tuple[str, ...] = ()
+    note: Note | None = None
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
-        verdict = evaluate(self.policy, call)
+        verdict = judge(self.policy, await self._facts(call))
         if verdict.effect is not Effect.ASK:
+            if self.note is not None:
+                await self.note(EventType.PERMISSION_DECIDED, audit.settled(call, verdict, self.redactor))
             return verdict_of_policy(verdict)
         request = await self._raise(call, verdict)
         decision = await self._await_decision(request)
@@ -164,26 +174,27 @@ class WorkerGate:
             await self._report(request, decision, error)
             return stale(f"{error}; it was not used")
 
+    async def _facts(self, call: GateCall) -> Facts:
+        """Return the facts of a call; whether its run is tainted is asked only where that changes something."""
+        facts = Facts.of(call)
+        if not facts.is_outward:
+            return facts
+        return replace(facts, is_tainted=await self.store.is_tainted(call.identity.run_id))
+
     async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> PermissionRequest:
         """Ask, or take up what a former life of this run asked; return the question as this call asks it now."""
         now_us = self.clock.now_us()
         fresh = request_of(
-            call, self.policy, verdict, token=self.token, redactor=self.redactor, home=self.home, now_us=now_us
+            call,
+            self.policy,
+            verdict,
+            token=self.token,
+            redactor=self.redactor,
+            home=self.home,
+            now_us=now_us,
+            env=self.env,
         )
-        event = NewEvent(
-            EventType.PERMISSION_REQUESTED,
-            {
-                "request_id": fresh.id,
-                "tool_call_id": fresh.tool_call_id,
-                "tool": fresh.tool,
-                "scope": fresh.scope,
-                "shown": fresh.shown,
-                "risk": fresh.risk,
-                "rule": f"{verdict.rule} ({verdict.source})",
-                "reason": verdict.reason,
-            },
-            now_us,
-        )
+        event = audit.asked(fresh, verdict, call, self.redactor)
         stored = await self.store.raise_request(fresh, events=(event,), now_us=now_us)
         await self.ring.permission_raised(stored.id, call.identity.session_id)
         return replace(fresh, id=stored.id)

@@ -1,0 +1,29 @@
+"""Which tools bring in what strangers wrote (PER-21). Once a run has used one it is tainted, and stays so.
+
+Text from files, pages, servers and programs may speak to the model. No filter tells it from data, so what such a run
+does outwards is asked for again: what was granted before was granted to a run that had not read it.
+"""
+
+from typing import Final
+
+from shared.tools.definition import Permission, ToolDefinition
+
+_ALWAYS: Final = frozenset({"mcp", "network", "declarative", "dangerous"})
+_OURS: Final = frozenset({"internal", "agent"})
+
+METADATA_KEY: Final = "reads_untrusted"
+"""``metadata[METADATA_KEY] = True`` marks a tool that its tags would not; nothing unmarks one."""
+
+
+def reads_untrusted(definition: ToolDefinition) -> bool:
+    """Say whether the output of a tool may hold what strangers wrote.
+
+    Tools over our own state do not (tag ``internal``, or ``agent``: what a child has read taints its parent by the
+    store), nor do the code tools that write, which report their own effect. Whatever else there is does, and a program
+    or a server always.
+    """
+    if definition.metadata.get(METADATA_KEY) is True or definition.tags & _ALWAYS:
+        return True
+    if definition.tags & _OURS:
+        return False
+    return not ("code" in definition.tags and definition.permission is Permission.WRITE)

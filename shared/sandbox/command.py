@@ -42,7 +42,8 @@ class Command:
 class Finished:
     """How a child ended. ``code`` is its exit code, negative for a signal; output is complete only after ``exited``.
 
-    ``stdout_bytes`` and ``stderr_bytes`` count all that was said, kept or not.
+    ``stdout_bytes`` and ``stderr_bytes`` count all that was said, kept or not. ``left_running`` counts descendants that
+    could not be ended: another user's, or stuck in the kernel.
     """
 
     code: int
@@ -51,6 +52,7 @@ class Finished:
     ended: Ended
     stdout_bytes: int = 0
     stderr_bytes: int = 0
+    left_running: int = 0
 
 
 class CommandRunner(Protocol):

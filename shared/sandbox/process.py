@@ -1,7 +1,11 @@
-"""Child processes with every bound they need: argv only, no input, own group, bounded output and time.
+"""Child processes with every bound they need: argv only, bounded output and time, nothing left behind.
 
-The child gets the environment it is given and no descriptor but its three; its whole process group is killed when the
-caller is cancelled, when its time is over, or when it has said more than is kept.
+The child gets the environment it is given, no descriptor but its three and no terminal. :class:`ProcessRunner` puts a
+keeper (:mod:`shared.sandbox.keeper`) between us and a program, so that all its descendants end with it, also when we
+are killed. :func:`run` does without: for programs of our own that start nothing, where some milliseconds count.
+
+The keeper needs Linux. Elsewhere :class:`ProcessRunner` is :func:`run`, which ends the process group alone: there a
+descendant that makes a session of its own outlives its command.
 """
 
 import asyncio
@@ -9,103 +13,136 @@ import contextlib
 import os
 import signal
 import sys
-from datetime import timedelta
+import tempfile
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
 
-from shared.sandbox.command import Command, Ended, Finished
+from shared.sandbox import keeper
+from shared.sandbox.child import Child
+from shared.sandbox.command import Command, Finished
+from shared.sandbox.leash import Leash
 
-_STDERR_BYTES = 16 * 1024
-_LAST_WORDS_S = 1.0
-"""How long output may still come after the exit; it is in the pipe already unless a grandchild holds that open."""
+HAS_KEEPER: Final = sys.platform.startswith("linux")
+
+_KEEPER_LIMIT_S: Final = keeper.SWEEP_LIMIT_S + 4.0
+"""How long a keeper may need to end its family before it is taken for broken."""
+_KEEPER_GRACE_S: Final = 5.0
+"""How much later than we the keeper itself counts the time as over: it acts when we are stuck."""
 
 
 async def run(command: Command) -> Finished:
-    """Run a child to its end or to one of its bounds.
+    """Run a child to its end or to one of its bounds, then kill its process group.
 
     Raises:
         OSError: it cannot be started.
         ValueError: an argument holds NUL.
     """
-    loop = asyncio.get_running_loop()
-    transport, child = await loop.subprocess_exec(
-        lambda: _Child(command.max_stdout_bytes),
-        *command.argv,
-        stdin=command.stdin if isinstance(command.stdin, int) else asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=f"/proc/self/fd/{command.cwd}" if sys.platform.startswith("linux") else command.cwd_path,
-        env=dict(command.env),
-        close_fds=True,
-        start_new_session=True,
-    )
-    pid = transport.get_pid()
+    child = await _started(command, command.argv)
     try:
-        ended = await child.end(command.timeout)
+        ended = await child.end()
     finally:
-        _kill_group(pid)
-        try:
-            await _reap(child)
-        finally:
-            transport.close()
-    return Finished(transport.get_returncode() or 0, bytes(child.kept[1]), bytes(child.kept[2]), ended)
+        await _unbroken(_leave(child))
+    return child.finished(ended, child.code)
 
 
 class ProcessRunner:
     """The :class:`shared.sandbox.command.CommandRunner` without an operating system sandbox."""
 
     async def run(self, command: Command) -> Finished:
-        return await run(command)
+        """Run it, under a keeper where there can be one.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: an argument holds NUL.
+        """
+        if not HAS_KEEPER:
+            return await run(command)
+        with Leash() as leash:
+            return await _run_kept(command, leash)
 
 
-class _Child(asyncio.SubprocessProtocol):
-    """What one child says, bounded, and when it ends. A pipe that a stray grandchild holds open holds nothing up."""
-
-    def __init__(self, max_stdout_bytes: int) -> None:
-        self.kept = {1: bytearray(), 2: bytearray()}
-        self._limits = {1: max_stdout_bytes, 2: _STDERR_BYTES}
-        self._open = {1, 2}
-        self.exited = asyncio.Event()
-        self._silent = asyncio.Event()
-        self._full = asyncio.Event()
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        room = self._limits[fd] - len(self.kept[fd])
-        self.kept[fd] += data[:room]
-        if fd == 1 and len(data) > room:
-            self._full.set()
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002  # the protocol's signature
-        self._open.discard(fd)
-        if not self._open:
-            self._silent.set()
-
-    def process_exited(self) -> None:
-        self.exited.set()
-
-    async def end(self, timeout: timedelta) -> Ended:
-        """Wait for the exit, the time or the amount, whichever comes first."""
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self.exited, self._full)]
-        try:
-            seconds = timeout.total_seconds()
-            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self.exited.is_set() and not self._full.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._silent.wait(), min(seconds, _LAST_WORDS_S))
-        finally:
-            for each in waiting:
-                each.cancel()
-        if self._full.is_set():
-            return "output_limit"
-        return "exited" if self.exited.is_set() else "timeout"
-
-
-async def _reap(child: _Child) -> None:
-    """Wait for the killed child, also when the caller is being cancelled: no zombie stays."""
-    exited = asyncio.ensure_future(child.exited.wait())
+async def _run_kept(command: Command, leash: Leash) -> Finished:
+    limit_s = command.timeout.total_seconds() + _KEEPER_GRACE_S
+    # By path and isolated: neither the current folder nor the environment decides what it imports.
+    argv = (sys.executable, "-I", "-S", keeper.__file__, *map(str, leash.far_ends), str(limit_s), *command.argv)
+    child = await _started(command, argv, leash.far_ends)
     try:
-        await asyncio.shield(exited)
-    except asyncio.CancelledError:
-        await asyncio.wait({exited})
-        raise
+        leash.start()  # until here there is only an idle keeper, which a cancelled start kills
+        ended = await child.end()
+    finally:
+        await _unbroken(_leave_kept(child, leash))
+    report = leash.report
+    if report.problem:
+        raise OSError(report.problem, os.strerror(report.problem), command.argv[0])
+    return replace(child.finished(ended, report.code), left_running=report.left)
+
+
+async def _started(command: Command, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> Child:
+    loop = asyncio.get_running_loop()
+    with _input(command.stdin) as stdin:
+        _, child = await loop.subprocess_exec(
+            lambda: Child(command),
+            *argv,
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=f"/proc/self/fd/{command.cwd}" if HAS_KEEPER else command.cwd_path,
+            env=dict(command.env),
+            close_fds=True,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    return child
+
+
+@contextmanager
+def _input(stdin: int | bytes | None) -> Iterator[int]:
+    """Give the descriptor to read from. Bytes become a file without a name: no writer has to wait for a reader."""
+    if not isinstance(stdin, bytes):
+        yield asyncio.subprocess.DEVNULL if stdin is None else stdin
+        return
+    with os.fdopen(os.memfd_create("stdin"), "w+b") if HAS_KEEPER else tempfile.TemporaryFile() as file:
+        file.write(stdin)
+        file.seek(0)
+        yield file.fileno()
+
+
+async def _leave(child: Child) -> None:
+    _kill_group(child.pid)
+    await child.exited.wait()
+    await child.close()
+
+
+async def _leave_kept(child: Child, leash: Leash) -> None:
+    """Have the keeper end its family, and do what can be done where it was killed or stopped by it."""
+    leash.let_go()
+    child.send(signal.SIGCONT)
+    try:
+        async with asyncio.timeout(_KEEPER_LIMIT_S):
+            await child.exited.wait()
+    except TimeoutError:
+        child.send(signal.SIGKILL)
+        await child.exited.wait()
+    leash.listen()
+    if leash.report.program and not leash.report.is_complete:
+        _kill_group(leash.report.program)
+    await child.close()
+
+
+async def _unbroken(work: Coroutine[object, object, None]) -> None:
+    """Finish the work although the caller is being cancelled, and only then let the cancellation go on."""
+    task = asyncio.ensure_future(work)
+    signal_: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            signal_ = error
+    task.result()
+    if signal_ is not None:
+        raise signal_
 
 
 def _kill_group(pid: int) -> None:

@@ -2,17 +2,20 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import pytest
 
 from shared.sandbox.command import Command, Finished
-from shared.sandbox.process import run
+from shared.sandbox.process import ProcessRunner, run
 from shared.sandbox.threads import StoppedError, check, run_blocking
+
+Runner: TypeAlias = Callable[[Command], Awaitable[Finished]]
 
 
 @pytest.fixture
@@ -95,6 +98,76 @@ async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_caller(folder:
 
     os.kill(int(ended.stdout), 9)
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("runner", [run, ProcessRunner().run], ids=["alone", "kept"])
+async def test_bytes_are_read_from_standard_input_to_their_end(folder: int, tmp_path: Path, runner: Runner) -> None:
+    given = bytes(range(256)) * 8192
+
+    ended = await runner(Command(["/bin/cat"], folder, tmp_path, {}, timedelta(seconds=20), 4_000_000, stdin=given))
+
+    assert (ended.code, ended.stdout == given) == (0, True)
+
+
+@pytest.mark.parametrize("script", ["exit 4", "exec 0<&-; sleep 0.2; exit 4", "head -c 1 > /dev/null; exit 4"])
+async def test_a_program_need_not_read_what_it_is_given(folder: int, tmp_path: Path, script: str) -> None:
+    argv = ["/bin/sh", "-c", script]
+
+    ended = await ProcessRunner().run(
+        Command(argv, folder, tmp_path, {}, timedelta(seconds=20), 100, stdin=b"x" * 10_000_000)
+    )
+
+    assert (ended.ended, ended.code) == ("exited", 4)
+
+
+async def test_what_is_said_beyond_the_bound_is_counted_and_thrown_away_where_asked_for(
+    folder: int, tmp_path: Path
+) -> None:
+    code = "import sys; sys.stdout.write('o' * 300_000); sys.stderr.write('e' * 200_000); sys.exit(2)"
+
+    ended = await python(folder, tmp_path, code, max_stdout_bytes=1000, max_stderr_bytes=10, overflow="discard")
+
+    assert (ended.ended, ended.code) == ("exited", 2)
+    assert (len(ended.stdout), ended.stdout_bytes) == (1000, 300_000)
+    assert (len(ended.stderr), ended.stderr_bytes) == (10, 200_000)
+
+
+async def test_every_piece_is_heard_as_it_comes(folder: int, tmp_path: Path) -> None:
+    heard: list[tuple[str, bytes]] = []
+    first = asyncio.Event()
+
+    def hear(stream: str, piece: bytes) -> None:
+        heard.append((stream, piece))
+        first.set()
+
+    script = "echo out; while [ ! -e go ]; do sleep 0.02; done; echo err >&2"
+    what = Command(["/bin/sh", "-c", script], folder, tmp_path, {}, timedelta(seconds=20), 1, overflow="discard")
+    task = asyncio.ensure_future(ProcessRunner().run(replace(what, heard=hear, env={"PATH": "/usr/bin:/bin"})))
+    await asyncio.wait_for(first.wait(), 10)
+    assert heard == [("stdout", b"out\n")]
+
+    (tmp_path / "go").touch()
+    await task
+
+    assert heard == [("stdout", b"out\n"), ("stderr", b"err\n")]
+
+
+async def test_endless_output_costs_neither_memory_nor_the_loop(folder: int, tmp_path: Path) -> None:
+    before, ticks, late = psutil.Process().memory_info().rss, 0, 0.0
+    what = Command(["/usr/bin/yes"], folder, tmp_path, {}, timedelta(seconds=4), 1_000_000, overflow="discard")
+    task = asyncio.ensure_future(ProcessRunner().run(what))
+    while not task.done():
+        begun = time.monotonic()
+        await asyncio.sleep(0.02)
+        ticks, late = ticks + 1, max(late, time.monotonic() - begun)
+
+    ended = await task
+
+    assert (ended.ended, len(ended.stdout)) == ("timeout", 1_000_000)
+    assert ended.stdout_bytes > 16_000_000
+    assert psutil.Process().memory_info().rss - before < 32 * 1024 * 1024
+    assert ticks > 40
+    assert late < 1.0
 
 
 async def test_a_program_that_is_not_there_is_an_os_error(folder: int, tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+"""Runs one program and ends its whole family: ``python -I -S keeper.py CONTROL STATUS LIMIT_S PROGRAM ARG…`` (Linux).
+
+A process group is not enough: ``setsid`` leaves it, and a double fork is adopted by init. The keeper is the *subreaper*
+of all that comes from the program, so every orphan becomes its own child and none gets out of its sight. It waits for
+one byte on CONTROL before it starts the program. When the program ends, when CONTROL is closed (its owner has let go,
+or was killed), on SIGTERM, or after LIMIT_S, it freezes and kills every descendant until the kernel says that it has no
+child left. Only then it writes the end of its report to STATUS and ends itself.
+
+The report has lines ``started PID``, then ``ended CODE LEFT``; or ``failed ERRNO`` when the program could not be
+started. CODE is negative for a signal, LEFT counts descendants that could not be killed (another user's, or stuck in
+the kernel).
+
+What remains: the keeper runs as the same user as the program, which can kill it. Then the kernel kills the program
+itself, its owner kills the program's group, and only what had left that group before lives on. A set-user-ID program is
+beyond its reach. What another service starts on the program's behalf (``at``, ``systemd-run``, a container daemon) is
+no descendant. Against these only an operating system sandbox helps.
+
+The keeper has exactly the program's environment and working directory; there is no secret in it to be read. It imports
+little (no typing, no pathlib): its start is what a command costs more.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+SWEEP_LIMIT_S = 8.0
+"""How long the family is fought; what is then still there cannot be killed by us."""
+FREEZE_ROUNDS = 64
+_LOOK_EVERY_S = 0.02
+
+
+def main(arguments: list[str]) -> int:
+    control, status, limit_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    for descriptor in (control, status):
+        os.set_inheritable(descriptor, False)
+    if os.read(control, 1) == b"":
+        return 1  # let go before anything began
+    family = Family(_woken_by(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    try:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        family.start(arguments[3:])
+    except OSError as error:
+        _say(status, f"failed {error.errno or errno.EIO}")
+        return 1
+    _say(status, f"started {family.program}")
+    _let_go_of_output()
+    family.wait(control, limit_s)
+    left = family.end()
+    _say(status, f"ended {-signal.SIGKILL if family.code is None else family.code} {left}")
+    return 0
+
+
+class Family:
+    """The program and all that comes from it. ``code`` is the program's own end, None while it lives."""
+
+    def __init__(self, wake: int) -> None:
+        self.program = 0
+        self.code: int | None = None
+        self._wake = wake
+
+    def start(self, argv: list[str]) -> None:
+        """Start the program in a session of its own, so without a terminal.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        environment = _given_environment()
+        heard, told = os.pipe()  # closed by a successful exec
+        keeper = os.getpid()
+        self.program = os.fork()
+        if self.program == 0:
+            _become(argv, environment, keeper, told)
+        os.close(told)
+        problem = os.read(heard, 16)
+        os.close(heard)
+        if problem:
+            os.waitpid(self.program, 0)
+            raise OSError(int(problem), os.strerror(int(problem)), argv[0])
+
+    def wait(self, control: int, limit_s: float) -> None:
+        """Wait for the program's end, for the owner to let go, for a signal to end, or for the time."""
+        poll, until = select.poll(), time.monotonic() + limit_s
+        poll.register(control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            self.reap()
+            left_s = until - time.monotonic()
+            if self.code is not None or left_s <= 0:
+                return
+            for descriptor, _event in poll.poll(min(left_s, 3600.0) * 1000):
+                if descriptor == control or set(os.read(self._wake, 512)) != {signal.SIGCHLD}:
+                    return
+
+    def reap(self) -> bool:
+        """Take note of every child that has ended; say whether any is left, grown or adopted."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.program:
+                self.code = os.waitstatus_to_exitcode(status)
+
+    def end(self) -> int:
+        """Kill every descendant until none is left; return how many could not be killed.
+
+        A subreaper without a child has no descendant at all: whoever loses its parent becomes its child.
+        """
+        until = time.monotonic() + SWEEP_LIMIT_S
+        while self.reap():
+            members = freeze(os.getpid())
+            if time.monotonic() > until:
+                return len(members)
+            for pid in members:
+                _signal(pid, signal.SIGKILL)
+            if select.select([self._wake], [], [], _LOOK_EVERY_S)[0]:
+                os.read(self._wake, 512)
+        return 0
+
+
+def freeze(root: int) -> list[int]:
+    """Stop every descendant of a process and return them.
+
+    Each is stopped before its children are looked for: what is stopped starts nothing and reaps nothing, so it cannot
+    outrun us and its children's ids stay theirs. Repeated until a round finds nobody new.
+    """
+    known: set[int] = set()
+    for _ in range(FREEZE_ROUNDS):
+        members: list[int] = []
+        to_look_at = [root]
+        while to_look_at:
+            for child in children(to_look_at.pop()):
+                _signal(child, signal.SIGSTOP)
+                members.append(child)
+                to_look_at.append(child)
+        if known.issuperset(members):
+            return members
+        known.update(members)
+    return list(known)
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, of all its threads; none for one that is gone."""
+    if not _lists_children():
+        return children_by_scan(pid)
+    found: list[int] = []
+    for thread in _entries(f"/proc/{pid}/task"):
+        found += map(int, _content(f"/proc/{pid}/task/{thread}/children").split())
+    return found
+
+
+def children_by_scan(pid: int) -> list[int]:
+    """Like :func:`children`, on a kernel that does not list them: by asking every process for its parent."""
+    return [int(name) for name in _entries("/proc") if name.isdigit() and _parent_of(name) == pid]
+
+
+def _parent_of(pid: str) -> int:
+    # The name in parentheses may hold anything, parentheses too; the parent is the second word behind it.
+    words = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return int(words[1]) if len(words) > 1 else 0
+
+
+def _lists_children() -> bool:
+    return os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK)
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  # pathlib would double the time that a keeper takes to start
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""  # that process or thread has ended
+
+
+def _become(argv: list[str], environment: dict[bytes, bytes], keeper: int, told: int) -> None:
+    """In the new child: leave the keeper's session and become the program. Never returns."""
+    try:
+        os.setsid()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(127)  # it died before the kernel was asked
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execve(argv[0], argv, environment)  # noqa: S606  # an argv, no shell
+    except OSError as error:
+        os.write(told, str(error.errno or errno.EIO).encode())
+    finally:
+        os._exit(127)
+
+
+def _given_environment() -> dict[bytes, bytes]:
+    # Not os.environ: Python may have set LC_CTYPE in it for itself.
+    entries = _content("/proc/self/environ").split(b"\0")
+    pairs = (entry.partition(b"=") for entry in entries if b"=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def _woken_by(*signals: signal.Signals) -> int:
+    """Turn signals into bytes on a pipe and return its end for reading."""
+    wake, waker = os.pipe()
+    for descriptor in (wake, waker):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    for number in signals:
+        signal.signal(number, lambda *_: None)
+    return wake
+
+
+def _let_go_of_output() -> None:
+    """Keep no end of the program's pipes open: its reader must see their end, its writer that nobody reads."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def _say(status: int, line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the owner is gone; there is nobody to tell
+        os.write(status, f"{line}\n".encode())
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

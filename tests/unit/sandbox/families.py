@@ -1,0 +1,72 @@
+"""Programs with awkward families, and ways to see that nobody of them is left."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shared.sandbox.command import Command
+
+DOUBLE_FORK = """
+import os, sys, time
+def note(name):
+    open(os.path.join(sys.argv[1], name + '.tmp'), 'w').write(str(os.getpid()))
+    os.rename(os.path.join(sys.argv[1], name + '.tmp'), os.path.join(sys.argv[1], name + '.pid'))
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        note('orphan'); time.sleep(300)
+    os._exit(0)
+os.wait()
+if os.fork() == 0:
+    os.setsid(); note('session'); time.sleep(300)
+if os.fork() == 0:
+    note('child'); time.sleep(300)
+note('program')
+while len([n for n in os.listdir(sys.argv[1]) if n.endswith('.pid')]) < 4: time.sleep(0.01)
+print('ready', flush=True)
+"""
+"""Starts a child, a child in a session of its own and an orphan in yet another, says ``ready`` and ends."""
+
+STAYING = DOUBLE_FORK + "time.sleep(300)\n"
+"""The same, but does not end."""
+
+
+def command(folder: int, tmp_path: Path, *argv: str, **overrides: Any) -> Command:
+    options: dict[str, Any] = {"timeout": timedelta(seconds=30), "max_stdout_bytes": 1_000_000, "env": {}, **overrides}
+    return Command(argv, folder, tmp_path, **options)
+
+
+def python(folder: int, tmp_path: Path, code: str, *arguments: str, **overrides: Any) -> Command:
+    return command(folder, tmp_path, sys.executable, "-I", "-S", "-c", code, *arguments, **overrides)
+
+
+def pids(folder: Path) -> dict[str, int]:
+    return {path.stem: int(path.read_text()) for path in folder.glob("*.pid")}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until(condition: Callable[[], object], limit_s: float = 15) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110  # another process's state has no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def all_gone(found: dict[str, int]) -> None:
+    assert len(found) == 4, found
+    try:
+        await until(lambda: not any(map(is_alive, found.values())))
+    finally:
+        for pid in filter(is_alive, found.values()):
+            os.kill(pid, 9)  # a failed test leaves nobody behind either

@@ -1,0 +1,284 @@
+"""Nothing that a command started outlives it, however it ends and wherever its descendants went."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.sandbox import keeper
+from shared.sandbox.command import Command, Finished
+from shared.sandbox.leash import Report
+from shared.sandbox.process import ProcessRunner
+from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python, until
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux")
+
+OWNER = """
+import asyncio, os, sys
+from datetime import timedelta
+from pathlib import Path
+from shared.sandbox.command import Command
+from shared.sandbox.process import ProcessRunner
+
+folder = os.open(sys.argv[1], os.O_RDONLY)
+argv = [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]]
+asyncio.run(ProcessRunner().run(Command(argv, folder, Path(sys.argv[1]), {}, timedelta(seconds=300), 1000)))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+async def run(what: Command) -> Finished:
+    async with asyncio.timeout(60):
+        return await ProcessRunner().run(what)
+
+
+@pytest.mark.spec("CMD-01")
+async def test_everybody_ends_with_a_program_that_ends(folder: int, tmp_path: Path) -> None:
+    ended = await run(python(folder, tmp_path, DOUBLE_FORK, str(tmp_path)))
+
+    assert (ended.ended, ended.code, ended.stdout, ended.left_running) == ("exited", 0, b"ready\n", 0)
+    assert not any(map(is_alive, pids(tmp_path).values()))
+    await all_gone(pids(tmp_path))
+
+
+@pytest.mark.spec("CMD-01", "EXE-08")
+async def test_everybody_ends_when_the_time_is_over(folder: int, tmp_path: Path) -> None:
+    ended = await run(python(folder, tmp_path, STAYING, str(tmp_path), timeout=timedelta(seconds=4)))
+
+    assert (ended.ended, ended.code, ended.stdout) == ("timeout", -signal.SIGKILL, b"ready\n")
+    await all_gone(pids(tmp_path))
+
+
+@pytest.mark.spec("CMD-01", "EXE-07")
+async def test_everybody_has_ended_before_a_cancellation_goes_on(folder: int, tmp_path: Path) -> None:
+    task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
+    await until(lambda: len(pids(tmp_path)) == 4)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert not any(map(is_alive, pids(tmp_path).values()))
+
+
+async def test_a_second_cancellation_does_not_cut_the_ending_short(folder: int, tmp_path: Path) -> None:
+    task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
+    await until(lambda: len(pids(tmp_path)) == 4)
+
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert not any(map(is_alive, pids(tmp_path).values()))
+
+
+async def test_everybody_ends_when_too_much_is_said(folder: int, tmp_path: Path) -> None:
+    talking = DOUBLE_FORK + "while True: print('y' * 1000)\n"
+
+    ended = await run(python(folder, tmp_path, talking, str(tmp_path), max_stdout_bytes=5_000))
+
+    assert (ended.ended, len(ended.stdout)) == ("output_limit", 5_000)
+    await all_gone(pids(tmp_path))
+
+
+@pytest.mark.spec("CMD-01")
+async def test_everybody_ends_when_the_process_that_ran_the_command_is_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), STAYING])  # noqa: ASYNC220  # returns at once
+    try:
+        await until(lambda: len(pids(tmp_path)) == 4)
+    finally:
+        owner.kill()
+        owner.wait()
+
+    await all_gone(pids(tmp_path))
+
+
+async def test_a_keeper_told_to_end_by_a_signal_ends_everybody(folder: int, tmp_path: Path) -> None:
+    task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
+    await until(lambda: len(pids(tmp_path)) == 4)
+
+    os.kill(psutil.Process(pids(tmp_path)["program"]).ppid(), signal.SIGTERM)
+
+    ended = await task
+    assert (ended.ended, ended.code) == ("exited", -signal.SIGKILL)
+    await all_gone(pids(tmp_path))
+
+
+async def test_a_program_that_kills_its_keeper_dies_with_its_group(folder: int, tmp_path: Path) -> None:
+    script = "sleep 300 & echo $!; kill -9 $PPID; sleep 300"
+
+    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", script))
+
+    assert ended.code == -signal.SIGKILL
+    await until(lambda: not is_alive(int(ended.stdout)))
+
+
+async def test_a_program_that_stops_its_keeper_gains_nothing(folder: int, tmp_path: Path) -> None:
+    stopping = DOUBLE_FORK + "import signal; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(300)\n"
+
+    ended = await run(python(folder, tmp_path, stopping, str(tmp_path), timeout=timedelta(seconds=4)))
+
+    assert ended.ended == "timeout"
+    await all_gone(pids(tmp_path))
+
+
+STORM = """
+import os, time
+until = time.monotonic() + 20
+for _ in range(8):
+    if os.fork() == 0:
+        while time.monotonic() < until:
+            if os.fork() == 0:
+                os.setsid()
+                os.fork(); os.fork()
+                time.sleep(0.01)
+                os._exit(0)
+            os.wait()
+        os._exit(0)
+print('ready', flush=True)
+time.sleep(300)
+"""
+"""Eight processes that each keep starting a handful in sessions of their own; by itself it ends after 20 s."""
+
+
+async def test_processes_that_keep_starting_others_are_ended(folder: int, tmp_path: Path) -> None:
+    marker = f"storm-{os.getpid()}"
+
+    ended = await run(python(folder, tmp_path, STORM, marker, timeout=timedelta(seconds=3)))
+
+    assert (ended.ended, ended.stdout, ended.left_running) == ("timeout", b"ready\n", 0)
+    assert not [each.pid for each in psutil.process_iter(["cmdline"]) if marker in (each.info["cmdline"] or ())]
+
+
+async def test_a_program_that_ignores_signals_ends(folder: int, tmp_path: Path) -> None:
+    ignoring = "for s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)"
+    deaf = f"import signal, time\n{ignoring}\nprint('ready', flush=True)\ntime.sleep(300)"
+
+    ended = await run(python(folder, tmp_path, deaf, timeout=timedelta(seconds=3)))
+
+    assert (ended.ended, ended.stdout) == ("timeout", b"ready\n")
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 127, 255])
+async def test_the_exit_code_is_the_programs_own(folder: int, tmp_path: Path, code: int) -> None:
+    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", f"exit {code}"))
+
+    assert (ended.ended, ended.code) == ("exited", code)
+
+
+async def test_an_end_by_a_signal_is_told_as_such(folder: int, tmp_path: Path) -> None:
+    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", "kill -SEGV $$"))
+
+    assert ended.code == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "expected"),
+    [
+        (None, 0, FileNotFoundError),
+        ("#!/bin/sh\n", 0o644, PermissionError),
+        ("#!/nonexistent/interpreter\n", 0o755, FileNotFoundError),
+        ("no program at all", 0o755, OSError),
+    ],
+    ids=["absent", "not-executable", "no-interpreter", "no-format"],
+)
+async def test_a_program_that_cannot_be_started_is_an_os_error(
+    folder: int, tmp_path: Path, text: str | None, mode: int, expected: type[OSError]
+) -> None:
+    program = tmp_path / "program"
+    if text is not None:
+        program.write_text(text)
+        program.chmod(mode)
+
+    with pytest.raises(expected) as raised:
+        await run(command(folder, tmp_path, str(program)))
+
+    assert raised.value.filename == str(program)
+
+
+async def test_an_argument_with_nul_starts_nothing(folder: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        await run(command(folder, tmp_path, "/bin/echo", "a\0b"))
+
+
+@pytest.mark.spec("CMD-05")
+async def test_a_program_has_the_given_environment_three_descriptors_and_no_terminal(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_PARENT", "canary-41f")
+    inherited = os.dup(folder)
+    os.set_inheritable(inherited, True)
+    parts = ("tr '\\0' '\\n' < /proc/$$/environ", "ls /proc/$$/fd | tr '\\n' ' '; echo", "true < /dev/tty || echo none")
+    script = "; ".join((*parts, "tr '\\0' '\\n' < /proc/$PPID/environ"))
+
+    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", script, env={"PATH": "/usr/bin:/bin"}))
+
+    os.close(inherited)
+    lines = ended.stdout.decode().splitlines()
+    assert lines == ["PATH=/usr/bin:/bin", "0 1 2 ", "none", "PATH=/usr/bin:/bin"]
+
+
+async def test_no_process_of_ours_is_left_as_a_zombie(folder: int, tmp_path: Path) -> None:
+    for _ in range(3):
+        await run(command(folder, tmp_path, "/bin/true"))
+
+    assert [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
+
+
+async def test_commands_run_side_by_side_without_ending_each_other(folder: int, tmp_path: Path) -> None:
+    ended = await asyncio.gather(
+        *(run(command(folder, tmp_path, "/bin/sh", "-c", f"sleep 0.{number}; echo {number}")) for number in range(6))
+    )
+
+    assert [int(each.stdout) for each in ended] == list(range(6))
+
+
+def test_children_are_found_on_a_kernel_that_does_not_list_them() -> None:
+    child = subprocess.Popen(["/bin/sleep", "60"])
+    try:
+        assert child.pid in keeper.children_by_scan(os.getpid())
+        assert child.pid in keeper.children(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
+
+    assert keeper.children(child.pid) == []
+
+
+async def test_freezing_stops_every_descendant_of_a_process() -> None:
+    parent = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & sleep 60"])  # noqa: ASYNC220  # returns at once
+    try:
+        await until(lambda: len(keeper.children(parent.pid)) == 2)
+
+        frozen = keeper.freeze(parent.pid)
+
+        assert len(frozen) == 2
+        await until(lambda: {psutil.Process(pid).status() for pid in frozen} == {psutil.STATUS_STOPPED})
+    finally:
+        for pid in (*keeper.children(parent.pid), parent.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        parent.wait()
+
+
+def test_a_report_without_an_end_is_that_of_a_killed_keeper() -> None:
+    assert Report.read("") == Report(0, 0, -signal.SIGKILL, 0, is_complete=False)
+    assert Report.read("started 12\n") == Report(12, 0, -signal.SIGKILL, 0, is_complete=False)
+    assert Report.read("started 12\nended 3 1\n") == Report(12, 0, 3, 1, is_complete=True)
+    assert Report.read("failed 2\n").problem == 2

@@ -10,11 +10,13 @@ import sys
 import threading
 
 from shared.errors import SoongError
+from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
 from worker.python_step import STEP_THREADS
 
 
 def main() -> int:
+    forbid_inspection()
     parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until told to stop.")
     parser.add_argument("--name", default="", help="node name before the @, as Flower shows it")
     parser.add_argument("--slots", type=int, default=None)

@@ -90,8 +90,8 @@ async def _run(
             answer = sound(await hook())
     except asyncio.CancelledError:
         if _is_interrupted():
-            ended = _Run[T](named.name, stage, _since(began_s, wires))
-            await ended.note(wires, {"outcome": "cancelled"})
+            cancelled: _Run[T] = _Run(named.name, stage, _since(began_s, wires))
+            await cancelled.note(wires, {"outcome": "cancelled"})
             raise
         failure, problem = "failed", "failed with CancelledError"
     except _NonsenseError as error:

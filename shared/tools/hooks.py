@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from shared.jsontext import JsonObject
 from shared.tools.hook import (
+    DEFAULT_HOOK_TIMEOUT,
     STRENGTH,
     HookCall,
     HookWires,
@@ -25,6 +26,7 @@ from shared.tools.hook_run import ask_post, ask_pre
 from shared.tools.result import ContentBlock, ToolResult
 
 __all__ = [
+    "DEFAULT_HOOK_TIMEOUT",
     "NO_HOOKS",
     "HookCall",
     "HookWires",

@@ -211,7 +211,7 @@ def test_a_fallbacks_names_fit_all_its_members() -> None:
 @pytest.mark.spec("SCH-04")
 def test_a_name_that_cannot_be_said_is_refused_with_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = replace(LIMITS["openai"], name_pattern="[0-9]+", name_max_chars=8)
-    monkeypatch.setitem(LIMITS, "openai", narrow)  # type: ignore[arg-type]  # a mapping that only tests change
+    monkeypatch.setitem(LIMITS, "openai", narrow)
 
     with pytest.raises(SchemaUnsupportedError) as caught:
         names_for(OfProvider(Asked().model(), "openai"), make_tools("code.search"))

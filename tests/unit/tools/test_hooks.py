@@ -1,20 +1,34 @@
 import asyncio
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shared.tools.hooks import HookCall, Hooks, Matcher, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
+from shared.jsontext import JsonObject, digest
+from shared.testing.clock import FakeClock
+from shared.tools.definition import HandlerOutput, Target, ToolContext
+from shared.tools.hooks import (
+    HookCall,
+    Hooks,
+    HookWires,
+    Matcher,
+    NamedPostHook,
+    NamedPreHook,
+    PostOutcome,
+    PreOutcome,
+)
 from shared.tools.result import ErrorType, TextBlock, ToolResult
-from tests.unit.tools.parts import Bench, make_bench, make_tool
+from tests.unit.tools.parts import Bench, make_bench, make_identity, make_tool, make_workplace
 
 EVERY = Matcher()
 
 
 def pre(
-    outcome: PreOutcome | Exception, *, on: Matcher = EVERY, timeout: timedelta = timedelta(seconds=5)
+    outcome: PreOutcome | BaseException, *, on: Matcher = EVERY, timeout: timedelta = timedelta(seconds=5)
 ) -> NamedPreHook:
     async def hook(_call: HookCall) -> PreOutcome:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -62,6 +76,7 @@ async def test_a_rewritten_input_is_what_runs_and_the_four_inputs_are_kept_apart
     assert result.data == "b"
     assert started.call.arguments == {"text": "a"}
     assert started.hook_input == started.gate_call.permission_input == started.call_input == {"text": "b"}
+    assert started.gate_call.input_digest == digest({"text": "b"})
     note = dict(bench.log.notes[0][1])
     assert bench.log.notes[0][0] == "hook_run"
     assert (note["outcome"], note["input_diff"]) == ("allow", {"text": ["a", "b"]})
@@ -75,7 +90,20 @@ async def test_a_rewritten_input_is_validated_again() -> None:
 
     assert result.error is not None
     assert result.error.type is ErrorType.INVALID_INPUT
+    assert "a hook rewrote the input" in result.error.message
     assert bench.gate.asked == []
+
+
+@pytest.mark.spec("EXE-02")
+async def test_a_rewritten_input_is_put_to_the_tools_own_check_too() -> None:
+    tool = make_tool(validate_input=lambda call_input: "no b here" if call_input["text"] == "b" else None)
+    bench = make_bench([tool], hooks=Hooks((pre(PreOutcome(call_input={"text": "b"})),)))
+
+    result = await bench.call("test.echo", text="a")
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.INVALID_INPUT
+    assert "no b here" in result.error.message
 
 
 @pytest.mark.spec("EXE-13")
@@ -131,3 +159,244 @@ async def test_a_hook_is_about_the_tools_its_matcher_covers() -> None:
     )
 
     assert (await bench.call("test.echo", text="x")).ok
+
+
+NONSENSE: list[Any] = [
+    None,
+    {"action": "allow"},
+    PostOutcome(),
+    PreOutcome("maybe"),  # type: ignore[arg-type]  # what a hook without types may say
+    PreOutcome(reason=3),  # type: ignore[arg-type]
+    PreOutcome(context="one text"),  # type: ignore[arg-type]
+    PreOutcome(context=(1,)),  # type: ignore[arg-type]
+    PreOutcome(context=("x" * 10_001,)),
+    PreOutcome(call_input=[1]),  # type: ignore[arg-type]
+    PreOutcome(call_input={"text": object()}),  # type: ignore[dict-item]
+    PreOutcome(call_input={"text": float("nan")}),
+    PreOutcome(call_input={"text": 2**60}),
+]
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize("answer", NONSENSE, ids=lambda answer: repr(answer)[:60])
+async def test_a_hook_that_answers_nonsense_denies(answer: Any) -> None:
+    bench = bench_with(pre(answer))
+
+    assert "the hook 'checker' gave no usable answer" in await refused(bench)
+    assert bench.log.notes[0][1]["failure"] == "nonsense"
+
+
+POST_NONSENSE: list[Any] = [
+    None,
+    PreOutcome(),
+    PostOutcome("text"),  # type: ignore[arg-type]
+    PostOutcome(("text",)),  # type: ignore[arg-type]
+    PostOutcome(context=(None,)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize("answer", POST_NONSENSE, ids=repr)
+async def test_a_post_hook_that_answers_nonsense_changes_nothing(answer: Any) -> None:
+    async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
+        return answer  # type: ignore[no-any-return]
+
+    bench = bench_with(post=(NamedPostHook("odd", after),))
+
+    result = await bench.call("test.echo", text="x")
+
+    assert (result.content, dict(result.metadata)) == ((TextBlock("x"),), {})
+    assert (bench.log.notes[0][1]["outcome"], bench.log.notes[0][1]["failure"]) == ("none", "nonsense")
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_hooks_own_timeout_or_cancellation_is_its_failure_and_not_ours() -> None:
+    for error in (TimeoutError(), asyncio.CancelledError()):
+        bench = bench_with(pre(error))
+
+        assert f"failed with {type(error).__name__}" in await refused(bench)
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_hook_that_does_not_let_itself_be_ended_has_still_given_no_answer() -> None:
+    async def stubborn(_call: HookCall) -> PreOutcome:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return PreOutcome("allow")
+        return PreOutcome()
+
+    bench = bench_with(NamedPreHook("stubborn", stubborn, timeout=timedelta(milliseconds=5)))
+
+    assert "'stubborn' gave no answer" in await refused(bench)
+    assert bench.log.notes[0][1]["failure"] == "timeout"
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_hook_cannot_change_the_input_in_place_nor_after_its_answer() -> None:
+    kept: list[dict[str, Any]] = []
+
+    async def sly(call: HookCall) -> PreOutcome:
+        call.call_input["text"] = "in place"  # type: ignore[index]
+        kept.append({"text": "answered"})
+        return PreOutcome(call_input=kept[0])
+
+    async def later(call: HookCall) -> PreOutcome:
+        kept[0]["text"] = "afterwards"
+        return PreOutcome()
+
+    bench = bench_with(NamedPreHook("sly", sly), NamedPreHook("later", later))
+
+    assert (await bench.call("test.echo", text="a")).data == "answered"
+    assert bench.log.starts[0].call.arguments == {"text": "a"}
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_hook_sees_derived_fields_that_follow_every_rewrite_and_are_never_fed_back() -> None:
+    seen: list[tuple[Any, JsonObject]] = []
+
+    def target(_context: ToolContext, call_input: JsonObject) -> Target:
+        return Target("path", "/p", f"/p/{call_input['text']}", host="", is_sensitive=True)
+
+    async def look(call: HookCall) -> PreOutcome:
+        shown: Any = call.derived["target"]
+        seen.append((shown["shown"], call.call_input))
+        return PreOutcome()
+
+    hooks = Hooks(
+        (
+            NamedPreHook("first", look),
+            NamedPreHook("again", look),
+            pre(PreOutcome(call_input={"text": "b"})),
+            NamedPreHook("last", look),
+        )
+    )
+    bench = make_bench([make_tool(target=target)], hooks=hooks)
+
+    await bench.call("test.echo", text="a")
+
+    assert seen == [("/p/a", {"text": "a"}), ("/p/a", {"text": "a"}), ("/p/b", {"text": "b"})]
+    assert bench.log.starts[0].call_input == {"text": "b"}
+
+
+@pytest.mark.spec("EXE-13")
+async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may_mend_it() -> None:
+    def target(_context: ToolContext, call_input: JsonObject) -> Target:
+        if call_input["text"] == "bad":
+            raise FileNotFoundError("bad")
+        return Target("path", "/p", "/p/good")
+
+    told: list[JsonObject] = []
+
+    async def mend(call: HookCall) -> PreOutcome:
+        told.append(call.derived)
+        return PreOutcome(call_input={"text": "good"})
+
+    bench = make_bench([make_tool(target=target)], project=Path("/p"), hooks=Hooks((NamedPreHook("mend", mend),)))
+
+    assert (await bench.call("test.echo", text="bad")).data == "good"
+    assert told == [{"cwd": "/p", "project": "/p"}]
+
+
+@pytest.mark.spec("EXE-13", "EXE-09")
+async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
+    async def slow(call: HookCall) -> PreOutcome:
+        await call.progress.report("asking the linter", {"files": 3})
+        return PreOutcome()
+
+    bench = bench_with(NamedPreHook("slow", slow))
+
+    await bench.call("test.echo", text="x")
+
+    (kind, data), (second, _) = bench.log.notes
+    assert (kind, second) == ("tool_progress", "hook_run")
+    assert data == {
+        "tool_call_id": "call_1",
+        "tool": "test.echo",
+        "hook": "slow",
+        "message": "asking the linter",
+        "data": {"files": 3},
+    }
+
+
+@pytest.mark.spec("EXE-13")
+async def test_every_run_of_a_hook_is_an_event_with_outcome_and_duration() -> None:
+    clock = FakeClock()
+
+    async def slow(_call: HookCall) -> PreOutcome:
+        clock.advance(timedelta(milliseconds=40))
+        return PreOutcome("ask", "look twice", context=("a", "b"))
+
+    notes: list[tuple[str, JsonObject]] = []
+
+    async def note(kind: str, data: JsonObject) -> None:
+        notes.append((kind, data))
+
+    call = HookCall(make_identity(), "c1", make_tool(), {}, make_workplace(Path("/p")))
+    await Hooks((NamedPreHook("slow", slow),)).before(call, HookWires(note, clock=clock))
+
+    event = {"hook": "slow", "stage": "pre", "outcome": "ask", "reason": "look twice", "context": 2, "duration_ms": 40}
+    assert notes == [("hook_run", event)]
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_large_change_is_noted_by_size_and_digest() -> None:
+    bench = bench_with(pre(PreOutcome(call_input={"text": "y" * 5000})))
+
+    await bench.call("test.echo", text="x")
+
+    diff: Any = bench.log.notes[0][1]["input_diff"]
+    assert diff["text"][0] == "x"
+    assert (diff["text"][1]["chars"], len(diff["text"][1]["sha256"])) == (5002, 64)
+
+
+@pytest.mark.spec("EXE-13")
+async def test_deny_beats_ask_and_the_reason_is_of_the_one_that_denied() -> None:
+    bench = bench_with(pre(PreOutcome("ask", "hm")), pre(PreOutcome("deny", "no")), pre(RuntimeError()))
+
+    assert await refused(bench) == "no"
+    assert [note["outcome"] for _, note in bench.log.notes] == ["ask", "deny"]
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_denial_without_a_reason_names_the_hook() -> None:
+    assert await refused(bench_with(pre(PreOutcome("deny")))) == "the hook 'checker' refused the call"
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_post_hook_cannot_make_a_failure_a_success() -> None:
+    async def praise(_call: HookCall, _result: ToolResult) -> PostOutcome:
+        return PostOutcome((TextBlock("all went well"),))
+
+    async def broken(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        raise RuntimeError("broken")
+
+    hooks = Hooks(post=(NamedPostHook("praise", praise),))
+    bench = make_bench([make_tool(handler=broken)], hooks=hooks)
+
+    result = await bench.call("test.echo", text="x")
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.EXECUTION_FAILED
+
+
+@pytest.mark.spec("EXE-13")
+async def test_each_post_hook_sees_what_the_one_before_made_of_the_content() -> None:
+    async def louder(_call: HookCall, result: ToolResult) -> PostOutcome:
+        block = result.content[0]
+        assert isinstance(block, TextBlock)
+        return PostOutcome((TextBlock(block.text + "!"),), (f"saw {block.text}",))
+
+    hooks = (NamedPostHook("one", louder), NamedPostHook("two", louder))
+    bench = bench_with(post=hooks)
+
+    result = await bench.call("test.echo", text="x")
+
+    assert (result.content, result.data) == ((TextBlock("x!!"),), "x")
+    assert result.metadata["hook_context"] == ["saw x", "saw x!"]
+
+
+def test_hooks_of_two_sources_are_asked_in_their_order() -> None:
+    one, two = pre(PreOutcome()), pre(PreOutcome())
+
+    assert (Hooks((one,)) + Hooks((two,))).pre == (one, two)

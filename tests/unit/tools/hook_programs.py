@@ -1,0 +1,80 @@
+"""Hooks that are real small programs, and a pipeline around them."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.config import CommandsConfig, HookConfig, HooksConfig
+from shared.sandbox.process import ProcessRunner
+from shared.sandbox.redact import Redactor
+from shared.tools.command_hooks import hooks_of
+from shared.tools.definition import ToolDefinition
+from shared.tools.hooks import Hooks
+from tests.unit.tools.parts import Bench, make_bench, make_tool
+
+PYTHON = str(Path(sys.executable).resolve())
+
+_HEAD = """\
+import json, os, sys
+told = json.load(sys.stdin)
+answer = lambda **fields: print(json.dumps(fields))
+"""
+
+
+@dataclass
+class Programs:
+    """A home with hook programs, a project beside it, and the configuration that names the programs."""
+
+    root: Path
+    pre: list[HookConfig] = field(default_factory=list)
+    post: list[HookConfig] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for folder in (self.home, self.project):
+            folder.mkdir(exist_ok=True)
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def project(self) -> Path:
+        return self.root / "project"
+
+    def python(self, body: str, name: str = "check", *, stage: str = "pre", **more: Any) -> Path:
+        """Add a hook that is a Python program; ``told`` is the document it reads, ``answer`` writes one."""
+        return self._add([PYTHON, "-I"], _HEAD + body, name, stage, more)
+
+    def sh(self, body: str, name: str = "check", *, stage: str = "pre", **more: Any) -> Path:
+        """Add a hook that is a shell script."""
+        return self._add(["sh"], body, name, stage, more)
+
+    def _add(self, command: list[str], text: str, name: str, stage: str, more: dict[str, Any]) -> Path:
+        script = self.home / f"{name}.script"
+        script.write_text(text, encoding="utf-8")
+        hook = HookConfig(name=name, command=(*command, str(script)), **more)
+        (self.pre if stage == "pre" else self.post).append(hook)
+        return script
+
+    def hooks(self, redactor: Redactor | None = None, commands: CommandsConfig | None = None) -> Hooks:
+        config = HooksConfig(pre=tuple(self.pre), post=tuple(self.post))
+        return hooks_of(config, ProcessRunner(), home=self.home, commands=commands, redactor=redactor)
+
+    def bench(self, tool: ToolDefinition | None = None, *, redactor: Redactor | None = None) -> Bench:
+        tools = [tool or make_tool()]
+        return make_bench(tools, project=self.project, hooks=self.hooks(redactor), redactor=redactor)
+
+
+def hook_runs(bench: Bench) -> list[dict[str, Any]]:
+    """Return the events of hooks."""
+    return [dict(data) for kind, data in bench.log.notes if kind == "hook_run"]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that another process does."""
+    async with asyncio.timeout(15):
+        while not condition():  # noqa: ASYNC110  # no event comes from a process that we do not wait for
+            await asyncio.sleep(0.01)

@@ -1,0 +1,204 @@
+"""Hooks as programs of the user: what they are told, what they answer, when they are refused at start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import CommandsConfig, HookConfig, HooksConfig
+from shared.errors import InvalidConfigError
+from shared.jsontext import digest, parse_strict
+from shared.sandbox.process import ProcessRunner
+from shared.tools.command_hooks import hooks_of
+from shared.tools.definition import Target
+from shared.tools.result import ErrorType, JsonBlock, TextBlock
+from tests.unit.tools.hook_programs import Programs, hook_runs
+from tests.unit.tools.parts import Bench, make_bench, make_tool
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    return Programs(tmp_path)
+
+
+async def denied(bench: Bench) -> str:
+    result = await bench.call("test.echo", text="x")
+    assert result.error is not None
+    assert result.error.type is ErrorType.HOOK_DENIED
+    assert (bench.gate.asked, bench.log.starts) == ([], [])
+    return result.error.message
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_program_is_told_of_the_call_in_one_document(programs: Programs) -> None:
+    programs.python("open('told.json', 'w').write(json.dumps(told))")
+    tool = make_tool(target=lambda _context, _input: Target("path", "/p", "/p/x"))
+
+    assert (await programs.bench(tool).call("test.echo", text="hé")).ok
+
+    told: Any = parse_strict((programs.home / "told.json").read_bytes())
+    assert {key: told[key] for key in ("v", "stage", "hook", "tool_call_id", "input")} == {
+        "v": 1,
+        "stage": "pre",
+        "hook": "check",
+        "tool_call_id": "call_1",
+        "input": {"text": "hé"},
+    }
+    assert told["tool"] == {"name": "test.echo", "permission": "readonly", "tags": []}
+    assert told["workplace"] == {"project": str(programs.project), "cwd": str(programs.project)}
+    assert (told["derived"]["target"]["shown"], told["derived"]["cwd"]) == ("/p/x", str(programs.project))
+    assert (told["run"]["run_id"], told["run"]["role"]) == ("run_1", "worker")
+    assert "result" not in told
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize("body", ["", "exit 0", "printf ' \\n'"], ids=["empty", "exit", "blank"])
+async def test_a_program_that_says_nothing_has_no_opinion(programs: Programs, body: str) -> None:
+    programs.sh(body)
+    bench = programs.bench()
+
+    assert (await bench.call("test.echo", text="x")).ok
+    assert (hook_runs(bench)[0]["outcome"], bench.gate.asked[0].hook_result) == ("none", "none")
+
+
+@pytest.mark.spec("EXE-02", "EXE-13")
+async def test_a_program_denies_with_its_reason(programs: Programs) -> None:
+    programs.sh("""printf '{"action": "deny", "reason": "not on Fridays"}'""")
+    bench = programs.bench()
+
+    assert await denied(bench) == "not on Fridays"
+    assert bench.ended.error is not None
+    assert bench.ended.error.details == {"hook": "check"}
+
+
+@pytest.mark.spec("EXE-02", "EXE-13")
+async def test_a_program_rewrites_the_input_and_permission_sees_that(programs: Programs) -> None:
+    programs.python("answer(input={'text': told['input']['text'].upper()}, context=['louder'])")
+    bench = programs.bench()
+
+    result = await bench.call("test.echo", text="x")
+
+    assert (result.data, result.metadata["hook_context"]) == ("X", ["louder"])
+    assert bench.gate.asked[0].input_digest == digest({"text": "X"})
+    assert hook_runs(bench)[0]["input_diff"] == {"text": ["x", "X"]}
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize("action", ["allow", "ask"])
+async def test_a_program_allows_or_asks_and_replaces_nobody(programs: Programs, action: str) -> None:
+    programs.python(f"answer(action={action!r})")
+    bench = programs.bench()
+
+    await bench.call("test.echo", text="x")
+
+    assert bench.gate.asked[0].hook_result == action
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize(
+    ("content", "block"),
+    [('"short"', TextBlock("short")), ('{"a": 1}', JsonBlock({"a": 1})), ("[1]", JsonBlock([1]))],
+    ids=["text", "object", "list"],
+)
+async def test_a_program_replaces_what_the_model_sees(programs: Programs, content: str, block: TextBlock) -> None:
+    programs.sh(f"printf '%s' '{{\"content\": {content}}}'", stage="post")
+    bench = programs.bench()
+
+    result = await bench.call("test.echo", text="long")
+
+    assert (result.content, result.data, result.ok) == ((block,), "long", True)
+    assert (hook_runs(bench)[0]["stage"], hook_runs(bench)[0]["outcome"]) == ("post", "replaced")
+
+
+@pytest.mark.spec("EXE-13")
+async def test_after_a_call_a_program_is_told_the_result(programs: Programs) -> None:
+    programs.python("open('told.json', 'w').write(json.dumps(told))", stage="post")
+
+    await programs.bench().call("test.echo", text="said")
+
+    told: Any = parse_strict((programs.home / "told.json").read_bytes())
+    assert (told["stage"], told["result"]) == (
+        "post",
+        {"is_error": False, "error": None, "summary": "said", "content": ["said"]},
+    )
+
+
+@pytest.mark.spec("EXE-13", "EXE-09")
+async def test_what_a_program_says_on_stderr_is_progress(programs: Programs) -> None:
+    programs.sh("echo 'looking at it' >&2; echo 'still looking' >&2")
+    bench = programs.bench()
+
+    await bench.call("test.echo", text="x")
+
+    said = [(data["hook"], data["message"]) for kind, data in bench.log.notes if kind == "tool_progress"]
+    assert said == [("check", "looking at it"), ("check", "still looking")]
+
+
+@pytest.mark.spec("EXE-13", "CMD-05")
+async def test_a_program_gets_an_allowlist_of_variables(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TEAM", "OTHER", "TOKEN", "OWN_TOKEN"):
+        monkeypatch.setenv(name, f"{name}-value")
+    programs.python("open('env.json', 'w').write(json.dumps(dict(os.environ)))", env=("OWN_TOKEN",))
+    commands = CommandsConfig(env=("TEAM", "TOKEN"), secret_env=("TOKEN", "OWN_TOKEN"))
+    bench = make_bench([make_tool()], project=programs.project, hooks=programs.hooks(commands=commands))
+
+    await bench.call("test.echo", text="x")
+
+    env: Any = parse_strict((programs.home / "env.json").read_bytes())
+    assert (env.get("TEAM"), env.get("OWN_TOKEN")) == ("TEAM-value", "OWN_TOKEN-value")
+    assert not {"OTHER", "TOKEN"} & env.keys()
+
+
+@pytest.mark.spec("EXE-13")
+async def test_hooks_are_about_the_tools_that_their_glob_and_tags_cover(programs: Programs) -> None:
+    programs.sh("exit 1", name="elsewhere", tools="code.*")
+    programs.sh("exit 1", name="tagged", tags=("mcp",))
+
+    assert (await programs.bench().call("test.echo", text="x")).ok
+
+
+def _config(**more: Any) -> HooksConfig:
+    return HooksConfig(pre=(HookConfig(name="good", command=("true",)), HookConfig(name="bad", **more)))
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("/nowhere/hook",), "/nowhere/hook"),
+        (("no-such-program-anywhere",), "not a program on PATH"),
+        (("hooks/check.sh",), "relative path"),
+        (("./check.sh",), "relative path"),
+        (("/etc",), "hooks.pre[1]"),
+        (("/etc/passwd",), "not executable"),
+        (("true", "a\0b"), "NUL"),
+    ],
+    ids=str,
+)
+def test_a_program_that_cannot_be_run_is_an_error_at_start(
+    tmp_path: Path, command: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=r"hooks\.pre\[1\]") as caught:
+        hooks_of(_config(command=command), ProcessRunner(), home=tmp_path)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.spec("EXE-13")
+def test_two_hooks_of_one_name_are_an_error_at_start(tmp_path: Path) -> None:
+    pre = (HookConfig(name="one", command=("true",)),)
+    post = (HookConfig(name="one", command=("true",)),)
+
+    with pytest.raises(InvalidConfigError, match=r"hooks\.post\[0\]: another hook is called 'one'"):
+        hooks_of(HooksConfig(pre=pre, post=post), ProcessRunner(), home=tmp_path)
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_home_that_went_away_denies(programs: Programs) -> None:
+    programs.sh("")
+    bench = programs.bench()
+    for path in programs.home.iterdir():
+        path.unlink()
+    programs.home.rmdir()
+
+    assert "the hook 'check' cannot be started" in await denied(bench)

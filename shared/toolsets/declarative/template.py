@@ -20,6 +20,7 @@ MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
 
 _FIELD = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:=,@%+-]*", re.ASCII)
+_OPERATORS = re.compile(r"[;&|()`\n]")
 _EVALUATES_AGAIN = re.compile(
     # Each of these reads a word that the shell has finished with a second time, as code.
     r"\$\(\(|(?:^|[\s;&|])\(\(|(?:^|\s)\[\[\s|(?:^|[\s;&|(`])(?:eval|let|trap|source)\s|(?:^|[\n;&|(`]\s*)\.\s"
@@ -153,9 +154,10 @@ def render_shell(arguments: Sequence[Argument], call_input: JsonObject) -> Shell
                 _refuse_option(argument, argument.joined(given))
             for value in given:
                 _refuse_unusable(argument, value)
-        elif not _PLAIN_WORD.fullmatch(argument.literals[0]):
-            is_past_options = False  # another command may begin here, and its options with it
-        is_past_options = is_past_options or argument.is_end_of_options
+        else:
+            # Another command may begin behind each operator, and its options with it.
+            *before, last = _OPERATORS.split(argument.literals[0])
+            is_past_options = "--" in last.split() or (is_past_options and not before)
         first = len(values) + 1
         texts.append(argument.joined([f'"${{{first + index}}}"' for index in range(len(given))]))
         shown.append(argument.joined([shlex.quote(value) for value in given]))

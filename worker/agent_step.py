@@ -30,10 +30,13 @@ from shared.store import Store
 from shared.tasks.inputs import BoundStep
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, StepEnd
+from shared.tools.command_hooks import hooks_of
 from shared.tools.definition import ToolDefinition, Workplace
+from shared.tools.hooks import Hooks
 from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from shared.tools.ports import ArtifactStore, Gate
 from shared.tools.registry import ToolRegistry
+from shared.tools.sdk_hooks import registered_hooks
 from shared.tools.surface import Surface, narrow
 from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
@@ -86,6 +89,7 @@ class AgentRuns:
     _user_home: str = field(init=False)
     _policy: Policy = field(init=False)
     _write_roots: tuple[Path, ...] = field(init=False)
+    _hooks: Hooks = field(init=False)
 
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
@@ -100,6 +104,14 @@ class AgentRuns:
         )
         surroundings = Surroundings.of(self.settings, self.config)
         self._registry = make_registry(surroundings, [TaskTools(self.store, self._worker_id, self.clock)])
+        configured = hooks_of(
+            self.config.hooks,
+            surroundings.runner,
+            home=self.settings.home,
+            commands=self.config.commands,
+            redactor=self._redactor,
+        )
+        self._hooks = registered_hooks() + configured
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         """Run the agent of a claimed step from where it stands to its end."""
@@ -182,6 +194,7 @@ class AgentRuns:
             scope,
             gate,
             log,
+            hooks=self._hooks,
             artifacts=self.artifacts,
             redactor=self._redactor,
             clock=self.clock,

@@ -5,11 +5,11 @@ are known where they run.
 """
 
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Self
 
+from orchestrator.tool_registry import registry_of
 from shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
 from shared.agents.script import check_script
-from shared.clock import SystemClock
 from shared.config import Config
 from shared.errors import NotFoundError
 from shared.identity import Role
@@ -19,26 +19,9 @@ from shared.permissions.policy import Policy
 from shared.settings import Settings
 from shared.tasks.plan import Known, PlanStep
 from shared.tasks.step import StepKind
-from shared.tasks.store import TaskStore
-from shared.tools.definition import Permission, ToolAdapter, ToolDefinition
-from shared.tools.registry import ToolRegistry
+from shared.tools.definition import Permission, ToolDefinition
 from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
-from shared.toolsets.sources import Surroundings, make_registry
-from shared.toolsets.tasks import TaskTools
-
-
-def registry_of(surroundings: Surroundings) -> ToolRegistry:
-    """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
-
-    Raises:
-        InvalidToolError, InvalidConfigError: as :func:`make_registry`.
-    """
-    return make_registry(surroundings, run_sources())
-
-
-def run_sources() -> tuple[ToolAdapter, ...]:
-    """Return the sources whose tools work on a run's rows, only described here: workers have them over their store."""
-    return (TaskTools(cast(TaskStore, None), lambda: "", SystemClock()),)
+from shared.toolsets.sources import Surroundings
 
 
 def tools_of(surroundings: Surroundings) -> tuple[ToolDefinition, ...]:

@@ -53,7 +53,8 @@ def _read_value(name: str, value: str, part: JsonObject) -> Json:
         choice = part.get("enum")
         if kind is None and (not isinstance(choice, Sequence) or value in choice):
             return value
-        raise UsageError(f"{name}={_shown(value)}: {_wanted(kind)} ({error})") from error
+        why = f": {error}" if kind in ("array", "object") else ""
+        raise UsageError(f"{name}={_shown(value)}: {_wanted(kind)}{why}") from error
     if kind is not None and not _is(kind, read):
         raise UsageError(f"{name}={_shown(value)}: {_wanted(kind)}")
     return read

@@ -48,11 +48,12 @@ def tool_text(tool: ToolDefinition, source: str, settings: Settings) -> str:
         ("time", _time(tool, settings)),
         ("output", _output(tool, settings)),
         ("interrupt", "is waited for" if tool.interrupt == "block" else "ends it at once"),
-        ("may end in", ", ".join(error.value for error in tool.errors) or "what any call may"),
-        ("any call", "; ".join(f"{when}: {', '.join(errors)}" for when, errors in EVERY_CALL.items())),
+        ("may end in", ", ".join(error.value for error in tool.errors) or "nothing of its own"),
+        ("  any call", "as all tools:"),
+        *((f"  {when}", ", ".join(error.value for error in errors)) for when, errors in EVERY_CALL.items()),
     ]
     head = f"{tool.name}{f'  ({inert(tool.title)})' if tool.title else ''}\n\n{inert(tool.description.strip())}"
-    facts = "\n".join(f"{name:<11} {inert(value)}" for name, value in rows if value)
+    facts = "\n".join(f"{name:<18} {inert(value)}" for name, value in rows if value)
     return f"{head}\n\n{_arguments(arguments_of(tool.input_schema))}\n\n{facts}"
 
 

@@ -148,7 +148,7 @@ def call(
 
 
 def _registered(settings: Settings) -> "tuple[Config, ToolRegistry]":
-    from orchestrator.catalogue import registry_of
+    from orchestrator.tool_registry import registry_of
     from shared.config import load_config
     from shared.toolsets.sources import Surroundings
 

@@ -9,11 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.catalogue import registry_of, run_sources
 from orchestrator.direct.folder import FolderLog
 from orchestrator.direct.gate import DirectGate
 from orchestrator.direct.session import DirectSession
 from orchestrator.submission import existing_folder
+from orchestrator.tool_registry import registry_of, run_sources
 from shared.adapters.artifacts import FolderArtifacts
 from shared.clock import SystemClock
 from shared.config import Config, load_config
@@ -27,6 +27,7 @@ from shared.permissions.request import PermissionCallback
 from shared.permissions.rules import parse_allow
 from shared.runs.status import EndReason
 from shared.sandbox.process import ProcessRunner
+from shared.sandbox.programs import DEFAULT_NAMES
 from shared.sandbox.redact import Redactor, redactor
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings, load_settings, secret_values
@@ -143,7 +144,7 @@ def build(settings: Settings, config: Config, registry: ToolRegistry, request: D
     pipeline = ToolPipeline(
         [tool for tool in registry.select(surface.tools) if tool.name not in needs_step],
         scope,
-        _gate(settings, sitting, request, log, secrets),
+        _gate(settings, config, sitting, request, log),
         log,
         hooks=_hooks(settings, config, request, secrets),
         artifacts=artifacts,
@@ -182,9 +183,7 @@ def _scope(settings: Settings, config: Config, session: Session, role: Role) -> 
     return RunScope(identity, 0, Workplace(project, cwd, run_dir, roots))
 
 
-def _gate(
-    settings: Settings, session: Session, request: DirectRequest, log: FolderLog, redactor: Redactor
-) -> DirectGate:
+def _gate(settings: Settings, config: Config, session: Session, request: DirectRequest, log: FolderLog) -> DirectGate:
     return DirectGate(
         session=session,
         policy=Policy.from_json(session.policy),
@@ -195,7 +194,9 @@ def _gate(
         timeout=timedelta(seconds=settings.permission_timeout_s),
         decision_ttl=timedelta(seconds=settings.decision_ttl_s),
         home=str(Path.home()),
-        redactor=redactor,
+        env=(*DEFAULT_NAMES, *config.commands.env),
+        is_tainted=lambda: log.is_tainted,
+        redactor=log.redactor,
     )
 
 

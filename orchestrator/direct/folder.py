@@ -15,6 +15,7 @@ from orchestrator.record import StoredArtifacts, lines_of, make_folders, write_d
 from shared.clock import Clock
 from shared.errors import UnavailableError
 from shared.jsontext import JsonObject, dump
+from shared.permissions.taint import reads_untrusted
 from shared.runs.call_events import ended_event, started_event
 from shared.runs.events import Event, NewEvent
 from shared.sandbox.redact import Redactor
@@ -43,6 +44,8 @@ class FolderLog:
     redactor: Redactor
     ended: dict[str, ToolResult] = field(default_factory=dict)
     """Every terminal result by its call: of an aborted call nobody gets it as a return value."""
+    is_tainted: bool = False
+    """A call has begun that may have read what strangers wrote (PER-21)."""
     _seq: int = 0
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -51,6 +54,7 @@ class FolderLog:
         return self._seq > 0
 
     async def started(self, started: StartedCall) -> None:
+        self.is_tainted = self.is_tainted or reads_untrusted(started.gate_call.definition)
         await self.append((started_event(started, now_us=self.clock.now_us()),))
 
     async def finished(

@@ -15,9 +15,10 @@ from orchestrator.responders import Lane, answer_by, lane_of
 from orchestrator.rulings import Ruling
 from shared.clock import Clock
 from shared.jsontext import Json
+from shared.permissions import audit
 from shared.permissions.gate import check_binding, request_of, verdict_of_policy
 from shared.permissions.grants import Grant, GrantBook
-from shared.permissions.policy import Policy, PolicyVerdict, evaluate
+from shared.permissions.policy import Policy, evaluate
 from shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from shared.permissions.rules import Effect
 from shared.runs.events import EventType, NewEvent
@@ -36,6 +37,7 @@ Record = Callable[[Sequence[NewEvent]], Awaitable[object]]
 class DirectGate:
     """The gate of one direct session. ``session.answer_mode`` is none exactly when there is no callback.
 
+    ``env`` names the variables that commands get; ``is_tainted`` says whether the run has read what strangers wrote.
     Never raises for a refusal. Questions that one session grant would answer are asked one after another (PER-07).
     """
 
@@ -48,20 +50,31 @@ class DirectGate:
     timeout: timedelta
     decision_ttl: timedelta
     home: str
+    env: tuple[str, ...] = ()
+    is_tainted: Callable[[], bool] = lambda: False
     redactor: Redactor = field(default_factory=Redactor)
     grants: GrantBook = field(default_factory=GrantBook)
     _turns: dict[Lane, asyncio.Lock] = field(default_factory=dict)
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking takes as long as the callback takes, up to ``timeout``."""
-        verdict = evaluate(self.policy, call)
-        if verdict.effect is not Effect.ASK:
-            return verdict_of_policy(verdict)
+        verdict = evaluate(self.policy, call, is_tainted=self.is_tainted())
         now_us = self.clock.now_us()
+        if verdict.effect is not Effect.ASK:
+            settled = audit.settled(call, verdict, self.redactor)
+            await self.record((NewEvent(EventType.PERMISSION_DECIDED, settled, now_us),))
+            return verdict_of_policy(verdict)
         request = request_of(
-            call, self.policy, verdict, token="", redactor=self.redactor, home=self.home, now_us=now_us
+            call,
+            self.policy,
+            verdict,
+            token="",
+            redactor=self.redactor,
+            home=self.home,
+            now_us=now_us,
+            env=self.env,
         )
-        await self.record((_requested(request, verdict),))
+        await self.record((audit.asked(request, verdict, call, self.redactor),))
         try:
             async with self._turns.setdefault(lane_of(request), asyncio.Lock()):
                 decision = await self._decided(request)
@@ -83,7 +96,8 @@ class DirectGate:
         # The policy has been asked a moment ago, by decide; between owner and worker it is asked twice.
         may_grant = rulings.offers_session(self.policy, request, self.home)
         grant = self.grants.find(request.tool, request.scope) if may_grant else None
-        if grant is not None:
+        # A grant was given before anything of strangers was read: it carries nothing out afterwards (PER-21).
+        if grant is not None and not (request.is_outward and self.is_tainted()):
             return rulings.by_grant(grant)
         if self.callback is None:
             return _nobody(request)
@@ -122,17 +136,3 @@ def _nobody(request: PermissionRequest) -> Ruling:
         remedy = "no rule allows it; add one, for example --allow, or call it where somebody can be asked"
     reason = f"{request.risk_summary}; nobody is there to be asked and {remedy}"
     return Ruling(Choice.DENY, "system", reason=reason, error=ErrorType.PERMISSION_NO_CALLBACK)
-
-
-def _requested(request: PermissionRequest, verdict: PolicyVerdict) -> NewEvent:
-    data: dict[str, Json] = {
-        "request_id": request.id,
-        "tool_call_id": request.tool_call_id,
-        "tool": request.tool,
-        "scope": request.scope,
-        "shown": request.shown,
-        "risk": request.risk,
-        "rule": f"{verdict.rule} ({verdict.source})",
-        "reason": verdict.reason,
-    }
-    return NewEvent(EventType.PERMISSION_REQUESTED, data, request.created_us)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.jsontext import Json, JsonObject
+from shared.jsontext import MAX_SAFE_INTEGER, Json, JsonObject
 from shared.tools.definition import ToolDefinition
 from shared.tools.result import ErrorType
 
@@ -104,8 +104,12 @@ def _says(part: JsonObject) -> str:
     choice = part.get("enum")
     if isinstance(choice, Sequence) and not isinstance(choice, str):
         return f"{kind}: {', '.join(_text(value) for value in choice)}"
-    bounds = [form.format(_text(part[keyword])) for keyword, form in _BOUNDS if keyword in part]
+    bounds = [form.format(_text(part[keyword])) for keyword, form in _BOUNDS if _is_bound(part.get(keyword))]
     return ", ".join((kind, *bounds))
+
+
+def _is_bound(value: Json) -> bool:
+    return isinstance(value, int | float) and value < MAX_SAFE_INTEGER - 1
 
 
 def _text(value: Json) -> str:

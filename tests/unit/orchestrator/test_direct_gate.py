@@ -1,0 +1,282 @@
+"""Consent for calls without a model: every way of getting a yes, and every way of not getting one told apart."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator.direct.gate import DirectGate
+from shared.permissions.policy import Mode, Policy
+from shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+from shared.permissions.rules import parse_allow
+from shared.runs.events import NewEvent
+from shared.sandbox.redact import redactor
+from shared.sessions.session import AnswerMode, Session
+from shared.testing.clock import START_US, FakeClock
+from shared.tools.definition import Permission, Risk, Target, Traits
+from shared.tools.ports import GateCall, Verdict
+from shared.tools.result import ErrorType
+from tests.unit.permissions.calls import make_call, make_path
+
+READ = make_call("code.read_file", permission=Permission.READONLY, traits=Traits(True, True), risk=Risk.READ)
+
+
+@dataclass
+class Person:
+    """A callback that keeps what it was asked and gives its answers one after another."""
+
+    answers: list[Any]
+    asked: list[PermissionRequest] = field(default_factory=list)
+
+    async def __call__(self, request: PermissionRequest) -> PermissionDecision:
+        self.asked.append(request)
+        answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
+        if isinstance(answer, BaseException):
+            raise answer
+        return PermissionDecision(answer, "said so") if isinstance(answer, Choice) else answer
+
+
+@dataclass
+class Desk:
+    gate: DirectGate
+    events: list[NewEvent]
+
+    async def decide(self, call: GateCall) -> Verdict:
+        return await self.gate.decide(call)
+
+    @property
+    def types(self) -> list[str]:
+        return [event.type for event in self.events]
+
+
+def make_desk(callback: PermissionCallback | None = None, *allow: str, policy: Policy | None = None) -> Desk:
+    events: list[NewEvent] = []
+
+    async def record(new: Sequence[NewEvent]) -> None:
+        events.extend(new)
+
+    mode = AnswerMode.NONE if callback is None else AnswerMode.ATTACHED
+    gate = DirectGate(
+        session=Session("sess_1", "/project", "/project", mode, START_US),
+        policy=(policy or Policy()).with_rules(parse_allow(text) for text in allow),
+        callback=callback,
+        channel="test",
+        record=record,
+        clock=FakeClock(),
+        timeout=timedelta(milliseconds=30),
+        decision_ttl=timedelta(hours=1),
+        home="/home/ada",
+        redactor=redactor(["hunter2hunter2"]),
+    )
+    return Desk(gate, events)
+
+
+@pytest.mark.spec("PER-02", "EXE-12")
+async def test_a_read_is_asked_of_nobody() -> None:
+    person = Person([Choice.DENY])
+    desk = make_desk(person)
+
+    verdict = await desk.decide(READ)
+
+    assert (verdict.is_allowed, verdict.author, person.asked) == (True, "rule", [])
+    assert desk.types == ["permission_decided"]
+
+
+async def test_an_allow_rule_answers_a_write_within_its_scope() -> None:
+    desk = make_desk(None, "code.write_file:/work/out")
+
+    inside = await desk.decide(make_call())
+    outside = await desk.decide(make_call(target=make_path("/work/else/x")))
+
+    assert (inside.is_allowed, inside.author) == (True, "rule")
+    assert "code.write_file" in inside.rule
+    assert outside.error is ErrorType.PERMISSION_NO_CALLBACK
+
+
+@pytest.mark.spec("PER-03", "PER-19")
+async def test_a_persons_yes_runs_one_call_and_is_recorded() -> None:
+    person = Person([Choice.ALLOW_ONCE, Choice.DENY])
+    desk = make_desk(person)
+
+    first, second = await desk.decide(make_call()), await desk.decide(make_call())
+
+    assert (first.is_allowed, first.author, first.reason) == (True, "person", "said so")
+    assert (second.is_allowed, second.error, second.reason) == (False, ErrorType.PERMISSION_DENIED, "said so")
+    assert desk.types == ["permission_requested", "permission_decided"] * 2
+    assert first.decision_id == desk.events[1].data["decision_id"]
+
+
+@pytest.mark.spec("PER-04", "PER-07")
+async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> None:
+    person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
+    desk = make_desk(person)
+
+    await desk.decide(make_call())
+    same = await desk.decide(make_call(target=make_path("/work/out/another.md")))
+    other = await desk.decide(make_call(target=make_path("/work/elsewhere/x.md")))
+
+    assert (same.is_allowed, same.author) == (True, "grant")
+    assert (other.is_allowed, len(person.asked)) == (False, 2)
+
+
+@pytest.mark.spec("PER-04")
+async def test_a_deny_is_not_remembered() -> None:
+    desk = make_desk(Person([Choice.DENY, Choice.ALLOW_ONCE]))
+
+    assert not (await desk.decide(make_call())).is_allowed
+    assert (await desk.decide(make_call())).is_allowed
+
+
+@pytest.mark.spec("PER-07")
+async def test_of_equal_questions_at_once_one_is_asked_and_its_grant_answers_all() -> None:
+    person = Person([Choice.ALLOW_FOR_SESSION])
+    desk = make_desk(person)
+
+    verdicts = await asyncio.gather(*(desk.decide(make_call()) for _ in range(5)))
+
+    assert [verdict.is_allowed for verdict in verdicts] == [True] * 5
+    assert len(person.asked) == 1
+
+
+@pytest.mark.spec("PER-21")
+async def test_a_grant_carries_nothing_out_after_strangers_text_was_read() -> None:
+    person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
+    desk = make_desk(person)
+    fetch = make_call(
+        "web.fetch",
+        tags=frozenset({"network"}),
+        target=Target(kind="host", scope="example.org", shown="example.org", host="example.org"),
+    )
+
+    await desk.decide(fetch)
+    before = await desk.decide(fetch)
+    desk.gate.is_tainted = lambda: True
+    after = await desk.decide(fetch)
+
+    assert (before.author, after.error) == ("grant", ErrorType.PERMISSION_DENIED)
+
+
+@pytest.mark.spec("PER-20")
+async def test_strict_mode_neither_uses_nor_gives_grants() -> None:
+    person = Person([Choice.ALLOW_ONCE])
+    desk = make_desk(person, policy=Policy(mode=Mode.STRICT))
+
+    await desk.decide(make_call())
+    await desk.decide(make_call())
+
+    assert [request.offers_session for request in person.asked] == [False, False]
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+async def test_without_a_callback_and_a_rule_it_is_denied_with_what_to_do() -> None:
+    desk = make_desk(None)
+
+    verdict = await desk.decide(make_call())
+
+    assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_NO_CALLBACK)
+    assert "--allow" in verdict.reason
+    assert desk.types == ["permission_requested", "permission_failed", "permission_decided"]
+    assert desk.events[1].data["reason"] == "permission_no_callback"
+
+
+@pytest.mark.spec("PER-08")
+async def test_a_dangerous_call_is_told_that_no_rule_will_do() -> None:
+    policy = Policy(is_dangerous_enabled=True).with_rules([parse_allow("code.run_command:exact:ls")])
+    desk = make_desk(None, policy=policy)
+
+    verdict = await desk.decide(make_call("code.run_command", tags=frozenset({"dangerous"}), risk=Risk.EXECUTE))
+
+    assert verdict.error is ErrorType.PERMISSION_NO_CALLBACK
+    assert "no rule can say yes" in verdict.reason
+
+
+WRONG_ANSWERS = {
+    "raises": (RuntimeError("the pager is down"), "RuntimeError: the pager is down"),
+    "its own timeout": (TimeoutError(), "TimeoutError"),
+    "cancels itself": (asyncio.CancelledError(), "cancelled from within"),
+    "returns nothing": (None, "returned None"),
+    "returns a word": ("allow_once", "returned 'allow_once'"),
+    "an unknown choice": (PermissionDecision("always"), "not a PermissionDecision"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.parametrize(("answer", "told"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS.keys())
+async def test_a_callback_that_fails_denies_and_says_how(answer: object, told: str) -> None:
+    desk = make_desk(Person([answer]))
+
+    verdict = await desk.decide(make_call())
+
+    assert (verdict.is_allowed, verdict.error, verdict.author) == (False, ErrorType.PERMISSION_FAILED, "system")
+    assert told in verdict.reason
+    assert desk.types == ["permission_requested", "permission_failed", "permission_decided"]
+
+
+@pytest.mark.spec("PER-08")
+async def test_a_grant_that_was_not_offered_is_a_failed_answer() -> None:
+    desk = make_desk(Person([Choice.ALLOW_FOR_SESSION]))
+
+    verdict = await desk.decide(make_call(target=make_path("/x")))
+
+    assert verdict.error is ErrorType.PERMISSION_FAILED
+    assert len(desk.gate.grants) == 0
+
+
+@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.parametrize("is_stubborn", [False, True], ids=["ends", "swallows its cancellation"])
+async def test_a_callback_that_does_not_answer_in_time_denies_and_a_late_yes_counts_for_nothing(
+    is_stubborn: bool,
+) -> None:
+    async def late(_request: PermissionRequest) -> PermissionDecision:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not is_stubborn:
+                raise
+        return PermissionDecision(Choice.ALLOW_FOR_SESSION)
+
+    desk = make_desk(late)
+
+    verdict = await desk.decide(make_call())
+
+    assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_TIMEOUT)
+    assert len(desk.gate.grants) == 0
+
+
+@pytest.mark.spec("PER-14")
+async def test_a_question_whose_call_is_cancelled_is_withdrawn() -> None:
+    is_asked, was_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def waiting(_request: PermissionRequest) -> PermissionDecision:
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_cancelled.set()
+        raise AssertionError
+
+    desk = make_desk(waiting)
+    desk.gate.timeout = timedelta(minutes=1)
+    asking = asyncio.create_task(desk.decide(make_call()))
+    await is_asked.wait()
+
+    asking.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert was_cancelled.is_set()
+    assert desk.types == ["permission_requested", "permission_withdrawn"]
+
+
+@pytest.mark.spec("EVT-05")
+async def test_the_question_shows_no_secret() -> None:
+    person = Person([Choice.ALLOW_ONCE])
+    desk = make_desk(person)
+
+    await desk.decide(make_call(call_input={"path": "/work/out/x", "content": "key hunter2hunter2"}))
+
+    assert "hunter2" not in str(person.asked[0].arguments)
+    assert person.asked[0].proof == ""

@@ -16,8 +16,6 @@ of variables. One that lies in the project that is worked on is not run.
 import asyncio
 import json
 import os
-import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,6 +32,7 @@ from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.paths import is_below
 from shared.sandbox.programs import child_environment, find_program
 from shared.sandbox.redact import Redactor
+from shared.sandbox.terminal_text import inert_text
 from shared.tools.definition import Progress, Workplace
 from shared.tools.hook_run import HookFailedError
 from shared.tools.hooks import (
@@ -210,7 +209,7 @@ class _Program:
 
     def _summary(self, stderr: bytes) -> str:
         """Return the last words of stderr, from the beginning of a line so that no secret is cut."""
-        text = _plain(self.redactor.text(stderr.decode("utf-8", "replace"))).strip()
+        text = inert_text(self.redactor.text(stderr.decode("utf-8", "replace"))).strip()
         if len(text) > _MAX_SUMMARY_CHARS:
             text = "… " + text[-_MAX_SUMMARY_CHARS:].partition("\n")[2]
         return text
@@ -238,7 +237,7 @@ class _Voice:
         *lines, self._tail = (self._tail + piece).split(b"\n")
         self._tail = self._tail[-8192:]
         for line in lines[: self.left]:
-            text = _plain(self.redactor.text(line.decode("utf-8", "replace"))).strip()[:_MAX_LINE_CHARS]
+            text = inert_text(self.redactor.text(line.decode("utf-8", "replace"))).strip()[:_MAX_LINE_CHARS]
             if text:
                 self.left -= 1
                 self._reports.append(asyncio.ensure_future(self.progress.report(text)))
@@ -295,12 +294,3 @@ def _read(stdout: bytes, kind: type[_A]) -> _A:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'answer'}: {item['msg']}" for item in error.errors())
         raise HookFailedError(f"gave no usable answer: {wrong[:_MAX_SUMMARY_CHARS]}") from error
-
-
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-
-
-def _plain(text: str) -> str:
-    """Return text without terminal escapes, control and invisible characters; lines and tabs stay."""
-    text = _ESCAPES.sub("", text.replace("\r\n", "\n"))
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char)[0] != "C")

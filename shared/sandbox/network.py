@@ -1,0 +1,123 @@
+"""The way out: an HTTP client that connects only to what was permitted, checked at the connection and at each redirect.
+
+A name is resolved once, every address it gives is judged, and the connection is made to an address that was judged:
+what a name resolves to afterwards (rebinding) changes nothing. Proxies of the environment are not used, they would
+resolve names themselves. Connections are not kept, so none that was opened for one host serves another.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from shared.sandbox.hosts import HostRefusedError, Reach, host_of_url, normal_host, reach_of
+
+if TYPE_CHECKING:
+    import httpx2
+
+MAX_REDIRECTS: Final = 5
+MAX_ADDRESSES: Final = 8
+"""Addresses of one name that are tried, one after another."""
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a normal host, in the order in which to try them."""
+
+
+def _nobody(_host: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """What one call may connect to. ``host`` is the one it was permitted for.
+
+    ``may_follow`` says of another host whether a redirect may lead there without anybody being asked. ``is_named`` says
+    whether the policy writes a host out: only such a one may be on this machine or its private network.
+    """
+
+    host: str
+    may_follow: Callable[[str], bool] = _nobody
+    is_named: Callable[[str], bool] = _nobody
+
+    def check_url(self, url: str) -> str:
+        """Return the normal host of a URL that may be fetched.
+
+        Raises:
+            HostRefusedError: it leads elsewhere, or is no plain http or https URL.
+        """
+        host = host_of_url(url)
+        if host != normal_host(self.host) and not self.may_follow(host):
+            raise HostRefusedError(
+                f"{host!r} is not the host that was permitted, {self.host!r}, and the policy does not allow it unasked"
+            )
+        return host
+
+    def check_address(self, host: str, address: str) -> None:
+        """Judge what a host resolves to.
+
+        Raises:
+            HostRefusedError: it leads where this host may not.
+        """
+        reach = reach_of(address)
+        if reach is Reach.PUBLIC:
+            return
+        if reach is Reach.NEAR and self.is_named(host):
+            return
+        if normal_host(address) == host and self.is_named(host):
+            return
+        where = "a private" if reach is Reach.NEAR else "a special"
+        raise HostRefusedError(
+            f"{host!r} leads to {where} address, {address}; only a host that the policy names may lead there"
+        )
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a host by the system's resolver.
+
+    Raises:
+        OSError: it has none.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+@asynccontextmanager
+async def open_client(
+    reachable: Reachable, *, timeout: timedelta, resolver: Resolver = resolve, user_agent: str = "soong"
+) -> "AsyncIterator[httpx2.AsyncClient]":
+    """Open an HTTP client for one call. It follows redirects as far as ``reachable`` goes; beyond, a request raises
+    HostRefusedError and nothing has been sent there.
+    """
+    import httpx2  # a quarter of a second: only calls that use it pay
+
+    from shared.sandbox.guarded import GuardedTransport
+
+    async with httpx2.AsyncClient(
+        transport=GuardedTransport(reachable, resolver),
+        follow_redirects=True,
+        max_redirects=MAX_REDIRECTS,
+        timeout=timeout.total_seconds(),
+        trust_env=False,
+        headers={"user-agent": user_agent},
+    ) as client:
+        yield client
+
+
+async def checked_addresses(reachable: Reachable, host: str, port: int, resolver: Resolver) -> tuple[str, ...]:
+    """Resolve a host and judge every address: one that may not be reached condemns the name.
+
+    Raises:
+        HostRefusedError: one of them may not be reached, or there is none.
+    """
+    try:
+        addresses = await resolver(host, port)
+    except OSError as error:
+        raise HostRefusedError(f"{host!r} cannot be resolved: {error}") from error
+    if not addresses:
+        raise HostRefusedError(f"{host!r} has no address")
+    for address in addresses:
+        reachable.check_address(host, address)
+    return tuple(addresses[:MAX_ADDRESSES])

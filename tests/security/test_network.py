@@ -1,0 +1,308 @@
+"""The guarded client against real servers: what it is told is what it connects to, at every hop (bad inputs 54, 55)."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from shared.permissions.network import NetworkMode, NetworkPolicy
+from shared.permissions.policy import Policy
+from shared.permissions.reach import reachable
+from shared.permissions.rules import Effect, Facts, Rule
+from shared.permissions.scope import Scope, ScopeKind
+from shared.sandbox.hosts import HostRefusedError
+from shared.sandbox.network import Reachable, open_client
+from shared.tools.definition import Risk, Target
+
+LIMIT = timedelta(seconds=5)
+
+
+@dataclass
+class Server:
+    """A web server on the loopback; remembers what it was asked and by which name."""
+
+    answers: dict[str, str] = field(default_factory=dict)
+    """Path to where it redirects."""
+    heard: list[tuple[str, str]] = field(default_factory=list)
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split(" ", 2)[1]
+        host = next(line[6:] for line in head.split("\r\n") if line.lower().startswith("host: "))
+        self.heard.append((host, path))
+        where = self.answers.get(path, "")
+        status = f"302 Found\r\nLocation: {where}" if where else "200 OK"
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello".encode())
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server = Server()
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    async with listening:
+        yield server
+
+
+@dataclass
+class Names:
+    """A resolver of our own: each name's addresses in turn, the last for ever."""
+
+    turns: dict[str, list[Sequence[str]]]
+    asked: list[str] = field(default_factory=list)
+
+    async def __call__(self, host: str, _port: int) -> Sequence[str]:
+        self.asked.append(host)
+        turns = self.turns.get(host, [])
+        if not turns:
+            raise OSError("no such name")
+        return turns.pop(0) if len(turns) > 1 else turns[0]
+
+
+def here(*hosts: str) -> Names:
+    return Names({host: [["127.0.0.1"]] for host in hosts})
+
+
+def anything(_host: str) -> bool:
+    return True
+
+
+async def fetch(url: str, reachable: Reachable, names: Names) -> str:
+    async with open_client(reachable, timeout=LIMIT, resolver=names) as client:
+        return (await client.get(url)).text
+
+
+@pytest.mark.spec("PER-09")
+async def test_a_permitted_host_is_reached_by_its_name() -> None:
+    async with serving() as server:
+        names = here("api.example.org")
+
+        text = await fetch(
+            f"http://API.example.org:{server.port}/x", Reachable("api.example.org", is_named=anything), names
+        )
+
+    assert text == "hello"
+    assert server.heard == [(f"api.example.org:{server.port}", "/x")]
+    assert names.asked == ["api.example.org"]
+
+
+@pytest.mark.spec("PER-09")
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://other.example.org:{port}/",
+        "http://api.example.org@other.example.org:{port}/",
+        "//other.example.org:{port}/",
+        "http://127.0.0.1:{port}/",
+        "http://2130706433:{port}/",
+        "http://[::ffff:127.0.0.1]:{port}/",
+        "http://api.example.org.other.example.org:{port}/",
+        "gopher://api.example.org:{port}/",
+        "file:///etc/passwd",
+    ],
+)
+async def test_a_redirect_away_from_the_permitted_host_is_refused_at_the_hop(location: str) -> None:
+    async with serving() as server:
+        server.answers["/"] = location.format(port=server.port)
+        names = here("api.example.org", "other.example.org", "api.example.org.other.example.org")
+
+        with pytest.raises(Exception, match=r"permitted|not an http|scheme|protocol|user name") as caught:
+            await fetch(
+                f"http://api.example.org:{server.port}/", Reachable("api.example.org", is_named=anything), names
+            )
+
+    assert isinstance(caught.value, HostRefusedError) or type(caught.value).__name__ == "UnsupportedProtocol"
+    assert [path for _, path in server.heard] == ["/"]
+    assert names.asked == ["api.example.org"]
+
+
+@pytest.mark.spec("PER-09")
+async def test_a_redirect_is_followed_to_the_same_host_and_to_one_that_the_policy_allows() -> None:
+    async with serving() as server:
+        server.answers |= {"/": "/second", "/second": f"http://cdn.example.org:{server.port}/third"}
+        policy = Policy(network=NetworkPolicy(NetworkMode.LIST, ("api.example.org",), ("cdn.example.org",)))
+
+        text = await fetch(
+            f"http://api.example.org:{server.port}/",
+            reachable(policy, web("api.example.org")),
+            here("api.example.org", "cdn.example.org"),
+        )
+
+    assert text == "hello"
+    assert [host.partition(":")[0] for host, _ in server.heard] == [
+        "api.example.org",
+        "api.example.org",
+        "cdn.example.org",
+    ]
+
+
+@pytest.mark.spec("PER-09")
+async def test_a_name_that_resolves_anew_between_check_and_use_leads_nowhere_else() -> None:
+    async with serving() as server:
+        names = Names({"rebind.example.org": [["93.184.215.14"], ["127.0.0.1"]]})
+        names.turns["rebind.example.org"].pop(0)  # the answer that was shown when the call was permitted
+
+        with pytest.raises(HostRefusedError, match="private address"):
+            await fetch(f"http://rebind.example.org:{server.port}/", Reachable("rebind.example.org"), names)
+
+    assert server.heard == []
+
+
+@pytest.mark.spec("PER-09")
+async def test_each_hop_is_resolved_once_and_judged_again() -> None:
+    async with serving() as server:
+        server.answers["/"] = "/again"
+        names = Names({"rebind.example.org": [["127.0.0.1"], ["169.254.169.254"]]})
+
+        with pytest.raises(HostRefusedError, match="special address"):
+            await fetch(
+                f"http://rebind.example.org:{server.port}/", Reachable("rebind.example.org", is_named=anything), names
+            )
+
+    assert [path for _, path in server.heard] == ["/"]
+    assert names.asked == ["rebind.example.org", "rebind.example.org"]
+
+
+@pytest.mark.spec("PER-09")
+async def test_one_bad_address_among_good_ones_condemns_the_name() -> None:
+    names = Names({"mixed.example.org": [["93.184.215.14", "10.0.0.1"]]})
+
+    with pytest.raises(HostRefusedError, match=r"10\.0\.0\.1"):
+        await fetch("http://mixed.example.org/", Reachable("mixed.example.org"), names)
+
+
+@pytest.mark.spec("PER-09")
+async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
+    async with serving() as server:
+        names = Names({"two.example.org": [["127.0.0.2", "127.0.0.1"]]})
+
+        text = await fetch(
+            f"http://two.example.org:{server.port}/", Reachable("two.example.org", is_named=anything), names
+        )
+
+    assert text == "hello"
+
+
+@pytest.mark.spec("PER-09")
+async def test_a_name_without_an_address_is_refused_in_words() -> None:
+    with pytest.raises(HostRefusedError, match="cannot be resolved"):
+        await fetch("http://gone.example.org/", Reachable("gone.example.org"), Names({}))
+
+
+@pytest.mark.spec("PER-09")
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as proxy, serving() as server:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("ALL_PROXY", f"http://127.0.0.1:{proxy.port}")
+
+        await fetch(
+            f"http://api.example.org:{server.port}/",
+            Reachable("api.example.org", is_named=anything),
+            here("api.example.org"),
+        )
+
+    assert (len(proxy.heard), len(server.heard)) == (0, 1)
+
+
+@pytest.mark.spec("PER-09")
+async def test_the_name_and_not_the_address_is_in_the_tls_handshake(tmp_path: Path) -> None:
+    told: list[str | None] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed(tmp_path))
+    context.sni_callback = lambda _socket, name, _context: told.append(name)
+    listening = await asyncio.start_server(Server().serve, "127.0.0.1", 0, ssl=context)
+    port = listening.sockets[0].getsockname()[1]
+
+    async with listening:
+        with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):  # a stranger's certificate is not believed
+            await fetch(
+                f"https://api.example.org:{port}/",
+                Reachable("api.example.org", is_named=anything),
+                here("api.example.org"),
+            )
+
+    assert told == ["api.example.org"]
+
+
+def self_signed(folder: Path) -> Path:
+    """Write a certificate for the name with its key; nobody trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api.example.org")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("api.example.org")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "server.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(private + certificate.public_bytes(Encoding.PEM))
+    return path
+
+
+def web(host: str, **overrides: bool) -> Facts:
+    target = Target(kind="host", scope=host, shown=f"http://{host}/", host=host)
+    tags = frozenset({"network", "readonly"})
+    return Facts("web.fetch", tags, True, False, True, Risk.READ, target, **overrides)
+
+
+ALLOWED = Rule(Effect.ALLOW, "web.*", scope=Scope(ScopeKind.HOST, "cdn.example.org"))
+BELOW = Rule(Effect.ALLOW, "web.*", scope=Scope(ScopeKind.HOST, "*.example.org"))
+DENIED = Rule(Effect.DENY, "*", scope=Scope(ScopeKind.HOST, "cdn.example.org"))
+
+
+@pytest.mark.spec("PER-09", "PER-21")
+@pytest.mark.parametrize(
+    ("policy", "is_tainted", "follows"),
+    [
+        (Policy(), False, False),
+        (Policy((ALLOWED,)), False, True),
+        (Policy((BELOW,)), False, True),
+        (Policy((ALLOWED, DENIED)), False, False),
+        (Policy((ALLOWED,), network=NetworkPolicy(NetworkMode.LIST, ("api.example.org",))), False, False),
+        (Policy((ALLOWED,), network=NetworkPolicy(NetworkMode.CONFIRM)), False, False),
+        (Policy((ALLOWED,)), True, True),
+        (Policy((BELOW,)), True, False),
+    ],
+    ids=["nothing allowed", "exact", "below", "denied", "off the list", "confirm", "tainted exact", "tainted below"],
+)
+def test_a_hop_is_judged_as_a_call_for_its_host_would_be(policy: Policy, is_tainted: bool, follows: bool) -> None:
+    reach = reachable(policy, web("api.example.org", is_tainted=is_tainted))
+
+    assert reach.may_follow("cdn.example.org") is follows
+
+
+@pytest.mark.spec("PER-09")
+@pytest.mark.parametrize(
+    ("named", "address", "is_reached"),
+    [
+        ("intra.example.org", "10.0.0.7", True),
+        ("intra.example.org", "169.254.169.254", False),
+        ("169.254.169.254", "169.254.169.254", True),
+        ("other.example.org", "10.0.0.7", False),
+        ("*.example.org", "10.0.0.7", False),
+    ],
+)
+def test_near_addresses_need_a_host_that_is_written_out(named: str, address: str, is_reached: bool) -> None:
+    host = address if named == address else "intra.example.org"
+    policy = Policy(network=NetworkPolicy(NetworkMode.LIST, (named,)))
+    check: Callable[[str, str], None] = reachable(policy, web(host)).check_address
+
+    if is_reached:
+        check(host, address)
+    else:
+        with pytest.raises(HostRefusedError, match="only a host that the policy names"):
+            check(host, address)

@@ -195,9 +195,8 @@ async def test_a_link_to_a_program_inside_the_project_is_not_run(programs: Progr
 
 @pytest.mark.spec("EXE-13")
 async def test_what_a_failing_program_says_reaches_nobody_as_escapes_or_secrets(programs: Programs) -> None:
-    programs.sh(
-        f"printf '\\033[31mred\\033]52;c;aGk=\\007 \\302\\233K {SECRET}\\rover {SECRET[:4]}\\033[0m{SECRET[4:]}\\n' >&2; exit 1"
-    )
+    hidden = f"{SECRET[:4]}\\033[0m{SECRET[4:]}"
+    programs.sh(f"printf '\\033[31mred\\033]52;c;aGk=\\007 \\302\\233K {SECRET}\\rover {hidden}\\n' >&2; exit 1")
     bench = programs.bench(redactor=redactor([SECRET]))
 
     message = await denied(bench)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make the secrets that docker-compose.yml mounts, once; existing ones are kept.
 set -euo pipefail
-folder="$(cd "$(dirname "$0")" && pwd)/secrets"
+here="$(cd "$(dirname "$0")" && pwd)"
+folder="$here/secrets"
 # The folder is private; the files in it are readable, because a container's user is not the one that made them.
 mkdir -p "$folder"
 chmod 700 "$folder"
@@ -15,11 +16,17 @@ put() { # put NAME VALUE
 }
 
 put postgres_password "$(random)"
-put redis_password "$(random)"
 put flower_basic_auth "soong:$(random)"
-put redis_users "user default on >$(cat "$folder/redis_password") ~* &* +@all
-"
 put database_url "postgresql+psycopg://soong:$(cat "$folder/postgres_password")@postgres:5432/soong"
-put redis_url "redis://:$(cat "$folder/redis_password")@redis:6379/0"
+
+# Each role has a Redis user of its own, with the rights that deploy/redis-users.acl gives it.
+rules="$(cat "$here/redis-users.acl")"
+for role in orchestrator worker flower health; do
+  put "redis_password_$role" "$(random)"
+  put "redis_url_$role" "redis://$role:$(cat "$folder/redis_password_$role")@redis:6379/0"
+  rules="${rules//"{$role}"/"$(cat "$folder/redis_password_$role")"}"
+done
+put redis_users "$(printf '%s\n' "$rules" | grep -v -e '^#' -e '^$')
+"
 
 echo "secrets are in $folder; Flower's name and password are in flower_basic_auth"

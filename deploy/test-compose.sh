@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Prove docker-compose.yml on a real Docker engine: start it with four workers, run a DAG over them, kill one in the
+# middle, look at Flower, stop it in order. Everything it makes is named after a project of its own and removed again.
+#   deploy/test-compose.sh            needs docker, Compose (v2 or docker-compose 1.29), curl, python3
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+project="soongtest$$"
+lease_s=20
+copy="$(mktemp -d)"
+# A copy, so that secrets that are there already are neither used nor replaced.
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy" 2>/dev/null
+cd "$copy"
+
+compose() {
+  if docker compose version >/dev/null 2>&1; then docker compose -p "$project" "$@"; else docker-compose -p "$project" "$@"; fi
+}
+say() { printf '\n== %s\n' "$*"; }
+fail() { compose logs --tail 8 orchestrator worker >&2 || true; printf "\nFAILED: %s\n" "$*" >&2; exit 1; }
+finish() { compose down --volumes --remove-orphans --timeout 45 >/dev/null 2>&1 || true; rm -rf "$copy"; }
+trap finish EXIT
+
+soong() { compose exec -T orchestrator soong "$@"; }
+steps() { soong tasks show --json "$1" | python3 -c "$2"; }
+until_true() { # until_true SECONDS COMMAND…
+  local end=$((SECONDS + $1)); shift
+  until "$@" >/dev/null 2>&1; do [ $SECONDS -lt "$end" ] || return 1; sleep 1; done
+}
+is_healthy() { [[ "$(soong doctor)" == *'4 workers'* ]]; }
+
+say "four workers come up"
+deploy/make-secrets.sh >/dev/null
+compose up --build --detach --scale worker=4 >/dev/null 2>&1 || fail "docker compose up"
+until_true 120 is_healthy || fail "no four workers within two minutes"
+soong doctor
+
+say "nothing runs as root, nothing but Flower is published, and that on loopback"
+for id in $(compose ps -q orchestrator) $(compose ps -q worker) $(compose ps -q flower); do
+  [ "$(docker exec "$id" id -u)" = 10001 ] || fail "a container of ours runs as root"
+done
+published="$(docker ps --filter "name=${project}" --format '{{.Ports}}' | grep -o '[0-9.]*:[0-9]*->' | sort -u)"
+[ "$published" = "127.0.0.1:5555->" ] || fail "published: $published"
+
+say "a DAG over four workers, one of them killed in the middle"
+# Large enough that the work lasts until a worker has been killed in it.
+compose exec -T orchestrator sh -c 'mkdir -p /projects/demo && cd /opt/soong/lib/python3*/site-packages &&
+  cp -r sqlalchemy celery kombu pydantic pydantic_ai redis alembic cryptography flower tornado jsonschema /projects/demo/'
+docker cp examples/audit.yaml "$(compose ps -q orchestrator)":/projects/audit.yaml >/dev/null
+( cd "$copy"; compose exec -T --workdir /projects orchestrator soong run audit.yaml --project /projects/demo \
+    --input report_dir=/projects/demo --allow code.write_file:/projects/demo >run.log 2>&1; echo $? >run.code ) &
+runner=$!
+task() { soong tasks list --json | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])'; }
+until_true 60 grep -q 'review.*running' run.log || fail "no step is running"
+victim="$(compose ps -q worker | head -1)"
+docker kill --signal KILL "$victim" >/dev/null
+killed_at=$SECONDS
+wait "$runner" || true
+tail -25 run.log
+[ "$(cat run.code)" = 0 ] || fail "the task did not complete"
+echo "completed $((SECONDS - killed_at)) s after the kill (lease $lease_s s)"
+steps "$(task)" '
+import json, sys
+steps = json.load(sys.stdin)["steps"]
+left = [step["id"] for step in steps if step["status"] != "completed"]
+workers = {step["worker"] for step in steps if step["worker"]}
+lost = sum(step["lost_leases"] for step in steps)
+print(f"{len(steps)} steps completed on {len(workers)} workers, {lost} leases were lost and taken up again")
+sys.exit(bool(left) or len(workers) < 3)' || fail "not every step completed, or not on several workers"
+
+say "Flower shows it, behind its password, and cannot steer"
+auth="$(cat deploy/secrets/flower_basic_auth)"
+code() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
+[ "$(code http://127.0.0.1:5555/)" = 401 ] || fail "Flower lets anybody in"
+curl -sf -u "$auth" http://127.0.0.1:5555/api/tasks | python3 -c '
+import json, sys
+names = sorted({task["name"] for task in json.load(sys.stdin).values() if task["name"]})
+print("\n".join(names[:5]), f"… {len(names)} names")
+sys.exit(not any("review" in name for name in names))' || fail "Flower does not show the runs"
+[[ "$(curl -sf -u "$auth" http://127.0.0.1:5555/metrics)" == *flower_events_total* ]] || fail "Flower has no counters"
+[ "$(code -u "$auth" -X POST http://127.0.0.1:5555/api/worker/shutdown/any)" = 403 ] || fail "Flower can steer"
+
+say "a worker cannot do in Redis what is not its business"
+forbidden() { # forbidden COMMAND…: as the worker's user
+  local answer
+  answer="$(compose exec -T redis redis-cli --user worker --pass "$(cat deploy/secrets/redis_password_worker)" \
+    --no-auth-warning "$@" 2>&1 || true)"
+  [[ "$answer" == *NOPERM* || "$answer" == *"can't run this command"* ]] || fail "a worker may: $* ($answer)"
+}
+forbidden LPUSH soong:soong.default x
+forbidden PUBLISH soong:/0.celery.pidbox x
+forbidden XADD soong:perm:dec:other '*' request x
+forbidden XRANGE soong:perm:req - +
+forbidden EVAL 'return redis.call("LPUSH", "soong:soong.default", "x")' 0
+for command in "KEYS *" "CONFIG GET *" FLUSHALL "ACL LIST" "CLIENT LIST" SHUTDOWN; do
+  # shellcheck disable=SC2086  # the words are meant to be split
+  forbidden $command
+done
+
+say "stops in order"
+compose stop --timeout 45 worker >/dev/null 2>&1
+for id in $(compose ps -aq worker 2>/dev/null || compose ps -q worker); do
+  exit_code="$(docker inspect -f '{{.State.ExitCode}}' "$id")"
+  [ "$id" = "$victim" ] || [ "$exit_code" = 0 ] || fail "a worker that was told to stop ended with $exit_code"
+done
+
+say "all of it held"

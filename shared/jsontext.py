@@ -1,12 +1,13 @@
 """JSON at the borders: strict reading, plain writing, canonical digests.
 
 Strict means what the standard library does not: duplicate keys, NaN and Infinity, integers that a
-JavaScript reader would round, and documents nested or sized to hurt the reader are refused
-(RFC 8259; RFC 7493 I-JSON for the number range).
+JavaScript reader would round, half characters, and documents nested or sized to hurt the reader are refused
+(RFC 8259; RFC 7493 I-JSON for numbers and strings).
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -28,19 +29,25 @@ def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: in
     """Read one JSON document or say exactly why it is not one.
 
     Raises:
-        InvalidJsonError: not JSON, too large, too deep, a duplicate key, NaN/Infinity, or an integer beyond 2^53.
+        InvalidJsonError: not JSON, too large, too deep, a duplicate key, NaN/Infinity, or a number out of range.
     """
-    size = len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else len(text)
-    if size > max_bytes:
-        raise InvalidJsonError(f"the document has {size} bytes; at most {max_bytes} are read")
+    text = _decoded(text, max_bytes)
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique, parse_int=_safe_int)
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_unique,
+            parse_int=_safe_int,
+            parse_float=_finite_float,
+        )
     except RecursionError as error:
         raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels") from error
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InvalidJsonError(str(error)) from error
     if _deeper_than(value, max_depth):
         raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels")
+    if "\\u" in text:
+        _refuse_surrogates(value)
     return cast(Json, value)
 
 
@@ -66,6 +73,28 @@ def digest(value: Json) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
+def _decoded(text: str | bytes, max_bytes: int) -> str:
+    """Return the text of a document of a bearable size; a far too large one is refused without a copy being made."""
+    size = len(text)  # of a text at most its bytes
+    if size <= max_bytes:
+        try:
+            size = len(text.encode("utf-8") if isinstance(text, str) else text)
+            text = text if isinstance(text, str) else text.decode("utf-8")
+        except UnicodeError as error:
+            raise InvalidJsonError(f"the document is not UTF-8: {error}") from error
+    if size > max_bytes or not isinstance(text, str):
+        raise InvalidJsonError(f"the document has {size} bytes; at most {max_bytes} are read")
+    return text
+
+
+def _refuse_surrogates(value: object) -> None:
+    # Half of a character can be escaped in JSON and stored nowhere.
+    try:
+        dump(value).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidJsonError("a string holds a lone surrogate, which is not Unicode") from error
+
+
 def _refuse_constant(name: str) -> object:
     raise InvalidJsonError(f"{name} is not a JSON number")
 
@@ -83,6 +112,13 @@ def _safe_int(text: str) -> int:
     if len(text) > 17 or abs(int(text)) > MAX_SAFE_INTEGER:
         raise InvalidJsonError(f"the integer {text[:40]} is beyond 2^53 and would be rounded by other readers")
     return int(text)
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise InvalidJsonError(f"the number {text[:40]} is too large for any reader")
+    return value
 
 
 def _deeper_than(value: object, limit: int) -> bool:

@@ -1,5 +1,7 @@
 """JSON is read strictly and digested canonically."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,13 +25,35 @@ JSON = st.recursive(
         ("-Infinity", "not a JSON number"),
         (str(MAX_SAFE_INTEGER + 1), "beyond 2"),
         ("1" + "0" * 400, "beyond 2"),
+        ("1e400", "too large"),
+        ('{"a": [-1E999]}', "too large"),
+        ('"\\ud800"', "lone surrogate"),
+        ('{"\\uDFFF": 1}', "lone surrogate"),
+        ('"\ud800"', "not UTF-8"),
         ("[" * 100_000, "deeper|Expecting"),
         ("[" * 300 + "]" * 300, "deeper than 200"),
         ("{", "Expecting"),
         ("", "Expecting"),
         ('{"a": 1} {"b": 2}', "Extra data"),
     ],
-    ids=["duplicate key", "nan", "inf", "-inf", "2^53+1", "10^400", "bomb", "deep", "half", "empty", "two documents"],
+    ids=[
+        "duplicate key",
+        "nan",
+        "inf",
+        "-inf",
+        "2^53+1",
+        "10^400",
+        "1e400",
+        "-1E999",
+        "escaped",
+        "key",
+        "raw",
+        "bomb",
+        "deep",
+        "half",
+        "empty",
+        "two documents",
+    ],
 )
 def test_what_is_not_strict_json_is_refused_with_the_reason(text: str, problem: str) -> None:
     with pytest.raises(InvalidJsonError, match=problem):
@@ -41,9 +65,26 @@ def test_a_document_over_the_size_is_refused_unread() -> None:
         parse_strict('"' + "x" * 20 + '"', max_bytes=10)
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+@pytest.mark.parametrize("document", [b'"\xff\xfe\xfa"', '{"a": 1}'.encode("utf-16"), b"\xef\xbb\xbf{}"], ids=repr)
+def test_bytes_that_are_not_utf8_are_refused(document: bytes) -> None:
     with pytest.raises(InvalidJsonError):
-        parse_strict(b'"\xff\xfe\xfa"')
+        parse_strict(document)
+
+
+def test_a_pair_of_surrogates_is_one_character() -> None:
+    assert parse_strict('"\\ud83d\\ude00"') == "\U0001f600"
+
+
+def test_a_document_of_a_hundred_megabytes_costs_no_copy() -> None:
+    document = "[" + "1," * 50_000_000 + "1]"
+    tracemalloc.start()
+
+    with pytest.raises(InvalidJsonError, match="are read"):
+        parse_strict(document)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1024 * 1024
 
 
 @given(JSON)

@@ -10,13 +10,14 @@ from threading import Event
 from typing import Final
 
 from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import opened_directory
+from shared.sandbox.descriptors import PathRefusedError, opened_directory, refuse_kernel_files
+from shared.sandbox.names import readable
 from shared.sandbox.paths import PathPolicy, shown_path
 from shared.sandbox.threads import check, run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from shared.tools.result import TextBlock, ToolResult
 from shared.toolsets.code.places import (
-    check_identity,
+    check_object,
     flag,
     flag_of,
     integer,
@@ -64,7 +65,10 @@ def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
 
 @dataclass(slots=True)
 class _Walk:
-    """One listing. Memory is bounded by the limit: of a huge directory only its first entries are ever held."""
+    """One listing. Memory is bounded by the limit: of a huge directory only its first entries are ever held.
+
+    ``unreadable`` counts directories that were not entered: not permitted, gone, of the kernel, or too deep.
+    """
 
     policy: PathPolicy
     limit: int
@@ -80,7 +84,7 @@ class _Walk:
         # A directory stands in the order twice: as an entry, and with a slash for all that is below it. Of any number
         # of first places at least half are entries, so twice as many places as entries are enough.
         places = 2 * (self.limit + 1 - self.count)
-        for key, entry in heapq.nsmallest(places, self._places(descriptor, folder, depth), key=lambda place: place[0]):
+        for key, entry in heapq.nsmallest(places, self._places(descriptor, folder), key=lambda place: place[0]):
             if self.count > self.limit:
                 return
             path = folder / entry.name
@@ -90,17 +94,15 @@ class _Walk:
                 self.count += 1
                 yield path, entry
 
-    def _places(self, descriptor: int, folder: Path, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    def _places(self, descriptor: int, folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         for entry in self._visible(descriptor, folder):
             yield entry.name, entry
-            if self.is_recursive and depth < _MAX_DEPTH and entry.is_dir(follow_symlinks=False):
+            if self.is_recursive and entry.is_dir(follow_symlinks=False):
                 yield f"{entry.name}/", entry
 
     def _below(self, parent: int, path: Path, depth: int) -> Iterator[tuple[Path, os.DirEntry[str]]]:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(path.name, flags, dir_fd=parent)
-        except OSError:
+        descriptor = _entered(parent, path) if depth < _MAX_DEPTH else None
+        if descriptor is None:
             self.unreadable += 1
             return
         try:
@@ -119,13 +121,27 @@ class _Walk:
                     yield entry
 
 
+def _entered(parent: int, path: Path) -> int | None:
+    """Open a directory of a directory; None when it cannot be, or is one of the kernel's own."""
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
+        return None
+    try:
+        refuse_kernel_files(descriptor, path)
+    except PathRefusedError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop: Event) -> ToolResult:
     located = permitted(policy, context, _asked_path(context, call_input))
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
     is_recursive = flag_of(call_input, "recursive", default=False)
     walk = _Walk(policy, limit, is_recursive, shows_sensitive=located.is_sensitive, stop=stop)
     with opened_directory(located.resolved) as descriptor:
-        check_identity(context, descriptor)
+        check_object(context, located.resolved, descriptor)
         entries = [_entry(path, entry, context) for path, entry in walk.entries(descriptor, located.resolved)]
     is_truncated = len(entries) > limit
     data: dict[str, Json] = {
@@ -135,8 +151,10 @@ def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop
         "left_out": walk.left_out,
     }
     if walk.unreadable:
-        data["unreadable"] = walk.unreadable
-    summary = f"{data['path']}: {len(entries[:limit])} entries" + (", more follow" if is_truncated else "")
+        data |= {"partial": True, "unreadable": walk.unreadable}
+    summary = f"{readable(str(data['path']))}: {len(entries[:limit])} entries" + (
+        ", more follow" if is_truncated else ""
+    )
     return ToolResult(context.tool_call_id, (TextBlock(_text(entries[:limit], data)),), summary, data)
 
 
@@ -166,8 +184,8 @@ def _kind(mode: int) -> str:
 
 def _text(entries: list[dict[str, Json]], data: JsonObject) -> str:
     marks = {"dir": "/", "link": "@"}
-    lines = [f"{entry['path']}{marks.get(str(entry['type']), '')}\t{entry['size']}" for entry in entries]
+    lines = [f"{readable(str(entry['path']))}{marks.get(str(entry['type']), '')}\t{entry['size']}" for entry in entries]
     lines += ["[more entries follow; list a directory below, or raise the limit]"] if data["truncated"] else []
     lines += [f"[{data['left_out']} sensitive entries left out]"] if data["left_out"] else []
-    lines += [f"[{data['unreadable']} directories could not be read]"] if "unreadable" in data else []
+    lines += [f"[{data['unreadable']} directories were not entered]"] if "unreadable" in data else []
     return "\n".join(lines) or "[empty]"

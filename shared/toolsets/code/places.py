@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.links import is_linked_elsewhere, stands_linked
 from shared.sandbox.paths import Located, PathPolicy, valid_text
 from shared.tools.definition import Target, ToolContext
 from shared.tools.result import ErrorType, ToolError
@@ -13,18 +14,19 @@ from shared.tools.result import ErrorType, ToolError
 def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_outside: bool = False) -> Target:
     """Return the target of a read. Reading outside the project is free unless the place is sensitive.
 
-    A sensitive place is bound to the object that was shown: its precondition names it and is checked when it is opened.
+    A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
     located = policy.locate(context.workplace, path)
-    is_asked = located.is_sensitive or (asks_outside and not located.is_inside_project)
+    is_linked = stands_linked(located.resolved)
+    is_asked = located.is_sensitive or is_linked or (asks_outside and not located.is_inside_project)
     return Target(
         kind="path",
         scope=str(_folder(located.resolved)) if is_asked else "",
         shown=str(located.resolved),
         is_inside_roots=located.is_inside_project or not asks_outside,
-        is_sensitive=located.is_sensitive,
+        is_sensitive=located.is_sensitive or is_linked,
         precondition=object_identity(located.resolved) if is_asked else "",
-        preview=_other_name(located),
+        preview=_remarks(located, is_linked=is_linked),
     )
 
 
@@ -35,26 +37,28 @@ def permitted(policy: PathPolicy, context: ToolContext, path: str, *, asks_outsi
         ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
     """
     located = policy.locate(context.workplace, path)
-    is_asked = located.is_sensitive or (asks_outside and not located.is_inside_project)
-    if not is_asked:
+    why = _why_asked(located, asks_outside=asks_outside)
+    if not why:
         return located
     if not context.allowed_outside:
-        word = "is sensitive" if located.is_sensitive else "lies outside the project"
-        raise ToolError(ErrorType.PERMISSION_DENIED, f"{str(located.resolved)!r} {word} and was not permitted")
+        raise ToolError(ErrorType.PERMISSION_DENIED, f"{str(located.resolved)!r} {why} and was not permitted")
     if context.target.shown != str(located.resolved):
         raise ToolError(ErrorType.PATH_CONFLICT, f"{path!r} leads elsewhere than when it was permitted; call again")
     return located
 
 
-def check_identity(context: ToolContext, descriptor: int) -> None:
-    """Hold an opened object to the one that was shown.
+def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
+    """Hold an opened object to the one that was shown, and to what needed no showing.
 
     Raises:
-        PathRefusedError: another object stands there now.
+        PathRefusedError: another object stands there now, or it has got a name elsewhere.
     """
-    if context.precondition and context.precondition != _identity(os.fstat(descriptor)):
+    status = os.fstat(descriptor)
+    if context.precondition and context.precondition != _identity(status):
+        raise PathRefusedError(PathRefusal.CHANGED, str(path), "was replaced after it was permitted", "call again")
+    if not context.allowed_outside and is_linked_elsewhere(path, status):
         raise PathRefusedError(
-            PathRefusal.CHANGED, context.target.shown, "was replaced after it was permitted", "call again"
+            PathRefusal.CHANGED, str(path), "has got another name since it was checked", "call again"
         )
 
 
@@ -104,11 +108,22 @@ def _folder(resolved: Path) -> Path:
     return resolved if resolved.is_dir() else resolved.parent
 
 
-def _other_name(located: Located) -> str:
-    """Say both names when a link leads elsewhere than its name promises."""
-    given = located.given.rstrip("/")
-    is_plain = str(located.resolved).endswith(f"/{given.removeprefix('./')}") or str(located.resolved) == given
-    return "" if is_plain or given in ("", ".") else valid_text(f"{located.given!r} leads to {str(located.resolved)!r}")
+def _why_asked(located: Located, *, asks_outside: bool) -> str:
+    """Say why a read needs consent; empty when it does not."""
+    if located.is_sensitive:
+        return "is sensitive"
+    if stands_linked(located.resolved):
+        return "is a hard link to a file that has another name"
+    return "lies outside the project" if asks_outside and not located.is_inside_project else ""
+
+
+def _remarks(located: Located, *, is_linked: bool) -> str:
+    """Say both names when a link leads elsewhere than its name promises, and that there are others."""
+    given, resolved = located.given.rstrip("/"), str(located.resolved)
+    is_plain = resolved.endswith(f"/{given.removeprefix('./')}") or resolved == given or given in ("", ".")
+    remarks = [] if is_plain else [valid_text(f"{located.given!r} leads to {resolved!r}")]
+    remarks += ["a hard link: the same file has a name elsewhere"] if is_linked else []
+    return "; ".join(remarks)
 
 
 def _identity(status: os.stat_result) -> str:

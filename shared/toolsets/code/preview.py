@@ -3,6 +3,7 @@
 import difflib
 from typing import Final
 
+from shared.sandbox.links import is_linked_elsewhere
 from shared.sandbox.paths import Located, valid_text
 from shared.toolsets.code.replace import ABSENT, State
 
@@ -13,7 +14,7 @@ MAX_COMPARED_LINES: Final = 4_000
 def preview_of(located: Located, state: State, after: bytes) -> str:
     """Return a unified diff against the existing text, or what can be said in one line.
 
-    The old content of a sensitive file is not shown.
+    The old content of a sensitive file is not shown, nor that of a file which has another name elsewhere.
     """
     name = valid_text(str(located.resolved))
     if state.precondition == ABSENT:
@@ -21,7 +22,8 @@ def preview_of(located: Located, state: State, after: bytes) -> str:
     before = state.content
     if before is None:
         return f"replace {name}, a large file, by {_size(after)}"
-    if located.is_sensitive:
+    is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
+    if located.is_sensitive or is_linked:
         return f"replace {name}: {len(before)} bytes by {_size(after)}"
     old, new = _lines(before), _lines(after)
     if old is None or new is None or max(len(old), len(new)) > MAX_COMPARED_LINES:

@@ -1,17 +1,21 @@
 """code.read_file: a page of a text file by line, in constant memory whatever the file (FS-01)."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from threading import Event
 from typing import Final
 
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.descriptors import opened_file
+from shared.sandbox.names import readable
 from shared.sandbox.paths import PathPolicy, shown_path
 from shared.sandbox.threads import check, run_blocking
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
-from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from shared.toolsets.code.places import check_identity, integer, number_of, permitted, read_target, string, text_of
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
+from shared.toolsets.code.instructions import INSTRUCTION_FILES, instructions
+from shared.toolsets.code.places import check_object, integer, number_of, permitted, read_target, string, text_of
 
 DEFAULT_LINES: Final = 200
 MAX_LINES: Final = 1000
@@ -24,14 +28,25 @@ _SNIFFED_BYTES: Final = 8192
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
-def read_file_tool(policy: PathPolicy, *, max_page_chars: int = MAX_PAGE_CHARS) -> ToolDefinition:
-    """Return the definition. A page over ``max_page_chars`` ends early; it is never an artifact."""
+def read_file_tool(
+    policy: PathPolicy, *, max_page_chars: int = MAX_PAGE_CHARS, instruction_files: Sequence[str] = INSTRUCTION_FILES
+) -> ToolDefinition:
+    """Return the definition. A page over ``max_page_chars`` ends early; it is never an artifact.
+
+    ``instruction_files`` are names of files that also speak to the run when they are read (FS-08).
+    """
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(lambda stop: _read(policy, context, call_input, max_page_chars, stop))
+        reading = _Reading(policy, context, max_page_chars, frozenset(instruction_files))
+        return await run_blocking(lambda stop: reading.read(call_input, stop))
 
     def target(context: ToolContext, call_input: JsonObject) -> Target:
         return read_target(policy, context, text_of(call_input, "path"))
+
+    def traits(call_input: JsonObject) -> Traits:
+        # What adds to the run's context goes alone, so that the order of a turn's calls is the order of its nodes.
+        speaks = PurePosixPath(text_of(call_input, "path")).name in instruction_files
+        return Traits(is_read_only=True, is_concurrency_safe=not speaks)
 
     return ToolDefinition(
         name="code.read_file",
@@ -52,6 +67,7 @@ def read_file_tool(policy: PathPolicy, *, max_page_chars: int = MAX_PAGE_CHARS) 
         tags=frozenset({"code", "filesystem", "readonly"}),
         keeps_whole_output=True,
         max_result_chars=max_page_chars,
+        traits=traits,
         target=target,
     )
 
@@ -67,12 +83,15 @@ class _Page:
     cut: list[int] = field(default_factory=list)
     chars: int = 0
     is_full: bool = False
+    is_binary: bool = False
     has_bad_bytes: bool = False
+    ends_open: bool = False
+    """The last line is the file's last and has no newline."""
 
     def add(self, raw: bytes, *, is_cut: bool) -> None:
         """Take the next line, or become full when it does not fit any more."""
         number = self.start + len(self.lines)
-        text = _decoded(raw, is_cut=is_cut)
+        text, is_cut = _decoded(raw, is_cut=is_cut)
         size = len(_numbered(number, text))
         if self.lines and self.chars + size > self.max_chars:
             self.is_full = True
@@ -85,7 +104,7 @@ class _Page:
 
     def has_room(self) -> bool:
         """Say whether further lines are wanted."""
-        return not self.is_full
+        return not self.is_full and not self.is_binary
 
     def sees_more(self) -> bool:
         """Be told that a line begins or goes on; say whether it is wanted. Its length need not be known for that."""
@@ -96,24 +115,42 @@ class _Page:
     def end(self) -> int:
         return self.start + len(self.lines) - 1
 
+    @property
+    def text(self) -> str:
+        """The lines as they stand in the file: pages put together are the file, but for lines that were cut."""
+        return "\n".join(self.lines) + ("" if self.ends_open or not self.lines else "\n")
 
-def _read(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_chars: int, stop: Event) -> ToolResult:
-    located = permitted(policy, context, text_of(call_input, "path"))
-    start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
-    page = _Page(start, max_lines, max_chars)
-    with opened_file(located.resolved) as descriptor:
-        check_identity(context, descriptor)
-        size = os.fstat(descriptor).st_size
-        _refuse_binary(os.pread(descriptor, _SNIFFED_BYTES, 0), str(located.resolved), size)
-        total = _fill(page, descriptor, stop)
-    shown = shown_path(located.resolved, context.workplace)
-    if any("\0" in line for line in page.lines):
-        raise _binary(shown, size)
-    return _result(context, page, shown, total)
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One call of the tool."""
+
+    policy: PathPolicy
+    context: ToolContext
+    max_chars: int
+    instruction_files: frozenset[str]
+
+    def read(self, call_input: JsonObject, stop: Event) -> ToolResult:
+        located = permitted(self.policy, self.context, text_of(call_input, "path"))
+        start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
+        page = _Page(start, max_lines, self.max_chars)
+        shown = shown_path(located.resolved, self.context.workplace)
+        with opened_file(located.resolved) as descriptor:
+            check_object(self.context, located.resolved, descriptor)
+            page.is_binary = _looks_binary(os.pread(descriptor, _SNIFFED_BYTES, 0))
+            total = None if page.is_binary else _fill(page, descriptor, stop)
+            if page.is_binary:
+                raise _binary(shown, os.fstat(descriptor).st_size)
+            speaks = located.resolved.name in self.instruction_files and not self.context.target.is_sensitive
+            nodes = instructions(located, shown, descriptor) if speaks else ()
+        return _result(self.context, page, shown, total, nodes)
 
 
 def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:
-    """Read until the page is full or the file ends; return the number of lines when the end was seen."""
+    """Read until the page is full or the file ends; return the number of lines when the end was seen.
+
+    A NUL anywhere up to the end of the page makes the file binary: the holes of a sparse file end the reading at once.
+    """
     number = 1
     line = bytearray()
     length = 0
@@ -123,11 +160,13 @@ def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:
         if not chunk:
             if length:
                 _take(page, number, line, length)
+                page.ends_open = number >= page.start and page.has_room()
                 number += 1
             return number - 1 if page.has_room() else None
         at = 0
         if number < page.start:
             at, number = _skipped(chunk, number, page.start)
+            length = 0 if at < len(chunk) or chunk.endswith(b"\n") else len(chunk)
         while at < len(chunk) and page.sees_more():
             newline = chunk.find(b"\n", at)
             end = len(chunk) if newline < 0 else newline + 1
@@ -139,6 +178,7 @@ def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:
                 _take(page, number, line, length)
                 number, length = number + 1, 0
                 line.clear()
+        page.is_binary = chunk.find(b"\0", 0, at) >= 0
     return None
 
 
@@ -161,10 +201,15 @@ def _take(page: _Page, number: int, line: bytearray, length: int) -> None:
         page.add(content[:MAX_LINE_BYTES], is_cut=is_cut)
 
 
-def _decoded(raw: bytes, *, is_cut: bool) -> str:
-    # A character cut in two at the limit is dropped whole; other bad bytes are shown as such.
+def _decoded(raw: bytes, *, is_cut: bool) -> tuple[str, bool]:
+    """Return a line as text of at most the limit's bytes, and whether anything of it is missing."""
+    # A character cut in two at the limit is dropped whole; other bad bytes are shown as such, which takes more room.
     whole = raw[: len(raw) - _open_bytes(raw)] if is_cut else raw
-    return whole.decode("utf-8", "replace")
+    text = whole.decode("utf-8", "replace")
+    encoded = text.encode("utf-8")
+    if len(encoded) <= MAX_LINE_BYTES:
+        return text, is_cut
+    return encoded[:MAX_LINE_BYTES].decode("utf-8", "ignore"), True
 
 
 def _open_bytes(raw: bytes) -> int:
@@ -181,14 +226,16 @@ def _numbered(number: int, text: str) -> str:
     return f"{number:>6}\t{text}\n"
 
 
-def _result(context: ToolContext, page: _Page, shown: str, total: int | None) -> ToolResult:
+def _result(
+    context: ToolContext, page: _Page, shown: str, total: int | None, nodes: tuple[ContextNode, ...]
+) -> ToolResult:
     is_truncated = page.is_full
     following = page.end + 1 if is_truncated else None
     data: dict[str, Json] = {
         "path": shown,
         "start_line": page.start,
         "end_line": page.end,
-        "text": "\n".join(page.lines) + ("\n" if page.lines else ""),
+        "text": page.text,
         "truncated": is_truncated,
         "next_start_line": following,
         "truncated_lines": list(page.cut),
@@ -200,14 +247,17 @@ def _result(context: ToolContext, page: _Page, shown: str, total: int | None) ->
     metadata: dict[str, Json] = {"truncated": is_truncated}
     if page.has_bad_bytes:
         metadata["decoding"] = "bytes that are not UTF-8 are shown as U+FFFD"
-    summary = f"{shown}: lines {page.start}-{page.end}" if page.lines else f"{shown}: no lines from {page.start} on"
-    return ToolResult(context.tool_call_id, (TextBlock(text + notes),), summary, data, metadata=metadata)
+    lines = f"lines {page.start}-{page.end}" if page.lines else f"no lines from {page.start} on"
+    content, summary = (TextBlock(text + notes),), f"{readable(shown)}: {lines}"
+    return ToolResult(context.tool_call_id, content, summary, data, metadata=metadata, context_nodes=nodes)
 
 
 def _notes(page: _Page, following: int | None, total: int | None) -> str:
     notes = []
     if not page.lines:
         notes.append(f"no line {page.start}; the file has {total} lines" if total else "the file is empty")
+    if page.ends_open:
+        notes.append("no newline at the end of the file")
     if page.cut:
         notes.append(f"cut at {MAX_LINE_BYTES} bytes: lines {', '.join(map(str, page.cut))}")
     if following is not None:
@@ -215,9 +265,8 @@ def _notes(page: _Page, following: int | None, total: int | None) -> str:
     return "".join(f"[{note}]\n" for note in notes)
 
 
-def _refuse_binary(head: bytes, path: str, size: int) -> None:
-    if b"\0" in head or head.startswith(_UTF16_MARKS):
-        raise _binary(path, size)
+def _looks_binary(head: bytes) -> bool:
+    return b"\0" in head or head.startswith(_UTF16_MARKS)
 
 
 def _binary(path: str, size: int) -> ToolError:

@@ -1,8 +1,9 @@
 """Putting a whole file in place atomically, by descriptors (FS-04, FS-07).
 
 The parent directory is opened without following a link; the new content goes into a temporary file beside the target
-and takes its name in one step, so a reader sees the old or the new file and a failure leaves the old one. What stands
-there must be what was shown. The race that remains: a writer that changes an existing file's content between our last
+and takes its name in one step, so a reader sees the old or the new file and a failure leaves the old one. Mode and
+owner stay, but for the bits that let a program run as its owner; a file that may not be written is not replaced either.
+What stands there must be what was shown. The race that remains: a writer that changes an existing file between our last
 look and the rename, a few microseconds, is overwritten.
 """
 
@@ -12,7 +13,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ MAX_COMPARED_BYTES: Final = 1024 * 1024
 _MAX_HASHED_BYTES: Final = 64 * 1024 * 1024
 """Beyond it the modification time stands for the content: hashing would take longer than a person waits."""
 _CHUNK_BYTES: Final = 1024 * 1024
+_FOR_WRITING: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -34,12 +36,13 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 class State:
     """What stands at a path. ``precondition`` is ``absent`` or device, inode, size and hash.
 
-    ``content`` is None when there is no file or it is too large to compare.
+    ``content`` is None when there is no file or it is too large to compare. ``status`` was taken
+    before it was read, so that a change meanwhile shows.
     """
 
     precondition: str
     content: bytes | None = None
-    mode: int = 0
+    status: os.stat_result | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +68,18 @@ def read_state(path: Path) -> State:
 
     Raises:
         PathRefusedError: something that is no regular file.
+        PermissionError: a file that may be read only.
     """
     try:
         with opened_file(path) as descriptor:
-            return _state_of(descriptor)
+            state = _state_of(descriptor)
     except PathRefusedError as error:
         if error.refusal is PathRefusal.NOT_FOUND:
             _refuse_file_as_folder(path)
             return State(ABSENT)
         raise
+    _refuse_read_only(state, lambda flags: open_resolved(path, flags), path)
+    return state
 
 
 def write(what: Replacement, stop: Event) -> Written | None:
@@ -93,7 +99,9 @@ def write(what: Replacement, stop: Event) -> Written | None:
         is_new = before.precondition == ABSENT
         if not is_new and not what.overwrites:
             return None
-        with _temporary(folder, what.content, before.mode) as temporary:
+        if not is_new:
+            _refuse_read_only(before, lambda flags: os.open(name, flags, dir_fd=folder), what.path)
+        with _temporary(folder, what.content, before.status) as temporary:
             check(stop)
             if is_new:
                 placed = _link_new(folder, temporary, name)
@@ -168,20 +176,34 @@ def _state_at(folder: int, path: Path) -> State:
 def _state_of(descriptor: int) -> State:
     status = os.fstat(descriptor)
     identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}"
-    mode = stat.S_IMODE(status.st_mode)
     if status.st_size > _MAX_HASHED_BYTES:
-        return State(f"{identity}:mtime-{status.st_mtime_ns}", None, mode)
+        return State(f"{identity}:mtime-{status.st_mtime_ns}", None, status)
     digest = hashlib.sha256()
     kept = bytearray()
     while chunk := os.read(descriptor, _CHUNK_BYTES):
         digest.update(chunk)
         kept += chunk[: max(0, MAX_COMPARED_BYTES + 1 - len(kept))]
     content = bytes(kept) if len(kept) <= MAX_COMPARED_BYTES else None
-    return State(f"{identity}:{digest.hexdigest()}", content, mode)
+    return State(f"{identity}:{digest.hexdigest()}", content, status)
+
+
+def _refuse_read_only(state: State, open_at: Callable[[int], int], path: Path) -> None:
+    """Refuse a file that could not be written in place: replacing it would only need a right on its folder.
+
+    Raises:
+        PermissionError: its mode, its owner or its file system forbids it.
+    """
+    if state.status is not None and not state.status.st_mode & _FOR_WRITING:
+        raise PermissionError(errno.EACCES, "is read-only", str(path))
+    try:
+        os.close(open_at(os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
 
 
 @contextmanager
-def _temporary(folder: int, content: bytes, mode: int) -> Iterator[str]:
+def _temporary(folder: int, content: bytes, before: os.stat_result | None) -> Iterator[str]:
     """Write the content to a file of a fresh name in the folder; it is gone afterwards unless it was renamed."""
     name = f".soong-{secrets.token_hex(8)}.tmp"
     descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
@@ -190,8 +212,8 @@ def _temporary(folder: int, content: bytes, mode: int) -> Iterator[str]:
             view = memoryview(content)
             while view:
                 view = view[os.write(descriptor, view) :]
-            if mode:
-                os.fchmod(descriptor, mode)
+            if before is not None:
+                _take_after(descriptor, before)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -199,6 +221,18 @@ def _temporary(folder: int, content: bytes, mode: int) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
+
+
+def _take_after(descriptor: int, before: os.stat_result) -> None:
+    """Give a new file the owner and mode of the one that it replaces.
+
+    Raises:
+        PermissionError: the owner cannot be kept.
+    """
+    mine = os.fstat(descriptor)
+    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
 
 
 def _link_new(folder: int, temporary: str, name: str) -> bool:
@@ -220,11 +254,16 @@ def _link_new(folder: int, temporary: str, name: str) -> bool:
 
 
 def _is_unchanged(folder: int, name: str, before: State) -> bool:
+    """Say whether the file is still the one that was read: also one written in place to the same size is another."""
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        now = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return before.precondition.startswith(f"{status.st_dev}:{status.st_ino}:{status.st_size}:")
+    return before.status is not None and _stamp(now) == _stamp(before.status)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _refuse_file_as_folder(path: Path) -> None:

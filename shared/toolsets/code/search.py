@@ -9,11 +9,15 @@ from typing import Final
 
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.descriptors import opened_directory, opened_file
-from shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text
+from shared.sandbox.names import readable
+from shared.sandbox.paths import Located, PathPolicy, shown_path
+from shared.sandbox.threads import run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from shared.toolsets.code.places import check_identity, integer, number_of, permitted, read_target, string, text_of
-from shared.toolsets.code.rg import Match, Matches, Search, count_files, search
+from shared.toolsets.code.confirm import Confirmed, confirmed
+from shared.toolsets.code.left_out import LeftOut, globs, kernel_globs
+from shared.toolsets.code.places import check_object, integer, number_of, permitted, read_target, string, text_of
+from shared.toolsets.code.rg import Matches, Search, search
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -55,33 +59,35 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
 async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
     located = permitted(policy, context, _asked_path(context, call_input), asks_outside=True)
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
-    sensitive = () if located.is_sensitive else _globs(policy)
-    with _opened(located, context, call_input, sensitive) as what:
-        counting = asyncio.ensure_future(count_files(what, () if what.file is not None else sensitive))
+    with _opened(policy, located, context, call_input) as what:
+        # A place that was itself asked for and allowed is searched whole.
+        is_whole = located.is_sensitive or what.file is not None
+        hidden = None if is_whole else LeftOut(policy, what.cwd_path, what.cwd)
+        counting = asyncio.ensure_future(_none() if hidden is None else hidden.count(what))
         try:
-            matches = await search(what, limit)
+            matches = await search(what, limit, _all if hidden is None else hidden.is_shown)
+            held = await run_blocking(lambda stop: confirmed(what.cwd, matches.found[:limit], stop, what.file))
             left_out = await counting
         finally:
             await _ended(counting)
-    return _result(policy, context, located, matches, limit, left_out)
+    return _result(context, located, matches, held, limit, left_out)
 
 
 @contextmanager
-def _opened(
-    located: Located, context: ToolContext, call_input: JsonObject, sensitive: tuple[str, ...]
-) -> Iterator[Search]:
+def _opened(policy: PathPolicy, located: Located, context: ToolContext, call_input: JsonObject) -> Iterator[Search]:
     """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
     query, glob, path = text_of(call_input, "query"), text_of(call_input, "glob"), located.resolved
     if "\0" in query or "\0" in glob:
         raise ToolError(ErrorType.INVALID_INPUT, "query and glob cannot hold a NUL character")
     if stat.S_ISREG(_mode(located)):
         with opened_file(path) as file, opened_directory(path.parent) as folder:
-            check_identity(context, file)
+            check_object(context, path, file)
             yield Search(query, "", folder, path.parent, (), file)
     else:
+        sensitive = () if located.is_sensitive else globs(policy, path)
         with opened_directory(path) as folder:
-            check_identity(context, folder)
-            yield Search(query, glob, folder, path, sensitive)
+            check_object(context, path, folder)
+            yield Search(query, glob, folder, path, (*sensitive, *kernel_globs(path)))
 
 
 def _mode(located: Located) -> int:
@@ -92,33 +98,33 @@ def _mode(located: Located) -> int:
 
 
 def _result(
-    policy: PathPolicy, context: ToolContext, located: Located, matches: Matches, limit: int, left_out: int
+    context: ToolContext, located: Located, matches: Matches, held: list[Confirmed], limit: int, left_out: int
 ) -> ToolResult:
-    # ripgrep leaves sensitive files out by its globs; a spelling only we see through is left out here.
-    shown = (match for match in matches.found[:limit] if located.is_sensitive or not policy.is_sensitive(match.path))
-    found = sorted(shown, key=lambda match: (match.path, match.line))
-    rows: list[Json] = [_row(match, located, context) for match in found]
+    rows: list[Json] = [_row(match, located, context) for match in held]
     is_truncated = matches.is_cut or len(matches.found) > limit
     data: dict[str, Json] = {"matches": rows, "count": len(rows), "truncated": is_truncated, "left_out": left_out}
-    if matches.is_partial:
+    if matches.is_partial or len(held) < min(len(matches.found), limit):
         data["partial"] = True
-    lines = [f"{row['path']}:{row['line']}:{row['text']}" for row in rows if isinstance(row, dict)]
+    lines = [f"{readable(str(row['path']))}:{row['line']}:{row['text']}" for row in rows if isinstance(row, dict)]
     lines += ["[more matches follow; narrow the query, path or glob]"] if is_truncated else []
-    lines += [f"[{left_out} sensitive files left out]"] if left_out else []
-    lines += ["[some places could not be read]"] if matches.is_partial else []
+    lines += [f"[{left_out} sensitive or hard-linked files left out]"] if left_out else []
+    lines += ["[some places could not be read or changed meanwhile]"] if "partial" in data else []
     summary = f"{len(rows)} matches" + (", more follow" if is_truncated else "")
     text = "\n".join(lines) or "no matches"
     return ToolResult(context.tool_call_id, (TextBlock(text),), summary, data)
 
 
-def _row(match: Match, located: Located, context: ToolContext) -> dict[str, Json]:
+def _row(match: Confirmed, located: Located, context: ToolContext) -> dict[str, Json]:
     path = located.resolved / match.path if match.path else located.resolved
-    return {"path": shown_path(path, context.workplace), "line": match.line, "text": valid_text(match.text)}
+    return {"path": shown_path(path, context.workplace), "line": match.line, "text": match.text}
 
 
-def _globs(policy: PathPolicy) -> tuple[str, ...]:
-    """Return the sensitive patterns as ripgrep globs: the entry itself and all below it."""
-    return tuple(glob for pattern in policy.sensitive for glob in (f"**/{pattern}", f"**/{pattern}/**"))
+async def _none() -> int:
+    return 0
+
+
+def _all(_path: str) -> bool:
+    return True
 
 
 def _asked_path(context: ToolContext, call_input: JsonObject) -> str:

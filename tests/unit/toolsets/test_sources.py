@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shared.config import Config, parse_config
-from shared.toolsets.sources import Surroundings
+from shared.tools.definition import Traits
+from shared.toolsets.sources import Surroundings, make_registry
 
 
 @pytest.mark.spec("FS-06")
@@ -42,3 +43,14 @@ def test_the_modules_that_define_tools_are_protected(tmp_path: Path, monkeypatch
     assert policy.is_protected(tmp_path / "teampack/own.py")
     assert policy.is_protected(tmp_path / "teampack/own/inner.py")
     assert not policy.is_protected(tmp_path / "teampack/other.py")
+
+
+@pytest.mark.spec("FS-08")
+def test_the_instruction_files_are_those_of_the_configuration() -> None:
+    config = parse_config('[instructions]\nfiles = ["RULES.md"]')
+
+    read_file = make_registry(Surroundings(config=config)).get("code.read_file")
+
+    assert read_file is not None
+    assert read_file.traits_of({"path": "a/RULES.md"}) == Traits(is_read_only=True, is_concurrency_safe=False)
+    assert read_file.traits_of({"path": "AGENTS.md"}).is_concurrency_safe

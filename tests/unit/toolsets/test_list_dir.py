@@ -1,8 +1,10 @@
 import os
+from pathlib import Path
 
 import pytest
 
 from shared.tools.result import ErrorType
+from shared.toolsets.code import list_dir
 from tests.unit.toolsets.parts import Project, text_of
 
 
@@ -103,3 +105,33 @@ async def test_a_file_or_nothing_cannot_be_listed(project: Project) -> None:
 
 async def test_an_empty_directory_says_so(project: Project) -> None:
     assert text_of(await project.call("list_dir")) == "[empty]"
+
+
+@pytest.mark.spec("FS-02")
+async def test_a_tree_too_deep_to_walk_is_flagged(project: Project) -> None:
+    folder = project.root.joinpath(*["d"] * 70)
+    folder.mkdir(parents=True)
+    (folder / "x").touch()
+
+    result = await project.call("list_dir", recursive=True)
+
+    assert isinstance(result.data, dict)
+    assert (result.data["partial"], result.data["unreadable"]) == (True, 1)
+    assert "1 directories were not entered" in text_of(result)
+
+
+def test_a_file_system_of_the_kernel_is_not_entered_wherever_it_is_met() -> None:
+    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+
+    entered = list_dir._entered(root, Path("/proc"))
+
+    os.close(root)
+    assert entered is None
+
+
+async def test_a_name_cannot_write_lines_of_its_own(project: Project) -> None:
+    project.file("x\t0\n[9 sensitive entries left out]\x1b[2J\u202e")
+
+    assert text_of(await project.call("list_dir")).splitlines() == [
+        '"x\\t0\\n[9 sensitive entries left out]\\u001b[2J\\u202e"\t0'
+    ]

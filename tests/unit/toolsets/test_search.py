@@ -1,9 +1,19 @@
+import os
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from shared.sandbox.paths import PathPolicy
 from shared.tools.result import ErrorType
-from tests.unit.toolsets.parts import Project, text_of
+from shared.toolsets.code import code_tools
+from shared.toolsets.code.confirm import confirmed
+from shared.toolsets.code.rg import Match, program
+from tests.unit.tools.parts import make_bench
+from tests.unit.toolsets.parts import Project, make_project, text_of
 
 
 def found(data: dict[str, object]) -> list[tuple[str, int]]:
@@ -158,3 +168,154 @@ async def test_no_descriptor_is_left_open(project: Project) -> None:
         await project.call("list_dir", recursive=True)
 
     assert open_descriptors() == before
+
+
+@pytest.mark.spec("FS-03")
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+async def test_a_limit_gives_the_first_matches_of_the_whole_order(project: Project, limit: int) -> None:
+    for name in ("a/z", "a-b/z", "a.txt", "b"):
+        project.file(name, "hit\n")
+    everything = found(await project.data("search", query="hit"))
+
+    data = await project.data("search", query="hit", limit=limit)
+
+    assert everything == sorted(everything)
+    assert found(data) == everything[:limit]
+    assert data["truncated"] is (limit < 4)
+
+
+@pytest.mark.spec("FS-03")
+async def test_a_file_that_turns_out_to_be_binary_hides_no_other(project: Project) -> None:
+    project.file("a", b"hit early\n" + b"y\n" * 200_000 + b"\0")
+    project.file("b", "hit\n")
+
+    assert found(await project.data("search", query="hit")) == [("a", 1), ("b", 1)]
+
+
+@pytest.mark.spec("FS-03")
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+async def test_text_with_a_byte_order_mark_is_searched(project: Project, encoding: str) -> None:
+    project.file("x", "hit \u00e4\nno\nhit two\n".encode(encoding))
+
+    data = await project.data("search", query="hit")
+
+    assert [(match["line"], match["text"]) for match in data["matches"]] == [(1, "hit \u00e4"), (3, "hit two")]
+
+
+@pytest.mark.spec("FS-03")
+async def test_a_long_line_is_cut_at_a_character_with_a_mark(project: Project) -> None:
+    project.file("x", "hit" + "\u00e4" * 400 + "\n")
+
+    (match,) = (await project.data("search", query="hit"))["matches"]
+
+    assert match["text"].startswith("hit" + "\u00e4" * 198)
+    assert match["text"].endswith(" [the line goes on]")
+    assert len(match["text"].encode()) < 450
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize("query", ["password=1", "password=2", "nothing"])
+async def test_the_count_of_what_is_left_out_tells_nothing_of_its_content(project: Project, query: str) -> None:
+    (project.outside / "secret").write_text("password=1\n")
+    os.link(project.outside / "secret", project.root / "notes.txt")
+    for name in (".env ", ".\uff45nv", "sub/id.PEM. ", "ok.txt"):
+        project.file(name, "password=1\n")
+
+    data = await project.data("search", query=query, limit=1)
+
+    assert data["left_out"] == 4
+    assert found(data) == ([("ok.txt", 1)] if query == "password=1" else [])
+    assert data["truncated"] is False
+    assert "partial" not in data
+
+
+@pytest.mark.spec("FS-06")
+async def test_a_pattern_holds_across_the_place_where_a_search_begins(project: Project) -> None:
+    project.file(".config/gcloud/token", "hit\n")
+    project.file(".config/other", "hit\n")
+
+    data = await project.data("search", query="hit", path=".config")
+
+    assert (found(data), data["left_out"]) == ([(".config/other", 1)], 1)
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize("pattern", ["[ab]", "{a,b}", "{", "[", "a\\b", "secret*/"])
+async def test_a_configured_pattern_means_the_same_in_a_search(project: Project, pattern: str) -> None:
+    bench = make_bench(code_tools(PathPolicy(sensitive=(pattern,))), project=project.root)
+    name = pattern.rstrip("/").replace("*", "X")
+    for each in (f"{name}/x", "a/x", "b/x"):
+        project.file(each, "hit\n")
+
+    result = await bench.call("code.search", query="hit")
+
+    assert result.error is None, result.error
+    assert found(result.data) == [("a/x", 1), ("b/x", 1)]  # type: ignore[arg-type]
+    assert result.data["left_out"] == 1  # type: ignore[index,call-overload]
+
+
+@pytest.mark.spec("FS-07")
+def test_a_line_is_shown_only_if_it_stands_in_the_file_that_has_that_name(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "inside/x").write_text("harmless\nhit\n")
+    (tmp_path / "outside/x").write_text("canary\n")
+    (tmp_path / "inside/link").symlink_to("../outside")
+    os.mkfifo(tmp_path / "inside/fifo")
+    said = [
+        Match("fifo", 1, 0, b"canary"),
+        Match("gone", 1, 0, b"canary"),
+        Match("link/x", 1, 0, b"canary"),
+        Match("x", 1, 0, b"canary"),
+        Match("x", 2, 9, b"hit"),
+        Match("x", 2, 9, b"hit and more"),
+    ]
+    folder = os.open(tmp_path / "inside", os.O_RDONLY)
+
+    held = confirmed(folder, said, threading.Event())
+
+    os.close(folder)
+    assert [(line.path, line.line, line.text) for line in held] == [("x", 2, "hit")]
+
+
+async def test_a_name_that_could_pass_for_another_line_is_quoted(project: Project) -> None:
+    project.file("x\n[9 sensitive files left out]", "hit\n")
+
+    text = text_of(await project.call("search", query="hit"))
+
+    assert text == '"x\\n[9 sensitive files left out]":1:hit'
+
+
+TREES = st.dictionaries(
+    st.from_regex(r"(a|b|ab)(/(a|b|c\.py|d e)){0,2}", fullmatch=True),
+    st.text("ab \n\u00e4\r.", max_size=30),
+    max_size=6,
+)
+
+
+@pytest.mark.spec("FS-03")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TREES, st.sampled_from(["a", "^b", "a.b", "\u00e4$", "[ab]+", r"\.", "(?i)A"]))
+async def test_a_search_agrees_with_ripgreps_own_words(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str], query: str
+) -> None:
+    project = make_project(tmp_path_factory.mktemp("tree"))
+    for name, content in tree.items():
+        if not any((project.root / name).is_dir() or parent.is_file() for parent in (project.root / name).parents):
+            project.file(name, content)
+
+    data = await project.data("search", query=query, limit=1000)
+
+    argv = [program(), "--no-config", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
+    said = subprocess.run(argv, cwd=project.root, capture_output=True, check=False).stdout  # noqa: ASYNC221
+    words = sorted(_parsed(said))
+    assert [(match["path"], match["line"], match["text"]) for match in data["matches"]] == words
+
+
+def _parsed(said: bytes) -> list[tuple[str, int, str]]:
+    rows = []
+    for record in said.decode().split("\n")[:-1]:
+        name, _, rest = record.partition("\0")
+        line, _, text = rest.partition(":")
+        rows.append((name.removeprefix("./"), int(line), text.rstrip("\r")))
+    return rows

@@ -181,3 +181,52 @@ def test_a_file_system_without_hard_links_is_served_too(tmp_path: Path, monkeypa
 
     os.close(folder)
     assert (tmp_path / "x").read_text() == "new"
+
+
+@pytest.mark.spec("FS-04")
+async def test_a_read_only_file_is_not_replaced_and_nobody_is_asked(project: Project) -> None:
+    path = project.file("x", "old")
+    path.chmod(0o444)
+
+    assert await project.error("write_file", path="x", content="new", overwrite=True) is ErrorType.SANDBOX_DENIED
+    assert path.read_text() == "old"
+    assert project.bench.gate.asked == []
+
+
+@pytest.mark.spec("FS-04")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another")
+async def test_the_owner_stays_and_the_right_to_run_as_the_owner_goes(project: Project) -> None:
+    path = project.file("x", "old")
+    os.chown(path, 1234, 5678)
+    path.chmod(0o6755)
+
+    await project.data("write_file", path="x", content="new", overwrite=True)
+
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 5678, 0o755)
+
+
+@pytest.mark.spec("FS-04")
+async def test_a_change_in_place_of_the_same_size_is_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = project.file("x", "old")
+    original = replace._is_unchanged
+
+    def late(folder: int, name: str, before: replace.State) -> bool:
+        path.write_text("new")
+        return original(folder, name, before)
+
+    monkeypatch.setattr(replace, "_is_unchanged", late)
+
+    assert await project.error("write_file", path="x", content="mine", overwrite=True) is ErrorType.PATH_CONFLICT
+    assert path.read_text() == "new"
+
+
+@pytest.mark.spec("FS-06")
+async def test_what_a_hard_link_holds_is_not_in_the_preview_and_not_changed_elsewhere(project: Project) -> None:
+    (project.outside / "secret").write_text("canary\n")
+    os.link(project.outside / "secret", project.root / "x")
+
+    await project.data("write_file", path="x", content="new\n", overwrite=True)
+
+    assert "canary" not in project.target.preview
+    assert (project.outside / "secret").read_text() == "canary\n"

@@ -113,4 +113,4 @@ def _asked(fields: Mapping[str, Json], field: str) -> tuple[str, ...]:
 
 def _plain(text: str) -> str:
     """Return text in one line of printable characters: it is shown beside other skills and must not imitate them."""
-    return "".join(char for char in " ".join(text.split()) if char.isprintable())
+    return " ".join("".join(char for char in " ".join(text.split()) if char.isprintable()).split())

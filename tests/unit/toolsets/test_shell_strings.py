@@ -1,0 +1,88 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.toolsets.code.program_kinds import is_network_client, needs_exact_grant
+from shared.toolsets.code.shell_strings import plain_name, shell_string
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sh -c x", "bash -lc x", "dash -ec x", "/bin/zsh -c x", "ksh93 -c x", "bash-5.2 -c x", "SH -c x", "fish -c x",
+        "fish --command=x", "bash -x -e -c x", "bash -o pipefail -c x", "bash --norc -c x", "bash --rcfile f -ic x",
+        "bash +x -c x", "pwsh -Command x", "cmd /c x",
+        "busybox sh -c x", "toybox sh -c x", "env sh -c x", "/usr/bin/env A=1 -i sh -c x", "env -S sh\u00a0-c\u00a0x",
+        "env -Ssh\u00a0-c\u00a0x", "env --split-string=bash\u00a0-c\u00a0x",
+        "nohup sh -c x", "timeout 5 sh -c x", "timeout -k 3 5 nice -n 3 bash -c x", "xargs sh -c x",
+        "xargs -0 -n 1 bash -euc x", "find . -exec sh -c x ;", "sudo -u a sh -c x", "su root -c x", "script -c x",
+        "flock lock -c x", "watch ls", "parallel echo", "setsid --fork sh -c x", "poetry run bash -c x",
+    ],
+)  # fmt: skip
+def test_a_shell_with_a_command_string_is_found(line: str) -> None:
+    program, *arguments = (word.replace("\u00a0", " ") for word in line.split(" "))
+
+    assert shell_string([program], arguments)
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ls -c", "git -c a=b status", "python -c pass", "bash script.sh -c x", "bash -x script.sh", "bash -- -c", "sh",
+        "bash -o errexit script.sh", "grep -c sh file", "env python -c pass", "env A=sh ls", "timeout 5 make -C sh",
+        "find . -name sh -print", "xargs grep -c sh", "nohup ./run.sh -c", "watch -x ls", "gcc -c main.c",
+        "flock lock ls", "env -S ls\u00a0-c",
+    ],
+)  # fmt: skip
+def test_what_runs_no_string_is_not_taken_for_it(line: str) -> None:
+    program, *arguments = (word.replace("\u00a0", " ") for word in line.split(" "))
+
+    assert shell_string([program], arguments) == ""
+
+
+def test_a_shell_is_known_by_what_its_name_leads_to() -> None:
+    assert shell_string(["./tool", "/usr/bin/dash"], ["-c", "x"]) == "dash"
+
+
+@pytest.mark.parametrize("word", ["sh", "env", "su", "watch", "-S", "-x"])
+def test_thousands_of_arguments_are_judged_at_once(word: str) -> None:
+    begun = time.monotonic()
+
+    shell_string(["env"], [word] * 4096)
+
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("/usr/bin/python3.11", "python"), ("gcc-12", "gcc"), ("Bash.exe", "bash"), ("7", "7"), ("node", "node")],
+)
+def test_a_name_is_told_without_folder_version_and_suffix(program: str, name: str) -> None:
+    assert plain_name(program) == name
+
+
+@pytest.mark.spec("PER-08")
+@pytest.mark.parametrize(
+    "name",
+    ["bash", "python3.12", "git", "make", "npm", "cargo", "tox", "pytest", "go", "env", "xargs", "find", "ssh", "tar"],
+)
+def test_shells_interpreters_and_build_tools_need_a_grant_for_their_very_words(name: str) -> None:
+    assert needs_exact_grant([f"/usr/bin/{name}"], Path("/bin/ls"))
+
+
+@pytest.mark.spec("PER-08")
+def test_a_script_needs_one_and_a_plain_tool_does_not(tmp_path: Path) -> None:
+    script = tmp_path / "tool"
+    script.write_text("#!/bin/sh\n")
+
+    assert needs_exact_grant(["tool"], script)
+    assert needs_exact_grant(["tool"], tmp_path / "unreadable")
+    assert not needs_exact_grant(["ls"], Path("/bin/ls"))
+
+
+def test_programs_made_for_the_network_are_known() -> None:
+    assert is_network_client("/usr/bin/curl")
+    assert not is_network_client("ls")

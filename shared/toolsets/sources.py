@@ -54,7 +54,7 @@ class Surroundings:
 
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
-    return (CodeTools(surroundings.paths), SkillTools(surroundings.home, surroundings.config))
+    return (CodeTools(surroundings.paths, surroundings.config), SkillTools(surroundings.home, surroundings.config))
 
 
 def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:

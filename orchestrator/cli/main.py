@@ -4,6 +4,7 @@ Exit codes: 0 completed, 1 a step failed or the service cannot be used, 2 usage,
 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ COMMANDS = {
     "tasks": Entry("tasks", "List, show, validate, draw and cancel tasks."),
     "runs": Entry("runs", "List, show and follow the runs of agents."),
     "tools": Entry("tools", "List, show, explain and call tools, without a model."),
+    "permissions": Entry("permissions", "Show what decides on calls of tools, and what would become of one."),
     "up": Entry("up", "Start the whole service on this machine and stay."),
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),
@@ -44,6 +46,7 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command line; does not return."""
+    _open_closed_streams()
     try:
         build(sys.argv[1:])(prog_name="soong")
     except SoongError as error:
@@ -55,6 +58,13 @@ def main() -> None:
         # Whoever read our output has seen enough; keep the interpreter from complaining at its end.
         sys.stdout = None
         sys.exit(EXIT_FAILED)
+
+
+def _open_closed_streams() -> None:
+    """Stand in for output that was closed before we began (``>&-``): what nobody reads is no error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as the process
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:

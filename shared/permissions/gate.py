@@ -77,7 +77,11 @@ def scope_of(call: GateCall, policy: Policy, home: str) -> str:
     """Return what a session grant for this call would cover; empty where none may be given (PER-08, PER-20)."""
     if policy.asks_each_time(Facts.of(call)):
         return ""
-    return offered_scope(call.target, home)
+    target = call.target
+    if target.is_sensitive and target.kind == "path" and target.scope:
+        # A yes to one key is no yes to the other keys of its folder.
+        target = replace(target, scope=target.shown)
+    return offered_scope(target, home)
 
 
 def facts_of(request: PermissionRequest) -> Facts:

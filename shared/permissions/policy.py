@@ -7,9 +7,10 @@ pure; the session's policy is stored as JSON in its row, so that ``--allow`` and
 not. A worker's own configuration narrows it and never widens it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from shared.errors import InvalidConfigError
 from shared.jsontext import Json, JsonObject
@@ -24,7 +25,8 @@ POLICY_VERSION = 2
 _READ_VERSIONS = (1, 2)
 """Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values."""
 
-TAINT = "its run has read what strangers wrote, so nothing that was allowed for the session answers it"
+TAINTED_ASK: Final = "it reaches out of a run that read untrusted content, whatever was granted"
+DANGEROUS_ASK: Final = "it is dangerous"
 
 
 class Mode(StrEnum):
@@ -145,20 +147,26 @@ def _denied(policy: Policy, facts: Facts) -> PolicyVerdict | None:
     return None
 
 
+ASKS: Final[tuple[tuple[str, Callable[[Facts], bool]], ...]] = (
+    (DANGEROUS_ASK, lambda facts: facts.is_dangerous),
+    ("its risk is critical", lambda facts: facts.risk is Risk.CRITICAL),
+    ("a hook or the tool itself wants it to be asked", lambda facts: facts.hook_asks),
+    (TAINTED_ASK, lambda facts: facts.is_outward and facts.is_tainted),
+    ("it writes", lambda facts: not facts.is_read),
+    ("it reaches the network", lambda facts: facts.is_outward),
+    ("its target is sensitive", lambda facts: facts.target.is_sensitive),
+    ("its target lies outside the roots", lambda facts: not facts.target.is_inside_roots),
+)
+"""What asks by default, and how it is said; the first that holds is told (PER-02)."""
+STRICT_ASK: Final = "strict mode asks for everything above reading"
+
+
 def _default(mode: Mode, facts: Facts) -> PolicyVerdict:
-    for applies, why in (
-        (facts.is_dangerous, "it is dangerous"),
-        (facts.risk is Risk.CRITICAL, "its risk is critical"),
-        (facts.hook_asks, "a hook or the tool itself wants it to be asked"),
-        (not facts.is_read, "it writes"),
-        (facts.is_outward and facts.is_tainted, f"it reaches the network, and {TAINT}"),
-        (facts.is_outward, "it reaches the network"),
-        (facts.target.is_sensitive, "its target is sensitive"),
-        (not facts.target.is_inside_roots, "its target lies outside the roots"),
-        (mode is Mode.STRICT and facts.risk > Risk.READ, "strict mode asks for everything above reading"),
-    ):
-        if applies:
-            return PolicyVerdict(Effect.ASK, "default", "runtime", f"{why}, which asks by default")
+    why = next((why for why, applies in ASKS if applies(facts)), "")
+    if not why and mode is Mode.STRICT and facts.risk > Risk.READ:
+        why = STRICT_ASK
+    if why:
+        return PolicyVerdict(Effect.ASK, "default", "runtime", f"{why}, which asks by default")
     return PolicyVerdict(Effect.ALLOW, "default", "runtime", "it only reads")
 
 

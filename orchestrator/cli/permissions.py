@@ -1,0 +1,123 @@
+"""``soong permissions``: what decides on calls here, in order, and what would become of one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestrator.cli.console import emit, inert, table
+from shared.errors import UsageError
+from shared.identity import Role
+from shared.settings import load_settings
+
+if TYPE_CHECKING:
+    from shared.permissions.explain import CallExplanation, EffectivePolicy
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+VERBS = {"deny": "refuse", "ask": "ask", "allow": "allow"}
+
+
+@app.callback()
+def permissions() -> None:
+    """Show what decides on the calls of tools."""
+
+
+@app.command()
+def explain(
+    words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Arguments of the call."),
+    *,
+    name: str | None = typer.Option(None, "--tool", metavar="NAME", help="Explain a call of this tool."),
+    text: str | None = typer.Option(None, "--args", metavar="JSON|-|@FILE", help="Arguments as a JSON object."),
+    role: Role = typer.Option(Role.MAIN, "--role", help="Whose call."),
+    project: Path = typer.Option(Path(), "--project", help="Folder that is worked on [.]."),
+    allow: list[str] = typer.Option([], "--allow", metavar="TOOL:SCOPE", help="With this rule; may be repeated."),
+    is_tainted: bool = typer.Option(False, "--tainted", help="As if the run had read what strangers wrote."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Show the effective policy and where each part of it comes from; with --tool, what would become of a call.
+
+    Nothing is called, and no service is needed.
+    """
+    from orchestrator.catalogue import Catalogue
+    from orchestrator.cli.tool_arguments import read_arguments
+    from orchestrator.explanation import Explainer
+    from shared.toolsets.sources import Surroundings
+
+    if name is None and (words or text is not None):
+        raise UsageError("arguments of which tool? Name it with --tool")
+    settings = load_settings()
+    catalogue = Catalogue.of(settings)
+    paths = Surroundings.of(settings, catalogue.config).paths
+    explainer = Explainer(catalogue, paths, project, allow=tuple(allow), is_tainted=is_tainted)
+    effective = explainer.effective()
+    if name is None:
+        if is_json:
+            emit(effective.as_json())
+        else:
+            print(policy_text(effective))
+        return
+    tool = explainer.tool(name)
+    explained = explainer.call(tool, read_arguments(tool.name, tool.input_schema, words or [], text), role)
+    if is_json:
+        emit({**effective.as_json(), "call": explained.as_json()})
+    else:
+        print(call_text(explained))
+
+
+def policy_text(effective: "EffectivePolicy") -> str:
+    """Return the effective policy for people."""
+    lines = [
+        (str(place), VERBS[line.effect], line.what, line.source) for place, line in enumerate(effective.lines(), 1)
+    ]
+    return os.linesep.join(
+        [
+            *_heads(effective),
+            "",
+            table(("", "does", "what", "by"), lines),
+            "",
+            "The first that speaks of a call decides. Allow lines answer only what asks by default, for their scope,",
+            "and never a dangerous or critical call: that takes a person's yes.",
+        ]
+    )
+
+
+def call_text(explained: "CallExplanation") -> str:
+    """Return what would become of a call, for people."""
+    outcome = {"deny": "is refused", "ask": "asks", "allow": "runs without asking"}[explained.effect]
+    lines = [f"{explained.tool} {outcome}: {inert(explained.reason)}", ""]
+    rows = [("decided by", f"{explained.layer}: {explained.rule} ({explained.source})")]
+    if explained.error:
+        rows.append(("error", explained.error))
+    facts = explained.facts or {}
+    rows += [(name, str(facts[name])) for name in ("risk", "shown", "host") if facts.get(name)]
+    if explained.facts is not None:
+        rows.append(("traits", ", ".join(_held(facts.get("traits"))) or "none"))
+    if explained.effect == "ask":
+        scope = explained.grant_scope
+        rows.append(("a session grant", f"would cover {scope}" if scope else "is not offered: it asks each time"))
+    width = max(len(name) for name, _ in rows)
+    return os.linesep.join([*lines, *(f"  {name:<{width}}  {inert(value)}" for name, value in rows)])
+
+
+def _heads(effective: "EffectivePolicy") -> Iterator[str]:
+    network = effective.policy.network
+    dangerous = "on, each call asks" if effective.policy.is_dangerous_enabled else "off"
+    for name, values in (
+        ("project", [str(effective.project)]),
+        ("mode", [str(effective.policy.mode)]),
+        ("dangerous", [dangerous]),
+        ("network", [f"{network.mode} ({network.source})"]),
+        ("may write in", [str(root) for root in effective.write_roots]),
+        ("sensitive", [", ".join(effective.paths.sensitive)]),
+        ("protected", list(effective.protected())),
+    ):
+        for place, value in enumerate(values):
+            yield f"{'' if place else name:<13} {inert(value)}"
+
+
+def _held(traits: object) -> list[str]:
+    """Return the names of the traits that hold."""
+    return [name.removeprefix("is_") for name, holds in traits.items() if holds] if isinstance(traits, dict) else []

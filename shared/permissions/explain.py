@@ -1,0 +1,170 @@
+"""The effective policy in words: everything that decides on a call, in the order in which it is asked (PER-10).
+
+Made of the same values that judge, so that what is shown cannot drift from what is done. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shared.jsontext import Json
+from shared.permissions.gate import scope_of
+from shared.permissions.network import NetworkMode
+from shared.permissions.policy import ASKS, DANGEROUS_ASK, STRICT_ASK, Mode, Policy, PolicyVerdict, evaluate
+from shared.permissions.rules import Effect, Rule
+from shared.sandbox.names import GIT_CONTROLS
+from shared.sandbox.paths import KERNEL_ROOTS, PathPolicy
+from shared.tools.ports import GateCall
+from shared.tools.result import ToolFailure
+from shared.tools.surface import SurfaceDecision
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that decides. The first that speaks of a call decides on it, but for allow lines, which answer only
+    what a default asks and never for a dangerous or critical call.
+    """
+
+    effect: Effect
+    what: str
+    source: str
+    is_rule: bool = False
+
+    def as_json(self) -> dict[str, Json]:
+        return {"effect": str(self.effect), "what": self.what, "source": self.source, "is_rule": self.is_rule}
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePolicy:
+    """Runtime defaults, configuration and sandbox put together. Skills are not among it: they ask and grant nothing."""
+
+    policy: Policy
+    paths: PathPolicy
+    project: Path
+    write_roots: Sequence[Path]
+
+    def lines(self) -> tuple[Line, ...]:
+        """Return everything that decides, in order: refusals of the runtime and the sandbox stand first."""
+        return (*self._refusals(), *self._questions(), *self._permissions())
+
+    def protected(self) -> tuple[str, ...]:
+        """Return what no file tool writes, in words."""
+        controls = ", ".join(sorted(GIT_CONTROLS))
+        home = () if self.paths.agent_home is None else (f"{self.paths.agent_home}/ but its runs/",)
+        return (
+            f".git, .git/{{{controls}}}",
+            ".mcp.json",
+            ".soong/ but its runs/",
+            *home,
+            *map(str, self.paths.controls),
+        )
+
+    def as_json(self) -> dict[str, Json]:
+        """Return a stable form; ``v`` grows when a field changes its meaning."""
+        return {
+            "v": VERSION,
+            "project": str(self.project),
+            "mode": str(self.policy.mode),
+            "dangerous": self.policy.is_dangerous_enabled,
+            "network": self.policy.network.as_json(),
+            "order": [line.as_json() for line in self.lines()],
+            "write_roots": [str(root) for root in self.write_roots],
+            "sensitive": list(self.paths.sensitive),
+            "protected": list(self.protected()),
+        }
+
+    def _refusals(self) -> Iterator[Line]:
+        kernel = ", ".join(map(str, KERNEL_ROOTS))
+        yield Line(Effect.DENY, "a tool outside the run's tool set (soong tools explain)", "runtime")
+        yield Line(Effect.DENY, f"a path into {kernel}", "sandbox")
+        yield Line(Effect.DENY, "a write to a protected name, existing or not", "sandbox")
+        yield from self._rules(Effect.DENY)
+        network = self.policy.network
+        if network.mode is NetworkMode.OFF:
+            yield Line(Effect.DENY, "whatever reaches the network", network.source)
+        if network.mode is NetworkMode.LIST:
+            listed = ", ".join(dict.fromkeys((*network.hosts, *network.allowed))) or "no host at all"
+            yield Line(Effect.DENY, f"a host that is not listed; listed: {listed}", network.source)
+        if not self.policy.is_dangerous_enabled:
+            yield Line(Effect.DENY, "what is dangerous: tools.dangerous of config.toml is off", "runtime")
+
+    def _questions(self) -> Iterator[Line]:
+        yield from self._rules(Effect.ASK)
+        for why, _ in ASKS:
+            if why != DANGEROUS_ASK or self.policy.is_dangerous_enabled:
+                yield Line(Effect.ASK, f"when {why}", "runtime")
+        if self.policy.mode is Mode.STRICT:
+            yield Line(Effect.ASK, STRICT_ASK, "runtime")
+
+    def _permissions(self) -> Iterator[Line]:
+        if self.policy.mode is not Mode.STRICT:
+            yield from self._rules(Effect.ALLOW)
+        yield Line(Effect.ALLOW, "what only reads", "runtime")
+
+    def _rules(self, effect: Effect) -> Iterator[Line]:
+        rules: tuple[Rule, ...] = (*self.policy.rules, *self.policy.network.rules())
+        for rule in sorted(
+            (rule for rule in rules if rule.effect is effect), key=lambda rule: (str(rule), rule.source)
+        ):
+            yield Line(effect, str(rule).removeprefix(f"{effect} "), rule.source, is_rule=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CallExplanation:
+    """What would happen to one call, and what decides it. Nothing is run."""
+
+    tool: str
+    effect: Effect
+    layer: Literal["tool set", "sandbox", "policy"]
+    rule: str
+    source: str
+    reason: str
+    error: str = ""
+    grant_scope: str = ""
+    """What allow_for_session would cover; empty: it is not offered."""
+    facts: dict[str, Json] | None = None
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "tool": self.tool,
+            "effect": str(self.effect),
+            "layer": self.layer,
+            "rule": self.rule,
+            "source": self.source,
+            "reason": self.reason,
+            "error": self.error or None,
+            "grant_scope": self.grant_scope or None,
+            "facts": self.facts,
+        }
+
+
+def by_tool_set(decision: SurfaceDecision) -> CallExplanation:
+    """Explain a call of a tool that the run does not have."""
+    reason = "the tool is not in the run's tool set"
+    return CallExplanation(
+        decision.tool, Effect.DENY, "tool set", decision.rule, "runtime", reason, "tool_not_available"
+    )
+
+
+def by_sandbox(tool: str, failure: ToolFailure) -> CallExplanation:
+    """Explain a call whose target the tool itself refuses; nothing lifts that."""
+    return CallExplanation(tool, Effect.DENY, "sandbox", str(failure.type), "sandbox", failure.message, failure.type)
+
+
+def by_policy(policy: Policy, call: GateCall, *, home: str, is_tainted: bool = False) -> CallExplanation:
+    """Explain a call that reaches permission."""
+    verdict: PolicyVerdict = evaluate(policy, call, is_tainted=is_tainted)
+    return CallExplanation(
+        call.definition.name,
+        verdict.effect,
+        "policy",
+        verdict.rule,
+        verdict.source,
+        verdict.reason,
+        "" if verdict.error is None else str(verdict.error),
+        scope_of(call, policy, home) if verdict.effect is Effect.ASK else "",
+        call.facts(),
+    )

@@ -1,10 +1,12 @@
 """``make bench``: the service beside bare Celery on the same Redis, interleaved, medians of several rounds.
 
 For each store the service and the peer stand side by side; each round runs every workload on the one and at once on the
-other, so that whatever else the machine does falls on both.
+other, so that whatever else the machine does falls on both. Before them stands one tool call by itself, beside the
+function it calls and beside Pydantic AI's own tool call (:mod:`benchmarks.tool_call`).
 """
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import redis
 
+from benchmarks import tool_call
 from benchmarks.ledger import Ledger, PostgresLedger, SqliteLedger
 from benchmarks.meter import measure
 from benchmarks.peer import celery_workbench
@@ -24,6 +27,8 @@ from benchmarks.workbench import Sample, Workbench
 from benchmarks.workload import Shape, Work, Workload
 from tests.servers import postgres_server, redis_server
 
+TOOL_CALL_ROUNDS = 6
+"""Rounds of tool calls to one of the others: they are a thousand times shorter."""
 LATEST = Path(__file__).resolve().parent / "latest.json"
 STORES = ("sqlite", "postgresql")
 
@@ -39,7 +44,10 @@ def main() -> int:
         if not options.only or f"{shape}-{work}" in options.only
     ]
     found: list[Figure] = []
-    for store in options.stores:
+    if not options.only or tool_call.NAME in options.only:
+        found += asyncio.run(tool_call.measure(options.rounds * TOOL_CALL_ROUNDS)).figures()
+        print(table(found), flush=True)
+    for store in options.stores if workloads else ():
         found += _on_store(store, workloads, options.rounds)
         print(table(found), flush=True)
     write(found, options.output)
@@ -53,7 +61,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=500, help="parallel steps of W1")
     parser.add_argument("--length", type=int, default=100, help="steps in the chain of W2")
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="such as W1-python")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORKLOAD", help=f"such as W1-python or {tool_call.NAME}"
+    )
     parser.add_argument("--output", type=Path, default=LATEST)
     return parser.parse_args()
 

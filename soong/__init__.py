@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchestrator.direct.bootstrap import call_tool, open_tools
+    from orchestrator.direct.session import DirectSession
     from orchestrator.outcome import Deliverable, Denial, ExitCode, TaskOutcome
     from orchestrator.sdk import Soong
     from shared.errors import (
@@ -18,15 +20,20 @@ if TYPE_CHECKING:
     from shared.tasks.functions import StepContext, step_function
     from shared.tasks.status import StepStatus, TaskStatus
     from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
+    from shared.tools.hooks import HookCall, PostOutcome, PreOutcome
     from shared.tools.registry import ToolRegistry
     from shared.tools.result import ErrorType, ToolError, ToolResult
+    from shared.tools.sdk_hooks import post_hook, pre_hook
     from shared.tools.toolset import Toolset
 
 _HOMES = {
+    "orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
+    "orchestrator.direct.session": ("DirectSession",),
     "orchestrator.outcome": ("Deliverable", "Denial", "ExitCode", "TaskOutcome"),
     "orchestrator.sdk": ("Soong",),
     "shared.errors": (
         "ConflictError",
+        "HookCall",
         "InvalidPlanError",
         "NotFoundError",
         "SoongError",
@@ -37,8 +44,10 @@ _HOMES = {
     "shared.tasks.functions": ("StepContext", "step_function"),
     "shared.tasks.status": ("StepStatus", "TaskStatus"),
     "shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
+    "shared.tools.hooks": ("HookCall", "PostOutcome", "PreOutcome"),
     "shared.tools.registry": ("ToolRegistry",),
     "shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
+    "shared.tools.sdk_hooks": ("post_hook", "pre_hook"),
     "shared.tools.toolset": ("Toolset",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -48,6 +57,7 @@ __all__ = [
     "ConflictError",
     "Deliverable",
     "Denial",
+    "DirectSession",
     "ErrorType",
     "ExitCode",
     "InvalidPlanError",
@@ -56,6 +66,8 @@ __all__ = [
     "PermissionCallback",
     "PermissionDecision",
     "PermissionRequest",
+    "PostOutcome",
+    "PreOutcome",
     "Soong",
     "SoongError",
     "StepContext",
@@ -72,6 +84,10 @@ __all__ = [
     "Traits",
     "UnavailableError",
     "UsageError",
+    "call_tool",
+    "open_tools",
+    "post_hook",
+    "pre_hook",
     "step_function",
 ]
 

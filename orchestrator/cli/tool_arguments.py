@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import UnionType
 
 from shared.errors import InvalidJsonError, UsageError
 from shared.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
@@ -74,8 +75,8 @@ def _wanted(kind: Json) -> str:
 def _is(kind: Json, value: Json) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
-    kinds = {"integer": int, "number": int | float, "array": list, "object": dict}
-    return isinstance(value, kinds.get(str(kind), object))
+    kinds: dict[str, type | UnionType] = {"integer": int, "number": int | float, "array": list, "object": dict}
+    return kind != "boolean" and isinstance(value, kinds.get(str(kind), object))
 
 
 def _shown(value: str) -> str:

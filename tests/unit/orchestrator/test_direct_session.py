@@ -1,0 +1,308 @@
+"""Calling tools without a model and without a service: the whole pipeline, its record, one voice that grants."""
+
+import asyncio
+import json
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import soong
+from orchestrator.direct.session import DirectSession
+from shared.errors import InvalidConfigError, UnavailableError, UsageError
+from shared.jsontext import Json
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.tools.definition import Permission, ToolContext
+from shared.tools.hooks import HookCall, Hooks, NamedPreHook, PreOutcome
+from shared.tools.result import ErrorType, ToolError
+from shared.tools.toolset import Toolset
+from tests.unit.toolsets.parts import text_of
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project to work in, beside a home of Soong's own and a home of the user's elsewhere."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.setenv("SOONG_AGENT_HOME", str(tmp_path / "soong"))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(project)
+    (project / "notes.txt").write_text("one\ntwo\n")
+    return project
+
+
+def opened(**options: Any) -> AbstractAsyncContextManager[DirectSession]:
+    return soong.open_tools(**options)
+
+
+def lines(path: Path) -> list[dict[str, Json]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def types(session: DirectSession, name: str = "events.jsonl") -> list[str]:
+    return [str(line["type"]).removeprefix("soong.") for line in lines(session.run_dir / name)]
+
+
+async def yes(_request: PermissionRequest) -> PermissionDecision:
+    return PermissionDecision(Choice.ALLOW_ONCE)
+
+
+@pytest.mark.spec("EXE-12")
+async def test_one_tool_is_called_by_its_name(place: Path) -> None:
+    result = await soong.call_tool("code.read_file", {"path": "notes.txt"})
+
+    assert result.ok
+    assert "two" in text_of(result)
+
+
+@pytest.mark.spec("EXE-12", "EXE-01", "EVT-03", "EXE-06")
+async def test_a_session_of_calls_leaves_a_run_folder(place: Path) -> None:
+    async with opened(permission_callback=yes) as session:
+        written = await session.call("code.write_file", {"path": "out.txt", "content": "x"})
+        missing = await session.call("code.read_file", {"path": "nothing"})
+
+    assert written.ok
+    assert missing.error is not None
+    assert (place / "out.txt").read_text() == "x"
+    events = lines(session.run_dir / "events.jsonl")
+    assert [event["id"] for event in events] == [str(number) for number in range(1, len(events) + 1)]
+    assert all(event["source"] == f"/runs/{session.run_id}" and event["specversion"] == "1.0" for event in events)
+    assert types(session)[0] == "run_started"
+    assert types(session)[-1] == "run_completed"
+    assert types(session, "logs/tools.jsonl") == ["tool_started", "tool_completed", "tool_started", "tool_failed"]
+    assert types(session, "logs/errors.jsonl") == ["tool_failed"]
+    ended = [line for line in lines(session.run_dir / "logs" / "tools.jsonl") if line["type"] == "tool_completed"]
+    assert isinstance(ended[0]["duration_ms"], int)
+    assert {path.name for path in session.run_dir.iterdir()} >= {"workspace", "deliverables", "logs"}
+
+
+@pytest.mark.spec("EXE-06", "PER-05")
+async def test_consent_is_asked_before_a_write_starts_and_a_denial_leaves_the_file(place: Path) -> None:
+    async with opened() as session:
+        result = await session.call("code.write_file", {"path": "out.txt", "content": "x"})
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.PERMISSION_NO_CALLBACK
+    assert not (place / "out.txt").exists()
+    assert types(session)[1:-1] == ["permission_requested", "permission_failed", "permission_decided", "tool_denied"]
+
+
+@pytest.mark.spec("PER-04")
+async def test_a_grant_lives_as_long_as_its_session(place: Path) -> None:
+    asked: list[str] = []
+
+    async def session_wide(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request.shown)
+        return PermissionDecision(Choice.ALLOW_FOR_SESSION)
+
+    async with opened(permission_callback=session_wide) as first:
+        for name in ("a", "b"):
+            assert (await first.call("code.write_file", {"path": name, "content": ""})).ok
+    async with opened() as second:
+        after = await second.call("code.write_file", {"path": "c", "content": ""})
+
+    assert asked == [str(place / "a")]
+    assert not after.ok
+
+
+async def test_an_allow_rule_stands_in_for_a_person(place: Path) -> None:
+    result = await soong.call_tool(
+        "code.write_file", {"path": "out.txt", "content": "x"}, allow=[f"code.write_file:{place}"]
+    )
+
+    assert result.ok
+
+
+@pytest.mark.spec("ETS-02")
+@pytest.mark.parametrize(
+    ("options", "tool", "told"),
+    [
+        ({"role": "worker"}, "code.write_file", "not in the tool set of role worker: not in default of a worker"),
+        ({"mode": "plan"}, "code.write_file", "mode plan: not readonly"),
+        ({"allowed_tools": ["code.search"]}, "code.read_file", "not in allowed_tools"),
+        ({}, "agent.task_get", "it works on the step that a run holds"),
+        ({}, "code.no_such_tool", "there is no tool 'code.no_such_tool'"),
+    ],
+    ids=["role", "mode", "allowed tools", "needs a step", "unknown"],
+)
+async def test_a_tool_outside_the_set_is_not_available_and_says_why(
+    place: Path, options: dict[str, Any], tool: str, told: str
+) -> None:
+    async with opened(permission_callback=yes, **options) as session:
+        result = await session.call(tool, {"path": "x", "content": ""})
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.TOOL_NOT_AVAILABLE
+    assert told in result.error.message
+    assert types(session)[1:-1] == ["tool_denied"]
+
+
+@pytest.mark.spec("SCH-03")
+async def test_arguments_are_validated_before_anybody_is_asked(place: Path) -> None:
+    asked: list[PermissionRequest] = []
+
+    async def no(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request)
+        return PermissionDecision(Choice.DENY)
+
+    async with opened(permission_callback=no) as session:
+        result = await session.call("code.write_file", {"path": "x"})
+        text = await session.call("code.read_file", '{"path": "notes.txt"}')
+
+    assert result.error is not None
+    assert (result.error.type, asked, text.ok) == (ErrorType.INVALID_INPUT, [], True)
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_hook_of_the_program_is_asked_before_the_callback(place: Path) -> None:
+    async def refuse(call: HookCall) -> PreOutcome:
+        return PreOutcome("deny", f"no {call.definition.name} today")
+
+    async with opened(permission_callback=yes, hooks=Hooks(pre=(NamedPreHook("closed", refuse),))) as session:
+        result = await session.call("code.write_file", {"path": "x", "content": ""})
+
+    assert result.error is not None
+    assert (result.error.type, result.error.message) == (ErrorType.HOOK_DENIED, "no code.write_file today")
+    assert "permission_requested" not in types(session)
+
+
+def own_tools(is_waiting: asyncio.Event | None = None) -> Toolset:
+    tools = Toolset()
+
+    @tools.tool("team.secret", permission=Permission.READONLY)
+    def secret() -> str:
+        """Say the key."""
+        return "the key is hunter2hunter2"
+
+    @tools.tool("team.big", permission=Permission.READONLY)
+    def big() -> str:
+        """Say much."""
+        return "x" * 50_000
+
+    @tools.tool("team.wait", permission=Permission.READONLY)
+    async def wait(context: ToolContext) -> str:
+        """Wait for ever."""
+        await context.progress.report("waiting")
+        if is_waiting is not None:
+            is_waiting.set()
+        await asyncio.Event().wait()
+        return ""
+
+    @tools.tool("team.fail", permission=Permission.READONLY)
+    def fail() -> str:
+        """Fail."""
+        raise ToolError(ErrorType.SERVER_UNAVAILABLE, "the printer is off", hint="switch it on")
+
+    return tools
+
+
+@pytest.mark.spec("REG-06", "EXE-12")
+async def test_a_programs_own_tools_stand_beside_the_built_in_ones(place: Path) -> None:
+    async with opened(tools=[own_tools()]) as session:
+        result = await session.call("team.fail")
+        names = [tool.name for tool in session.tools()]
+
+    assert result.error is not None
+    assert (result.error.type, result.error.hint) == (ErrorType.SERVER_UNAVAILABLE, "switch it on")
+    assert names.index("code.read_file") < names.index("team.fail")
+
+
+@pytest.mark.spec("EVT-05")
+async def test_no_secret_reaches_a_result_or_the_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRINTER_TOKEN", "hunter2hunter2")
+
+    async with opened(tools=[own_tools()]) as session:
+        result = await session.call("team.secret")
+        await session.call("code.search", {"query": "hunter2hunter2"})
+
+    assert text_of(result) == "the key is [redacted]"
+    written = [path.read_text() for path in session.run_dir.rglob("*") if path.is_file()]
+    assert written
+    assert not any("hunter2" in text for text in written)
+
+
+@pytest.mark.spec("RES-03", "EVT-04")
+async def test_large_output_is_an_artifact_of_the_home(place: Path) -> None:
+    async with opened(tools=[own_tools()]) as session:
+        result = await session.call("team.big")
+
+    (ref,) = result.artifacts
+    assert session.artifact_path(ref.digest).read_text() == "x" * 50_000
+    assert len(text_of(result)) < 13_000
+
+
+@pytest.mark.spec("EXE-07")
+async def test_a_cancelled_call_is_recorded_as_aborted(place: Path) -> None:
+    is_waiting = asyncio.Event()
+    async with opened(tools=[own_tools(is_waiting)]) as session:
+        calling = asyncio.create_task(session.call("team.wait", tool_call_id="call_1"))
+        async with asyncio.timeout(10):
+            await is_waiting.wait()
+
+        calling.cancel("enough")
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    result = session.result_of("call_1")
+    assert result is not None
+    assert result.error is not None
+    assert (result.error.type, result.metadata["abort_reason"]) == (ErrorType.ABORTED, "enough")
+    assert types(session)[-3:] == ["tool_progress", "tool_failed", "run_completed"]
+
+
+async def test_a_session_that_calls_nothing_writes_nothing(place: Path) -> None:
+    async with opened() as session:
+        assert session.tools()
+
+    assert not session.run_dir.exists()
+
+
+async def test_many_calls_at_once_share_one_gapless_record(place: Path) -> None:
+    async with opened() as session:
+        results = await asyncio.gather(*(session.call("code.read_file", {"path": "notes.txt"}) for _ in range(20)))
+
+    assert all(result.ok for result in results)
+    ids = [int(str(event["id"])) for event in lines(session.run_dir / "events.jsonl")]
+    assert ids == list(range(1, len(ids) + 1))
+
+
+async def test_a_record_that_cannot_be_written_lets_nothing_run(place: Path) -> None:
+    home = place.parent / "soong"
+    home.mkdir()
+    (home / "runs").write_text("in the way")
+
+    async with opened(permission_callback=yes) as session:
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            await session.call("code.write_file", {"path": "out.txt", "content": "x"})
+
+    assert not (place / "out.txt").exists()
+
+
+WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "role": ({"role": "boss"}, "there is no role 'boss'; it is one of main, orchestrator"),
+    "mode": ({"mode": "turbo"}, "there is no mode 'turbo'"),
+    "project": ({"project": "/nonexistent"}, "does not exist"),
+    "rule": ({"allow": ["code.write_file"]}, "say for what"),
+    "setting": ({"slots": "many"}, "SOONG_SLOTS"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG_OPTIONS.values(), ids=WRONG_OPTIONS.keys())
+async def test_a_wrong_option_is_refused_before_anything_is_written(
+    place: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        await soong.call_tool("code.read_file", {"path": "notes.txt"}, **options)
+
+    assert told in str(refused.value)
+    assert not (place.parent / "soong").exists()
+
+
+async def test_a_hook_of_the_configuration_that_is_not_there_is_named(place: Path) -> None:
+    home = place.parent / "soong"
+    home.mkdir()
+    (home / "config.toml").write_text('[[hooks.pre]]\nname = "check"\ncommand = ["/nonexistent/check"]\n')
+
+    with pytest.raises(InvalidConfigError, match=r"hooks\.pre\[0\]"):
+        await soong.call_tool("code.read_file", {"path": "notes.txt"})

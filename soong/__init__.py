@@ -33,7 +33,6 @@ _HOMES = {
     "orchestrator.sdk": ("Soong",),
     "shared.errors": (
         "ConflictError",
-        "HookCall",
         "InvalidPlanError",
         "NotFoundError",
         "SoongError",
@@ -60,6 +59,7 @@ __all__ = [
     "DirectSession",
     "ErrorType",
     "ExitCode",
+    "HookCall",
     "InvalidPlanError",
     "NotFoundError",
     "Permission",

@@ -3,8 +3,8 @@
 The same function, an addition of two integers told as JSON text, is called in turn
 
 - directly, as the handler alone: no parsing, no validation;
-- through the :class:`shared.tools.pipeline.ToolPipeline` without persistence: lookup, strict parsing, validation, traits
-  and risk, digest, policy, time limit, rendering, redaction, a log that keeps nothing;
+- through the :class:`shared.tools.pipeline.ToolPipeline` without persistence: lookup, strict parsing, validation,
+  traits and risk, digest, policy, time limit, rendering, redaction, a log that keeps nothing;
 - through the same pipeline with the worker's call log over a SQLite store whose commits wait for the disk;
 - through Pydantic AI's own :class:`pydantic_ai.tool_manager.ToolManager`, which parses and validates the arguments of a
   ``ToolCallPart`` and calls the function in a ``FunctionToolset``: no permission, no time limit, no record.

@@ -90,6 +90,16 @@ async def test_a_value_that_could_be_no_argument_or_an_option_is_invalid_input(
     assert not (declared.project / "ran").exists()
 
 
+@pytest.mark.spec("CMD-01", "CMD-06")
+async def test_a_value_cannot_make_a_shell_with_a_string_of_a_program_that_starts_others(declared: Declared) -> None:
+    declared.write(command="env", args=["--", "{{text}}", "-c", "{{more}}"])
+
+    type_, message = await declared.error(text="bash", more="touch owned")
+
+    assert (type_, "bash" in message) == (ErrorType.SHELL_NOT_ALLOWED, True)
+    assert not (declared.project / "owned").exists()
+
+
 def _in_project(declared: Declared) -> dict[str, Any]:
     return {"working_dir": str(declared.project)}
 

@@ -36,9 +36,14 @@ _NETWORK: Final = names("""
 
 def needs_exact_grant(known_as: Sequence[str], program: Path) -> bool:
     """Say whether a program can do anything at all, by its arguments or by what it reads where it starts."""
+    return is_open_ended(known_as) or _is_script(program)
+
+
+def is_open_ended(known_as: Sequence[str]) -> bool:
+    """Say the same of what a program is called alone: for a script that a user has chosen, not a model."""
     plain = {plain_name(name) for name in known_as}
     listed = _INTERPRETERS | _BUILD_TOOLS | _CHANGERS | _NETWORK
-    return bool(plain & listed) or any(map(is_shell_or_starter, plain)) or _is_script(program)
+    return bool(plain & listed) or any(map(is_shell_or_starter, plain))
 
 
 def is_network_client(name: str) -> bool:

@@ -22,6 +22,7 @@ from shared.tools.definition import Permission
 from shared.tools.naming import check_name
 from shared.tools.registry import MAX_TIMEOUT
 from shared.tools.schema import schema_offences
+from shared.toolsets.code.shell_strings import shell_string
 from shared.toolsets.declarative.template import OPENING, Argument, field_problems, shell_problems
 from shared.toolsets.modules import RESERVED
 
@@ -36,8 +37,6 @@ OWN_TAGS: Final = frozenset({"internal", "agent", "mcp", "code"})
 _TAG = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OWN_VARIABLES = "SOONG_"
-_SHELLS = re.compile(r"(?:ba|da|z|k|mk|a|fi|c|tc|r)?sh|busybox|toybox")
-_COMMAND_STRING = re.compile(r"-\w*c|--command(?:=.*)?", re.DOTALL)
 
 Problem: TypeAlias = tuple[str, str, str]
 """The field, what is wrong with it, and what to do."""
@@ -206,7 +205,7 @@ def _exec_problems(file: ToolFile) -> Iterator[Problem]:
     if "\0" in file.command or ("/" in file.command and not file.command.startswith("/")):
         problem = f"{file.command[:100]!r} is neither the name of a program nor an absolute path"
         yield "command", problem, "write 'python3' or '/usr/bin/python3'; arguments stand in args"
-    elif _SHELLS.fullmatch(file.command.rpartition("/")[2]) and any(map(_COMMAND_STRING.fullmatch, file.args)):
+    elif shell_string((file.command,), file.args):
         yield "args", "hand a command string to a shell", "set command_type to 'shell' and write the line itself"
 
 

@@ -4,9 +4,8 @@ Both times from the definition and the validated input alone, so that what was s
 """
 
 import os
-import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,27 +16,12 @@ from shared.sandbox.paths import is_below, valid_text, write_roots
 from shared.sandbox.programs import child_environment, find_program, program_identity
 from shared.tools.definition import Target, ToolContext, Workplace
 from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.code.program_kinds import is_open_ended
+from shared.toolsets.code.shell_strings import shell_string
 from shared.toolsets.declarative.definition import Bounds, CommandTool, is_inside
 from shared.toolsets.declarative.template import Argument, render_arguments, render_shell
 
 SHELL: Final = "/bin/sh"
-
-_READS_PROGRAMS: Final = re.compile(
-    # Programs that do whatever an argument, or a file of the project, tells them.
-    r"(?:ba|da|z|k|mk|a|fi|c|tc|r)?sh|busybox|toybox|pwsh|osascript"
-    r"|(?:python|pypy|perl|ruby|node|nodejs|php|lua|luajit|tclsh|guile|julia)[0-9.]*|deno|bun|Rscript|java|ghci|iex"
-    r"|[gmn]?awk|g?sed|g?find|g?xargs|parallel|vim?|nvim|emacs|ed|tar|rsync|ssh"
-    r"|env|sudo|doas|su|nice|nohup|timeout|time|setsid|stdbuf|strace|chroot|unshare|bwrap|watch"
-    r"|git|hg|svn|g?make|cmake|ninja|meson|scons|bazel|ant|mvn|gradle|gradlew|sbt|rake|just|task|tox|nox"
-    r"|npm|npx|yarn|pnpm|corepack|pip[0-9.]*|pipx|uv|uvx|poetry|hatch|pdm|conda|cargo|rustc|go|gcc|g\+\+|clang|cc|ld"
-    r"|docker|podman|kubectl|terraform|ansible(?:-playbook)?|gdb|lldb"
-)
-
-
-def reads_programs(program: Path) -> bool:
-    """Say whether a program is a shell, an interpreter, a build tool or the like, by its name or what it links to."""
-    names = {program.name, Path(os.path.realpath(program)).name}
-    return any(_READS_PROGRAMS.fullmatch(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +62,7 @@ def invocation(
     else:
         argv = (str(program), *render_arguments(tool.arguments, call_input))
         line = shlex.join(argv)
+        _refuse_shell_string(tool, argv)
     target = Path(os.path.realpath(program))
     is_own = any(is_below(each, root) for each in (program, target) for root in own)
     return Invocation(argv, cwd, environment, line, is_own)
@@ -89,7 +74,7 @@ def target_of(tool: CommandTool, made: Invocation, call_input: JsonObject) -> Ta
     A grant for a plain program holds for the program in its folder: what it can be made to do was fixed by the user who
     wrote the definition. Where an argument can be a program, and for dangerous tools, it holds for the very same input.
     """
-    is_exact = tool.is_shell or "dangerous" in tool.tags or reads_programs(made.program)
+    is_exact = tool.is_shell or "dangerous" in tool.tags or is_open_ended(_known_as(tool, made.program))
     place = f"{made.cwd}: "
     scope = f"{place}{made.line} < {digest(call_input)}" if is_exact else f"{place}{made.program}"
     return Target(
@@ -114,6 +99,17 @@ def hold_to_permission(context: ToolContext, now: Target) -> None:
         now.precondition,
     ):
         raise ToolError(ErrorType.PATH_CONFLICT, "the program is not the one that was permitted any more; call again")
+
+
+def _refuse_shell_string(tool: CommandTool, argv: Sequence[str]) -> None:
+    shell = shell_string(_known_as(tool, Path(argv[0])), argv[1:])
+    if shell:
+        problem = f"this input would hand {shell} a command string"
+        raise ToolError(ErrorType.SHELL_NOT_ALLOWED, problem, hint="a user can declare a tool of command_type shell")
+
+
+def _known_as(tool: CommandTool, program: Path) -> tuple[str, ...]:
+    return (tool.command, str(program), os.path.realpath(program))
 
 
 def _cwd(tool: CommandTool, bounds: Bounds, place: Workplace) -> Path:

@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from shared.jsontext import Json, JsonObject, dump, parse_strict
+from shared.sandbox.terminal_text import inert_text
 from shared.tools.normalise import refusal
 from shared.tools.result import ContentBlock, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
-from shared.toolsets.declarative.plaintext import in_a_line, without_escapes
+from shared.toolsets.declarative.plaintext import in_a_line
 
 MAX_DEPTH: Final = 90
 """Below what is taken of arguments and stored of results, so that nothing later is the first to refuse it."""
 MAX_BLOCKS: Final = 100
-MAX_MESSAGE_CHARS: Final = 2_000
-MAX_SUMMARY_CHARS: Final = 200
+MAX_WORDS_CHARS: Final = 10_000
+"""Of a summary, message or hint. The core cuts them shorter when secrets are out; half a one would not be found."""
+MAX_NAME_CHARS: Final = 200
 MAX_FACTS_BYTES: Final = 16 * 1024
 """Of metadata and of an error's details, which no artifact ever holds."""
 
@@ -60,7 +62,7 @@ def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
         return ToolResult(
             tool_call_id, (*result.content, *content), result.summary, data, error=failure, metadata=metadata
         )
-    line = in_a_line(str(summary or ""), MAX_SUMMARY_CHARS) or _line_of(content, data)
+    line = in_a_line(str(summary or ""), MAX_WORDS_CHARS) or _line_of(content, data)
     return ToolResult(tool_call_id, content or _content_of(line, data), line, data, metadata=metadata)
 
 
@@ -72,7 +74,7 @@ def _document(stdout: bytes, max_bytes: int) -> JsonObject:
         raise ToolError(ErrorType.INVALID_OUTPUT, f"stdout is not UTF-8 (byte {error.start})", hint=_HINT) from error
     except ValueError as error:
         what = "stdout is empty" if not stdout.strip() else f"stdout is not one JSON document: {error}"
-        raise ToolError(ErrorType.INVALID_OUTPUT, in_a_line(what, MAX_MESSAGE_CHARS), hint=_HINT) from error
+        raise ToolError(ErrorType.INVALID_OUTPUT, in_a_line(what, MAX_WORDS_CHARS), hint=_HINT) from error
     if not isinstance(value, Mapping):
         raise _wrong("$", "must be an object")
     return value
@@ -82,14 +84,14 @@ _HINT: Final = "the tool is broken: it must print one ToolResult as JSON on stdo
 
 
 def _wrong(place: str, problem: str) -> ToolError:
-    message = in_a_line(f"stdout is not a ToolResult: {place}: {problem}", MAX_MESSAGE_CHARS)
+    message = in_a_line(f"stdout is not a ToolResult: {place}: {problem}", MAX_WORDS_CHARS)
     return ToolError(ErrorType.INVALID_OUTPUT, message, hint=_HINT)
 
 
 def _text(place: str, value: Json) -> str:
     if not isinstance(value, str):
         raise _wrong(place, "must be string")
-    return without_escapes(value)
+    return inert_text(value)
 
 
 def _flag(place: str, value: Json) -> bool:
@@ -175,7 +177,7 @@ def _failure(fields: Mapping[str, Json], content: Sequence[ContentBlock]) -> Too
         if not is_error:
             return None
         words = str(fields.get("summary") or "") or _first_text(content) or "the tool reports an error"
-        return ToolFailure(ErrorType.EXECUTION_FAILED, in_a_line(words, MAX_MESSAGE_CHARS))
+        return ToolFailure(ErrorType.EXECUTION_FAILED, in_a_line(words, MAX_WORDS_CHARS))
     if is_error is False:
         raise _wrong("$.is_error", "is false beside an error")
     given = _fields(error, "$.error", _ERROR_FIELDS)
@@ -191,7 +193,7 @@ def _claimed(given: Mapping[str, Json]) -> ToolFailure:
     details = given.get("details")
     kept: dict[str, Json] = dict(details) if isinstance(details, Mapping) else {}
     if type_.value != claimed:
-        kept["said_type"] = in_a_line(claimed, MAX_SUMMARY_CHARS)
+        kept["said_type"] = in_a_line(claimed, MAX_NAME_CHARS)
     if given.get("retryable", type_.is_retryable) != type_.is_retryable:
         kept["said_retryable"] = given["retryable"]
     message = _cut(str(given["message"]))
@@ -201,7 +203,7 @@ def _claimed(given: Mapping[str, Json]) -> ToolFailure:
 def _line_of(content: Sequence[ContentBlock], data: Json) -> str:
     text = _first_text(content)
     if text:
-        return in_a_line(text.partition("\n")[0], MAX_SUMMARY_CHARS)
+        return in_a_line(text.partition("\n")[0], MAX_WORDS_CHARS)
     return "object" if isinstance(data, Mapping) else "done"
 
 
@@ -214,4 +216,4 @@ def _content_of(line: str, data: Json) -> tuple[ContentBlock, ...]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"
+    return text if len(text) <= MAX_WORDS_CHARS else f"{text[:MAX_WORDS_CHARS]}…"

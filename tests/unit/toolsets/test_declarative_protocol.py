@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.tools.result import ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
-from shared.toolsets.declarative.plaintext import in_a_line, last_lines, without_escapes
+from shared.toolsets.declarative.plaintext import in_a_line, last_lines
 from shared.toolsets.declarative.protocol import CLAIMABLE, read_result
 
 ESC = "\x1b"
@@ -163,7 +163,9 @@ def test_text_for_people_is_one_line_of_bounded_length() -> None:
 
 
 def test_a_carriage_return_hides_nothing() -> None:
-    assert without_escapes("safe\rdangerous\r\nend") == "safe\ndangerous\nend"
+    (block,) = read({"content": [{"kind": "text", "text": "safe\rdangerous\r\nend"}]}).content
+
+    assert block == TextBlock("safe\ndangerous\nend")
 
 
 def test_a_log_is_cut_between_lines_and_keeps_its_end() -> None:

@@ -1,14 +1,20 @@
 """What a person is shown of a write before it happens: a diff where there is text to compare, otherwise sizes."""
 
 import difflib
+import re
+from itertools import takewhile
 from typing import Final
 
 from shared.sandbox.links import is_linked_elsewhere
 from shared.sandbox.paths import Located, valid_text
 from shared.toolsets.code.replace import ABSENT, State
+from shared.toolsets.code.unified_diff import lines_of
 
 MAX_PREVIEW_CHARS: Final = 20_000
 MAX_COMPARED_LINES: Final = 4_000
+"""Of the lines between the first and the last that changed: comparing costs their square."""
+_CONTEXT_LINES: Final = 3
+_HUNK_PLACES: Final = re.compile(r"(?<=[-+])\d+")
 
 
 def preview_of(located: Located, state: State, after: bytes) -> str:
@@ -25,22 +31,38 @@ def preview_of(located: Located, state: State, after: bytes) -> str:
     is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
     if located.is_sensitive or is_linked:
         return f"replace {name}: {len(before)} bytes by {_size(after)}"
-    old, new = _lines(before), _lines(after)
-    if old is None or new is None or max(len(old), len(new)) > MAX_COMPARED_LINES:
+    diff = None if b"\0" in before + after else _diff(_lines(before), _lines(after), name)
+    if diff is None:
         return f"replace {name}: {len(before)} bytes by {_size(after)}"
-    diff = "".join(_ended(line) for line in difflib.unified_diff(old, new, name, name, n=3))
     if not diff:
         return f"replace {name} by the same {_size(after)}"
     return diff if len(diff) <= MAX_PREVIEW_CHARS else f"{diff[:MAX_PREVIEW_CHARS]}\n[the diff goes on; {_size(after)}]"
 
 
-def _lines(content: bytes) -> list[str] | None:
-    if b"\0" in content:
+def _lines(content: bytes) -> list[str]:
+    return [line.decode("utf-8", "replace") for line in lines_of(content)]
+
+
+def _diff(old: list[str], new: list[str], name: str) -> str | None:
+    """Return a unified diff of the lines that changed; None when they are too many to compare."""
+    head = _shared_lines(old, new)
+    tail = _shared_lines(old[head:][::-1], new[head:][::-1])
+    first, after = max(0, head - _CONTEXT_LINES), max(0, tail - _CONTEXT_LINES)
+    old, new = old[first : len(old) - after], new[first : len(new) - after]
+    if max(len(old), len(new)) > MAX_COMPARED_LINES:
         return None
-    try:
-        return content.decode("utf-8").splitlines(keepends=True)
-    except UnicodeDecodeError:
-        return None
+    lines = difflib.unified_diff(old, new, name, name, n=_CONTEXT_LINES)
+    return "".join(_ended(_moved(line, first)) for line in lines)
+
+
+def _shared_lines(old: list[str], new: list[str]) -> int:
+    """Return how many lines are equal from the beginning on."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+
+
+def _moved(line: str, lines: int) -> str:
+    """Add to the line numbers of a hunk what was left out above it; other lines begin with no at sign."""
+    return _HUNK_PLACES.sub(lambda number: str(int(number[0]) + lines), line) if line.startswith("@@ ") else line
 
 
 def _ended(line: str) -> str:

@@ -1,0 +1,210 @@
+r"""Exact replacements in a file's bytes, in order, all or none (FS-05).
+
+Texts are compared byte for byte as UTF-8, so a file in another encoding keeps every byte that is not replaced. A text
+with a carriage return is taken literally. One without matches lines whatever ends them, and what is put in ends its
+lines like the place it goes to: a call that knows nothing of ``\r\n`` neither misses nor spoils such a file.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shared.jsontext import Json
+from shared.tools.result import ErrorType, ToolError
+
+MAX_MIXED_PLACES: Final = 10_000
+"""Replacements in one file of mixed line endings, where each place is looked at on its own."""
+_MAX_SHOWN_PLACES: Final = 20
+_CRLF, _LF = b"\r\n", b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace ``old`` by ``new``. An empty ``old`` stands for the whole of a file that does not exist yet."""
+
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """The new content, and how many places were replaced."""
+
+    content: bytes
+    replacements: int
+
+
+def apply_edits(content: bytes, edits: Sequence[Edit], *, replaces_all: bool, max_bytes: int) -> Edited:
+    """Apply the edits, each to the result of the one before.
+
+    Raises:
+        ToolError: ``text_not_found``, ``ambiguous_edit``, or ``limit_exceeded`` when the result grows too large.
+    """
+    current, total = content, 0
+    for number, edit in enumerate(edits, 1):
+        try:
+            current, count = _applied(current, edit, replaces_all=replaces_all, max_bytes=max_bytes)
+        except _MissingError:
+            raise _not_found(content, current, edit, number, len(edits)) from None
+        except _SeveralError as several:
+            raise _ambiguous(several, number, len(edits)) from None
+        total += count
+    return Edited(current, total)
+
+
+def shared_prefix(first: bytes, second: bytes) -> int:
+    """Return how many bytes two texts have in common at their beginning."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _MissingError(Exception):
+    """The old text stands nowhere."""
+
+
+class _SeveralError(Exception):
+    """The old text stands at several places; ``lines`` are the first of them."""
+
+    def __init__(self, lines: list[int], count: int) -> None:
+        self.lines = lines
+        self.count = count
+        super().__init__()
+
+
+def _applied(content: bytes, edit: Edit, *, replaces_all: bool, max_bytes: int) -> tuple[bytes, int]:
+    old, new = edit.old, edit.new
+    crlf = content.count(_CRLF)
+    if crlf and b"\r" not in old + new and _LF in old + new:
+        if crlf < content.count(_LF):
+            return _MixedLines.of(content).replaced(edit, replaces_all=replaces_all, max_bytes=max_bytes)
+        old, new = old.replace(_LF, _CRLF), new.replace(_LF, _CRLF)
+    count = _counted(content, old, replaces_all=replaces_all)
+    _check_size(len(content) + count * (len(new) - len(old)), max_bytes)
+    return content.replace(old, new), count
+
+
+def _counted(content: bytes, old: bytes, *, replaces_all: bool) -> int:
+    """Return how often the text stands there; overlapping places make it as unclear as separate ones."""
+    first = content.find(old)
+    if first < 0:
+        raise _MissingError
+    if replaces_all:
+        return content.count(old)
+    if content.find(old, first + 1) >= 0:
+        raise _SeveralError(*_places(content, old))
+    return 1
+
+
+def _places(content: bytes, old: bytes) -> tuple[list[int], int]:
+    """Return the lines of the first places and the number of all, overlapping ones among the first only."""
+    lines: list[int] = []
+    at, line, position = 0, 1, content.find(old)
+    while position >= 0 and len(lines) < _MAX_SHOWN_PLACES:
+        line += content.count(_LF, at, position)
+        lines.append(line)
+        at, position = position, content.find(old, position + 1)
+    return lines, len(lines) if position < 0 else max(content.count(old), len(lines) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _MixedLines:
+    r"""A file in which some lines end in ``\r\n`` and some in ``\n``.
+
+    ``text`` is the content with every ending as ``\n``; ``crlf`` are the places in it, ascending, of those that were
+    ``\r\n``. What an edit does not change keeps the ending it has.
+    """
+
+    content: bytes
+    text: bytes
+    crlf: tuple[int, ...]
+
+    @classmethod
+    def of(cls, content: bytes) -> "_MixedLines":
+        places: list[int] = []
+        at = content.find(_CRLF)
+        while at >= 0:
+            places.append(at - len(places))
+            at = content.find(_CRLF, at + 2)
+        return cls(content, content.replace(_CRLF, _LF), tuple(places))
+
+    def replaced(self, edit: Edit, *, replaces_all: bool, max_bytes: int) -> tuple[bytes, int]:
+        count = _counted(self.text, edit.old, replaces_all=replaces_all)
+        if count > MAX_MIXED_PLACES:
+            problem = f"{count} places in a file of mixed line endings; at most {MAX_MIXED_PLACES} are replaced at once"
+            raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="make old longer, so that it matches fewer places")
+        _check_size(len(self.content) + count * (edit.new.count(_LF) + len(edit.new) - len(edit.old)), max_bytes)
+        head = shared_prefix(edit.old, edit.new)
+        tail = shared_prefix(edit.old[head:][::-1], edit.new[head:][::-1])
+        middle = edit.new[head : len(edit.new) - tail]
+        pieces: list[bytes] = []
+        done, found = 0, self.text.find(edit.old)
+        while found >= 0:
+            start, end = found + head, found + len(edit.old) - tail
+            pieces += (self.content[done : self._original(start)], middle.replace(_LF, self._ending_at(start)))
+            done, found = self._original(end), self.text.find(edit.old, found + len(edit.old))
+        return b"".join((*pieces, self.content[done:])), count
+
+    def _original(self, position: int) -> int:
+        """Return where a place of ``text`` is in the content; that of a newline is where its ending begins."""
+        return position + bisect_left(self.crlf, position)
+
+    def _ending_at(self, position: int) -> bytes:
+        """Return how the line of a place ends, or the one before it when it is the last and has no ending."""
+        newline = self.text.find(_LF, position)
+        if newline < 0:
+            newline = self.text.rfind(_LF, 0, position)
+        index = bisect_left(self.crlf, newline)
+        return _CRLF if index < len(self.crlf) and self.crlf[index] == newline else _LF
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        problem = f"the edited file would have {size} bytes; at most {max_bytes} are written"
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="edit fewer places, or write several files")
+
+
+def _not_found(original: bytes, current: bytes, edit: Edit, number: int, total: int) -> ToolError:
+    details: dict[str, Json] = {"edit": number}
+    near = _near(current, edit.old)
+    if number > 1 and edit.old in original:
+        hint = "an earlier edit of this call has changed that text: make one edit of the two"
+    elif near:
+        hint = f"line {near} has the same words with other whitespace; read it again and copy it exactly"
+        details["near_line"] = near
+    else:
+        hint = "read the file again and copy the text exactly, without line numbers"
+    problem = f"the old text{_which(number, total)} is not in the file"
+    return ToolError(ErrorType.TEXT_NOT_FOUND, problem, hint=hint, details=details)
+
+
+def _ambiguous(several: _SeveralError, number: int, total: int) -> ToolError:
+    listed = ", ".join(map(str, several.lines)) + (" and more" if several.count > len(several.lines) else "")
+    problem = f"the old text{_which(number, total)} stands at {several.count} places, beginning on lines {listed}"
+    hint = "add lines around it until it is the only one, or pass replace_all=true"
+    details: dict[str, Json] = {"edit": number, "count": several.count, "lines": list(several.lines)}
+    return ToolError(ErrorType.AMBIGUOUS_EDIT, problem, hint=hint, details=details)
+
+
+def _which(number: int, total: int) -> str:
+    return f" of edit {number}" if total > 1 else ""
+
+
+def _near(content: bytes, old: bytes) -> int:
+    """Return the line, from 1, where the text stands but for whitespace at line ends and within lines; 0 for nowhere.
+
+    One pass over the file: the words of each line are joined anew and searched as one text.
+    """
+    wanted = b"\n".join(b" ".join(line.split()) for line in old.strip().split(_LF))
+    if not wanted:
+        return 0
+    lines = [b" ".join(line.split()) for line in content.split(_LF)]
+    text = b"\n".join(lines)
+    found = text.find(wanted)
+    return 0 if found < 0 else text.count(_LF, 0, found) + 1

@@ -1,0 +1,196 @@
+"""A unified diff of one file, read as strictly as ``git apply`` reads it (FS-05).
+
+A small parser of our own and not the ``unidiff`` library: that one takes damaged counts and headers, decodes lines, and
+knows neither where git refuses nor the marker for a missing last newline by position. Works on bytes, in linear time.
+Where git takes a diff whose result is not what it says, we refuse it: ``STRICTER_THAN_GIT`` lists those cases.
+A diff without a file header is refused, as git does.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.toolsets.code.diff_fault import DiffError, Fault
+from shared.toolsets.code.diff_header import GIT_MARK, HUNK_LINE, HUNK_MARK, Header, find_header, is_hunk_line, is_pair
+
+_MAX_NUMBER: Final = 2**31 - 1
+_MIN_MARKER_BYTES: Final = 12
+"""The words after ``\\ `` depend on the language of whoever made the diff; none is shorter."""
+_SIGNATURES: Final = (b"-- \n", b"-- \r\n", b"-- ")
+_BINARY: Final = (b"GIT binary patch", b"Binary files ", b"Files ")
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """Lines with their endings: ``old`` is to be found, ``new`` takes its place. ``trailing`` counts context after it.
+
+    ``line`` is where it stands in the diff. ``old_start`` and ``new_start`` are its own words, from 1.
+    """
+
+    line: int
+    old_start: int
+    new_start: int
+    old: tuple[bytes, ...]
+    new: tuple[bytes, ...]
+    trailing: int
+    has_context: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnifiedDiff:
+    """``creates`` and ``may_create`` say whether the file must not, or need not, exist."""
+
+    header: Header
+    hunks: tuple[Hunk, ...]
+
+    @property
+    def creates(self) -> bool:
+        return self.header.creates == "yes"
+
+    @property
+    def may_create(self) -> bool:
+        if self.header.creates != "maybe":
+            return self.creates
+        return len(self.hunks) == 1 and not self.hunks[0].old
+
+
+def parse_diff(diff: bytes) -> UnifiedDiff:
+    """Return the one section of a diff.
+
+    Raises:
+        DiffError: it is damaged, has several sections, or does anything but edit or create a text file.
+    """
+    lines = lines_of(diff)
+    header = find_header(lines)
+    hunks: list[Hunk] = []
+    at = header.end
+    while at < len(lines) and lines[at].startswith(HUNK_MARK):
+        reading = _Reading(lines, at, len(hunks) + 1)
+        hunks.append(reading.hunk())
+        at = reading.at
+    if at < len(lines) and not hunks and lines[at].startswith(_BINARY):
+        raise DiffError(Fault.NOT_AN_EDIT, "the diff is of a binary file", line=at + 1)
+    if not hunks and header.creates != "yes":
+        raise DiffError(Fault.HEADER, "no hunk follows the file header", line=at)
+    if header.creates == "yes" and any(hunk.old for hunk in hunks):
+        raise DiffError(Fault.HUNK, "the diff creates the file and yet expects lines in it", hunk=1)
+    _check_rest(lines, at)
+    return UnifiedDiff(header, tuple(hunks))
+
+
+def lines_of(content: bytes) -> list[bytes]:
+    """Return lines with their endings; only a newline ends one."""
+    *whole, last = content.split(b"\n")
+    lines = [line + b"\n" for line in whole]
+    return [*lines, last] if last else lines
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One hunk while it is read. A side that said it has no final newline takes no further line."""
+
+    lines: list[bytes]
+    at: int
+    number: int
+    old: list[bytes] = field(default_factory=list)
+    new: list[bytes] = field(default_factory=list)
+    old_ended: bool = False
+    new_ended: bool = False
+    last: bytes = b""
+    trailing: int = 0
+    context: int = 0
+
+    def hunk(self) -> Hunk:
+        """Read the hunk that begins here and move behind it."""
+        first = self.at
+        old_start, old_count, new_start, new_count = self._numbers()
+        self.at += 1
+        while len(self.old) < old_count or len(self.new) < new_count:
+            self._take()
+        if len(self.old) != old_count or len(self.new) != new_count:
+            raise self._fault(Fault.HUNK, "its lines are not as many as its '@@' line counts")
+        if self._is_marker_after():
+            self._end_side(self.lines[self.at])
+            self.at += 1
+        if self.context == len(self.old) == len(self.new):
+            raise self._fault(Fault.HUNK, "it changes nothing")
+        sides = (tuple(self.old), tuple(self.new))
+        return Hunk(first + 1, old_start, new_start, *sides, self.trailing, self.context > 0)
+
+    def _numbers(self) -> tuple[int, int, int, int]:
+        line = self.lines[self.at]
+        found = HUNK_LINE.match(line) if line.endswith(b"\n") else None
+        if found is None:
+            raise self._fault(Fault.HUNK, "its '@@' line cannot be read")
+        start, count, new_start, new_count = (self._number(text) for text in found.groups(b"1"))
+        return start, count, new_start, new_count
+
+    def _number(self, text: bytes) -> int:
+        digits = text.lstrip(b"0") or b"0"
+        if len(digits) > 10 or int(digits) > _MAX_NUMBER:
+            raise self._fault(Fault.NUMBER, "a number in its '@@' line is larger than any file")
+        return int(digits)
+
+    def _take(self) -> None:
+        line = self.lines[self.at] if self.at < len(self.lines) else b""
+        if not line.endswith(b"\n"):
+            problem = "the diff ends inside it" if not line else "the last line of the diff has no newline"
+            raise self._fault(Fault.HUNK, problem)
+        mark = line[:1]
+        if mark == b"\\":
+            self._end_side(line)
+        elif mark in {b" ", b"\n"}:
+            self._add(line[1:] or line, is_old=True, is_new=True)
+            self.context += 1
+        elif mark in {b"-", b"+"}:
+            self._add(line[1:], is_old=mark == b"-", is_new=mark == b"+")
+        else:
+            raise self._fault(Fault.HUNK, "a line begins with none of ' ', '-', '+'")
+        self.at += 1
+
+    def _add(self, text: bytes, *, is_old: bool, is_new: bool) -> None:
+        if (is_old and self.old_ended) or (is_new and self.new_ended):
+            raise self._fault(Fault.MISPLACED_END, "a line follows one that is said to end the file")
+        if is_old:
+            self.old.append(text)
+        if is_new:
+            self.new.append(text)
+        self.trailing = self.trailing + 1 if is_old and is_new else 0
+        self.last = b" " if is_old and is_new else b"-" if is_old else b"+"
+
+    def _is_marker_after(self) -> bool:
+        """Say whether the marker of the last line follows; the counts end before it. It needs no newline itself."""
+        line = self.lines[self.at] if self.at < len(self.lines) else b""
+        return line.startswith(b"\\ ") and len(line) > _MIN_MARKER_BYTES
+
+    def _end_side(self, marker: bytes) -> None:
+        if len(marker) < _MIN_MARKER_BYTES or not marker.startswith(b"\\ "):
+            raise self._fault(Fault.HUNK, "a line begins with a backslash and is not '\\ No newline at end of file'")
+        sides = [side for side, marks in ((self.old, b" -"), (self.new, b" +")) if self.last and self.last in marks]
+        for side in sides:
+            side[-1] = side[-1].removesuffix(b"\n")
+        if not sides or not all(side[-1] for side in sides):
+            raise self._fault(Fault.MISPLACED_END, "'\\ No newline at end of file' follows no line that could lack one")
+        self.old_ended = self.old_ended or self.last in b" -"
+        self.new_ended = self.new_ended or self.last in b" +"
+        self.last = b""
+
+    def _fault(self, fault: Fault, problem: str) -> DiffError:
+        hint = "count the lines of each hunk anew, or use edits"
+        line = min(self.at + 1, len(self.lines))
+        return DiffError(fault, f"hunk {self.number} is damaged: {problem}", line=line, hunk=self.number, hint=hint)
+
+
+def _check_rest(lines: list[bytes], at: int) -> None:
+    """Hold what follows the last hunk to blank lines and the signature of a mailed patch."""
+    for position in range(at, len(lines)):
+        if lines[position].startswith(GIT_MARK) or is_pair(lines, position):
+            hint = "change each file by a call of its own, in one section"
+            raise DiffError(Fault.SEVERAL_FILES, "the diff has a second section", line=position + 1, hint=hint)
+        if is_hunk_line(lines[position]):
+            raise DiffError(Fault.HEADER, "a hunk stands after other text", line=position + 1)
+    for position in range(at, len(lines)):
+        if lines[position] in _SIGNATURES:
+            return
+        if lines[position].strip():
+            hint = "count the lines of the last hunk anew; nothing may follow it"
+            raise DiffError(Fault.LEFTOVER, "text follows the last hunk", line=position + 1, hint=hint)

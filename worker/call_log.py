@@ -1,21 +1,33 @@
 """The record of a run's calls, over the run store (EXE-06).
 
 A write call is recorded before its handler starts, with its ledger row and the consumption of its decision, in one
-transaction. A read can be run again, so its start is kept back and written with its end: one transaction a call.
+transaction, and its end in another: two by design. A read can be run again, so all that is known of it is kept back and
+written with its end: one transaction a call, its ledger row among it (PER-19, EXE-02).
+
+Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that whoever watches sees a long call
+while it runs (EXE-09, EXE-11); a short one costs nothing for that.
 """
 
+import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
 from shared.clock import Clock
-from shared.jsontext import JsonObject
+from shared.errors import LeaseLostError, UnavailableError
+from shared.jsontext import Json, JsonObject
+from shared.log import get_logger
 from shared.permissions.taint import reads_untrusted
-from shared.runs.call_events import ended_event, started_event
-from shared.runs.events import NewEvent, NewNode, NodeKind
+from shared.runs.call_events import ended_event, result_nodes, started_event
+from shared.runs.events import EventType, NewEvent
 from shared.runs.store import CallRow, RunStore
-from shared.tools import stored
-from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
+from shared.sandbox.redact import Redactor
+from shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
 from shared.tools.result import ErrorType, ToolResult
 from worker.interruption import Interruption
+
+log = get_logger(__name__)
+
+SHOW_AFTER_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -32,64 +44,121 @@ class RunCallLog:
     run_id: str
     fence: int
     interruption: Interruption = field(default_factory=Interruption)
+    redactor: Redactor = field(default_factory=Redactor)
+    show_after_s: float = SHOW_AFTER_S
     calls: int = 0
     _kept: list[NewEvent] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
+    _showing: asyncio.Task[None] | None = None
     _taints: bool = False
     """A call that has begun may read what strangers wrote: the run is marked with the next end (PER-21)."""
 
     async def started(self, started: StartedCall) -> None:
         # Whatever its end is: an error tells the model what a server said, too.
         self._taints = self._taints or reads_untrusted(started.gate_call.definition)
-        self._kept.append(started_event(started, now_us=self.clock.now_us()))
+        self._keep(started_event(started, now_us=self.clock.now_us()))
         if started.is_write or started.verdict.decision_id:
-            row = self._row(started)
-            await self.runs.start_call(row, self.fence, events=self.take(), now_us=self.clock.now_us())
+            events = await self.take()
+            row = self._row(started.call, started.record)
+            await self.runs.start_call(row, self.fence, events=events, now_us=self.clock.now_us())
 
-    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
-        if self.interruption.goes_on_elsewhere and _is_aborted(result):
-            return
+    async def finished(
+        self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
+    ) -> None:
+        if _is_aborted(result):
+            if self.interruption.goes_on_elsewhere:
+                return
+            self.interruption.aborted_calls += 1
         self.calls += 1
         event = await ended_event(
-            call, result, duration_ms=duration_ms, artifacts=self.artifacts, now_us=self.clock.now_us()
+            call,
+            result,
+            duration_ms=duration_ms,
+            artifacts=self.artifacts,
+            now_us=self.clock.now_us(),
+            redactor=self.redactor,
         )
-        self._kept.append(event)
+        self._keep(event)
+        events = await self.take()
         await self.runs.end_call(
             self.run_id,
             self.fence,
             call.id,
             result=None,
-            nodes=[NewNode(NodeKind.TOOL_RESULT, stored.to_json(call.tool, result))],
-            events=self.take(),
+            nodes=result_nodes(call.tool, result),
+            events=events,
             now_us=self.clock.now_us(),
             taints=self._taints,
+            call=None if record is None else self._row(call, record),
         )
 
     async def note(self, type: str, data: JsonObject) -> None:
-        self._kept.append(NewEvent(type, data, self.clock.now_us()))
+        if type == EventType.ABORTED_TOOLS and self.interruption.goes_on_elsewhere:
+            return
+        self._keep(NewEvent(type, data, self.clock.now_us()))
 
-    def take(self) -> list[NewEvent]:
+    async def take(self) -> list[NewEvent]:
         """Return the events kept back and forget them: whoever writes next writes them too, in order."""
+        while self._showing is not None:
+            await asyncio.shield(self._showing)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         kept, self._kept = self._kept, []
         return kept
 
-    def _row(self, started: StartedCall) -> CallRow:
-        gate = started.gate_call
+    async def flush(self) -> None:
+        """Write what is kept back, if anything. Raises: LeaseLostError."""
+        events = await self.take()
+        if events:
+            await self.runs.append(self.run_id, self.fence, events=events, now_us=self.clock.now_us())
+
+    def _keep(self, event: NewEvent) -> None:
+        self._kept.append(NewEvent(event.type, self.redactor.mapping(event.data), event.time_us))
+        self._show_later()
+
+    def _show_later(self) -> None:
+        if self._kept and self._timer is None and self._showing is None and not self.interruption.is_set:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.show_after_s, self._begin_to_show, loop)
+
+    def _begin_to_show(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if not self.interruption.is_set:
+            self._showing = loop.create_task(self._show())
+
+    async def _show(self) -> None:
+        """Write what is kept back although no call has ended; when that fails, the next write says why.
+
+        Never raises, so that whoever waits for it goes on.
+        """
+        events, self._kept = self._kept, []
+        try:
+            await self.runs.append(self.run_id, self.fence, events=events, now_us=self.clock.now_us())
+        except (LeaseLostError, UnavailableError) as error:
+            self._kept = events + self._kept
+            log.info("events_kept_back", run=self.run_id, error=str(error))
+            self._showing = None
+        else:
+            self._showing = None
+            self._show_later()
+
+    def _row(self, call: ToolCall, record: CallRecord) -> CallRow:
+        facts: dict[str, Json] = {
+            "facts": record.facts,
+            "decision": record.decision,
+            "raw": self.redactor.mapping(call.raw),
+        }
         return CallRow(
             run_id=self.run_id,
-            tool_call_id=started.call.id,
-            tool=started.call.tool,
-            effect_id=started.effect_id,
-            is_write=started.is_write,
-            input_digest=gate.input_digest,
-            inputs={"call_input": dict(started.shown_input)},
-            facts={
-                "risk": gate.risk.name.lower(),
-                "scope": gate.target.scope,
-                "shown": gate.target.shown,
-                "author": started.verdict.author,
-                "rule": started.verdict.rule,
-            },
-            decision_id=started.verdict.decision_id,
+            tool_call_id=call.id,
+            tool=call.tool,
+            effect_id=record.effect_id,
+            is_write=record.is_write,
+            input_digest=record.input_digest,
+            inputs=record.inputs.as_json(),
+            facts=facts,
+            decision_id=record.decision_id,
         )
 
 

@@ -12,10 +12,19 @@ Stop = Literal["cancel", "hand_back", "drop"]
 
 @dataclass(slots=True)
 class Interruption:
-    """Set once, by the slot that holds the run, before its task is cancelled."""
+    """Set once, by the slot that holds the run, before its task is cancelled.
+
+    ``aborted_calls`` counts the tool calls whose end was recorded as aborted: with any, the run was not only cancelled,
+    its tools were (EXE-07).
+    """
 
     stop: Stop | None = None
     reason: str = ""
+    aborted_calls: int = 0
+
+    @property
+    def is_set(self) -> bool:
+        return self.stop is not None
 
     @property
     def goes_on_elsewhere(self) -> bool:

@@ -4,18 +4,20 @@ A step's kind says who does the work: a registered function or a child agent. Bo
 run under the step's time limit, and whatever happens becomes one :class:`StepEnd`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from shared.errors import LeaseLostError, TemplateError, UnavailableError
 from shared.jsontext import Json
 from shared.log import get_logger
 from shared.runs.status import EndReason
+from shared.sandbox.redact import Redactor
 from shared.tasks.inputs import BoundStep, bind_step
 from shared.tasks.step import Claim, StepEnd, StepKind
 from worker.interruption import Interruption
 from worker.python_step import PythonSteps, failed
 from worker.time_limit import TimeLimit
+from worker.transcript import clean_end
 
 log = get_logger(__name__)
 
@@ -32,9 +34,13 @@ class Runner:
 
     functions: PythonSteps
     agents: AgentSteps
+    redactor: Redactor = field(default_factory=Redactor)
 
     async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
-        """Run the step; cancellation and a lost lease pass through to the slot."""
+        """Run the step; cancellation and a lost lease pass through to the slot. Its end holds no secret (EVT-05)."""
+        return clean_end(await self._ended(claim, interruption), self.redactor)
+
+    async def _ended(self, claim: Claim, interruption: Interruption) -> StepEnd:
         limit_s = _seconds(claim.spec.get("timeout_s"))
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)

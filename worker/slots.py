@@ -154,14 +154,7 @@ class Slots:
             case "drop" | None:
                 return None
             case "cancel":
-                return StepEnd(
-                    claim.step_key,
-                    claim.identity.run_id,
-                    claim.fence,
-                    StepStatus.CANCELLED,
-                    EndReason.CANCELLED,
-                    error=StepError("cancelled", held.interruption.reason or "the task was cancelled"),
-                )
+                return _cancelled(claim, held.interruption)
             case "hand_back":
                 await self._hand_back(held, held.interruption.reason)
                 return None
@@ -196,3 +189,16 @@ class Slots:
                 await asyncio.sleep(retry_s(attempt))
             else:
                 return
+
+
+def _cancelled(claim: Claim, interruption: Interruption) -> StepEnd:
+    """Return the end of a step that was cancelled; its run's says so when tools were cut off with it (EXE-07)."""
+    reason = EndReason.ABORTED_TOOLS if interruption.aborted_calls else EndReason.CANCELLED
+    return StepEnd(
+        claim.step_key,
+        claim.identity.run_id,
+        claim.fence,
+        StepStatus.CANCELLED,
+        reason,
+        error=StepError(str(reason), interruption.reason or "the task was cancelled"),
+    )

@@ -7,26 +7,47 @@ nothing of its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
 
-from shared.agents.messages import assistant_node, calls_of, messages_of, result_node, result_parts, user_node
+from shared.agents.messages import (
+    answer_parts,
+    arguments_of,
+    assistant_node,
+    calls_of,
+    is_of_a_call,
+    messages_of,
+    own_id,
+    result_node,
+    results_of,
+    user_node,
+)
 from shared.agents.ports import Transcript
 from shared.clock import Clock
-from shared.jsontext import JsonObject
+from shared.jsontext import Json, JsonObject
 from shared.runs.events import NewEvent, NewNode, Node, NodeKind
-from shared.tools import stored
+from shared.tools.intake import shown_arguments
+from shared.tools.ports import ToolCall
 from shared.tools.result import ToolResult
+
+MAX_RAW_ID_CHARS: Final = 200
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One run's. ``answered`` are the results of the last answer's calls, for an answer that is not settled."""
+    """One run's. ``answered`` are the results of the last answer's calls, for an answer that is not settled.
+
+    ``whole`` holds arguments that the history does not: of a call that is too large or deep to be kept, and after a
+    crash of one whose node is without its secrets. ``raw_ids`` are the providers' own call ids where ours differ.
+    """
 
     transcript: Transcript
     clock: Clock
     messages: list[ModelMessage] = field(default_factory=list)
     answered: list[ToolResult] = field(default_factory=list)
+    whole: dict[str, Json] = field(default_factory=dict)
+    raw_ids: dict[str, str] = field(default_factory=dict)
     _nodes: list[NewNode] = field(default_factory=list)
     _events: list[NewEvent] = field(default_factory=list)
     _call_ids: set[str] = field(default_factory=set)
@@ -41,17 +62,17 @@ class Conversation:
         last = max((index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=-1)
         self.messages = messages_of(nodes[: last + 1] or nodes)
         self._call_ids = {part.tool_call_id for message in self.messages for part in calls_of(message)}
-        results = [stored.from_json(node.payload) for node in nodes if node.kind is NodeKind.TOOL_RESULT]
+        results = results_of(nodes)
         if last >= 0:
             self._restore_tail(nodes[last + 1 :])
         return results
 
     def _restore_tail(self, tail: Sequence[Node]) -> None:
-        self.answered = [stored.from_json(node.payload) for node in tail if node.kind is NodeKind.TOOL_RESULT]
+        self.answered = results_of(tail)
         is_settled = {part.tool_call_id for part in self.open_calls} <= {one.tool_call_id for one in self.answered}
         if is_settled and tail:
-            parts = result_parts(self.messages[-1], self.answered)
-            later = messages_of([node for node in tail if node.kind is not NodeKind.TOOL_RESULT])
+            parts = answer_parts(self.messages[-1], self.answered)
+            later = messages_of([node for node in tail if not is_of_a_call(node)])
             prompts = [part for message in later for part in message.parts]
             self.messages.append(ModelRequest(parts=[*parts, *prompts]))  # type: ignore[list-item]  # only prompts follow
             self.answered = []
@@ -71,7 +92,11 @@ class Conversation:
         return sum(isinstance(message, ModelResponse) for message in self.messages)
 
     def add_answer(self, response: ModelResponse) -> None:
-        """Take a model's answer. Call ids that a provider repeats are made unique: calls pair by id (RES-02)."""
+        """Take a model's answer.
+
+        Call ids that a provider repeats, leaves out or makes unusable become ours: calls pair by id (RES-02). Arguments
+        that are too large or deep to be kept are named in the history and refused by the pipeline.
+        """
         parts = [self._with_own_id(part) for part in response.parts]
         if any(new is not old for new, old in zip(parts, response.parts, strict=True)):
             response = replace(response, parts=parts)
@@ -81,15 +106,29 @@ class Conversation:
     def _with_own_id(self, part: ModelResponsePart) -> ModelResponsePart:
         if not isinstance(part, ToolCallPart):
             return part
-        if part.tool_call_id in self._call_ids:
-            part = replace(part, tool_call_id=f"{part.tool_call_id}_{len(self._call_ids)}")
-        self._call_ids.add(part.tool_call_id)
+        raw, own = part.tool_call_id, own_id(part.tool_call_id, self._call_ids)
+        if own != raw:
+            self.raw_ids[own] = raw[:MAX_RAW_ID_CHARS]
+            part = replace(part, tool_call_id=own)
+        self._call_ids.add(own)
+        arguments = arguments_of(part)
+        kept = shown_arguments(arguments)
+        if kept is not arguments:
+            self.whole[own] = arguments
+            part = replace(part, args=cast(Any, kept))  # the marker of what was left out, an object
         return part
 
+    def call_of(self, part: ToolCallPart, tool: str) -> ToolCall:
+        """Return a call as the pipeline takes it; the provider's own words stay beside it (REG-03)."""
+        raw_id = self.raw_ids.get(part.tool_call_id, part.tool_call_id)
+        arguments = self.whole.get(part.tool_call_id, arguments_of(part))
+        return ToolCall(part.tool_call_id, tool, arguments, {"name": part.tool_name, "id": raw_id})
+
     def add_results(self, results: Sequence[ToolResult]) -> None:
-        """Give the model the results of its last answer's calls. Their nodes are the call log's."""
-        self.messages.append(ModelRequest(parts=result_parts(self.answer, [*self.answered, *results])))
+        """Give the model its calls' results, and what they added. Their nodes are the call log's."""
+        self.messages.append(ModelRequest(parts=answer_parts(self.answer, [*self.answered, *results])))
         self.answered = []
+        self.whole.clear()
 
     def refuse(self, tool: str, result: ToolResult) -> ToolResult:
         """Record the result of a call that never reaches the pipeline: a final answer that cannot be taken."""
@@ -109,11 +148,11 @@ class Conversation:
         """Keep an event of the run, with the time of now."""
         self._events.append(NewEvent(type, data, self.clock.now_us()))
 
-    async def flush(self) -> None:
-        """Write what waits. Raises: LeaseLostError."""
+    async def flush(self, calls: Sequence[ToolCall] = ()) -> None:
+        """Write what waits, before ``calls`` are made. Raises: LeaseLostError."""
         nodes, events = self.take()
         if nodes or events:
-            await self.transcript.append(nodes, events)
+            await self.transcript.append(nodes, events, calls)
 
     def take(self) -> tuple[tuple[NewNode, ...], tuple[NewEvent, ...]]:
         """Return what waits and forget it: the caller writes it."""

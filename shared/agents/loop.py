@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model
 
 from shared.agents.conversation import Conversation
-from shared.agents.messages import VERSION, arguments_of, opening_nodes
+from shared.agents.messages import VERSION, opening_nodes
 from shared.agents.ports import AgentEnd, AgentTask, Transcript
 from shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from shared.agents.stopping import UntilStopped, stop_of
@@ -129,12 +129,14 @@ class _Loop:
         done = {result.tool_call_id for result in self.talk.answered}
         if not self.talk.open_calls:
             return
-        started = {
-            row.tool_call_id for row in await transcript.calls() if row.is_write and row.status is CallStatus.STARTED
-        }
+        rows = await transcript.calls()
+        started = {row.tool_call_id for row in rows if row.is_write and row.status is CallStatus.STARTED}
+        for row in rows:
+            if row.open_input is not None:
+                self.talk.whole[row.tool_call_id] = row.open_input.get("arguments")
         is_after_unknown = False
         for part in self.talk.open_calls:
-            call = _call(part, names)
+            call = self._call(part, names)
             if part.tool_call_id in done:
                 continue
             if part.tool_call_id in started:
@@ -208,9 +210,9 @@ class _Loop:
 
     async def _run_calls(self, parts: Sequence[ToolCallPart], names: NameTable) -> list[ToolResult]:
         done = {result.tool_call_id for result in self.talk.answered}
-        calls = [_call(part, names) for part in parts if part.tool_call_id not in done]
+        calls = [self._call(part, names) for part in parts if part.tool_call_id not in done]
         # From here on things happen outside: what led to them is written first.
-        await self.talk.flush()
+        await self.talk.flush(calls)
         executor = UntilStopped(self.executor, self.stop)
         results = await run_turn(calls, executor, note=self.log.note) if calls else []
         for call, result in zip(calls, results, strict=True):
@@ -236,6 +238,14 @@ class _Loop:
         elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
             self.unknown.append(entry)
 
+    def _call(self, part: ToolCallPart, names: NameTable) -> ToolCall:
+        """Return a call under its canonical name (REG-04, REG-10)."""
+        canonical = names.to_canonical(part.tool_name)
+        if canonical == part.tool_name and "__" in canonical:
+            canonical = unmangle(canonical)  # a tool that is not of this run, by the name that it would have
+        definition = self.executor.resolve(canonical)
+        return self.talk.call_of(part, canonical if definition is None else definition.name)
+
     # -- ends
     def _completed(self, output: Json) -> AgentEnd:
         outcome = Outcome.PARTIAL if self.denials or self.unknown else Outcome.CLEAN
@@ -260,12 +270,3 @@ class _Loop:
         return AgentEnd(
             reason, output, outcome, self.usage, tuple(self.denials), tuple(self.unknown), error, nodes, events
         )
-
-
-def _call(part: ToolCallPart, names: NameTable) -> ToolCall:
-    """Return a call under its canonical name; the provider's words stay beside it (REG-03, REG-04)."""
-    canonical = names.to_canonical(part.tool_name)
-    if canonical == part.tool_name and "__" in canonical:
-        canonical = unmangle(canonical)  # a tool that is not of this run, by the name that it would have
-    raw: dict[str, Json] = {"name": part.tool_name, "id": part.tool_call_id}
-    return ToolCall(part.tool_call_id, canonical, arguments_of(part), raw)

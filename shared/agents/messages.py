@@ -4,8 +4,11 @@ Owns the payloads of system, user, assistant and result nodes; results of calls 
 (:mod:`shared.tools.stored`). What is rebuilt from nodes is what was sent: a resumed run goes on where it stopped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+import itertools
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 from pydantic_ai.messages import (
     ModelMessage,
@@ -23,9 +26,13 @@ from shared.errors import SchemaVersionError
 from shared.jsontext import Json, JsonObject, dump
 from shared.runs.events import NewNode, Node, NodeKind
 from shared.tools import stored
-from shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
+from shared.tools.rendering import for_model
+from shared.tools.result import ContextNode, ToolResult
 
 VERSION = 1
+
+_CALL_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+_CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "Instructions of this project,"}
 
 
 def opening_nodes(system: str, instructions: str, inputs: JsonObject, workplace: JsonObject) -> tuple[NewNode, NewNode]:
@@ -58,50 +65,69 @@ def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
         SchemaVersionError: a node was written by a newer program.
     """
     messages: list[ModelMessage] = []
-    waiting: list[ModelRequestPart] = []
-    results: list[ToolResult] = []
+    prompts: list[ModelRequestPart] = []
+    called: list[Node | NewNode] = []
 
     def close() -> None:
-        if results:
-            asked = messages[-1] if messages else None
-            waiting[:0] = result_parts(asked, results)
-            results.clear()
-        if waiting:
-            messages.append(ModelRequest(parts=list(waiting)))
-            waiting.clear()
+        asked = messages[-1] if messages else None
+        parts = [*answer_parts(asked, results_of(called)), *prompts]
+        if parts:
+            messages.append(ModelRequest(parts=parts))
+        called.clear()
+        prompts.clear()
 
     for node in nodes:
         _check_version(node.payload)
-        match node.kind:
-            case NodeKind.SYSTEM:
-                waiting.append(SystemPromptPart(str(node.payload["text"])))
-            case NodeKind.USER:
-                waiting.append(_prompt(cast("Sequence[str]", node.payload["texts"])))
-            case NodeKind.TOOL_RESULT:
-                results.append(stored.from_json(node.payload))
-            case NodeKind.ASSISTANT:
-                close()
-                messages += ModelMessagesTypeAdapter.validate_python([node.payload["message"]])
-            case NodeKind.RESULT | NodeKind.MEMORY_CONTEXT | NodeKind.SKILL:
-                continue  # the end of the run, and context that later issues give a form
+        if is_of_a_call(node):
+            called.append(node)
+        elif node.kind is NodeKind.ASSISTANT:
+            close()
+            messages += ModelMessagesTypeAdapter.validate_python([node.payload["message"]])
+        elif node.kind is NodeKind.SYSTEM:
+            prompts.append(SystemPromptPart(str(node.payload["text"])))
+        elif node.kind is NodeKind.USER:
+            prompts.append(_prompt(cast("Sequence[str]", node.payload["texts"])))
     close()
     return messages
+
+
+def is_of_a_call(node: Node | NewNode) -> bool:
+    """Say whether a node is a call's result or what the call has added to the context."""
+    return node.kind is NodeKind.TOOL_RESULT or stored.context_from_json(node.kind, node.payload) is not None
+
+
+def results_of(nodes: Iterable[Node | NewNode]) -> list[ToolResult]:
+    """Return the results that nodes hold, each with what its call has added to the context, in their order."""
+    results: dict[str, ToolResult] = {}
+    for node in nodes:
+        if node.kind is NodeKind.TOOL_RESULT:
+            result = stored.from_json(node.payload)
+            results.setdefault(result.tool_call_id, result)
+            continue
+        added = stored.context_from_json(node.kind, node.payload)
+        owner = results.get(str(node.payload.get("tool_call_id")))
+        if added is not None and owner is not None:
+            results[owner.tool_call_id] = replace(owner, context_nodes=(*owner.context_nodes, added))
+    return list(results.values())
+
+
+def answer_parts(asked: ModelMessage | None, results: Iterable[ToolResult]) -> list[ModelRequestPart]:
+    """Return what a model is given after its calls: their results in its order, then what they added (RES-01)."""
+    by_id: dict[str, ToolResult] = {}
+    for result in results:
+        by_id.setdefault(result.tool_call_id, result)
+    parts = [part for part in calls_of(asked) if part.tool_call_id in by_id]
+    ordered = [by_id[part.tool_call_id] for part in parts]
+    told: list[ModelRequestPart] = [
+        _result_part(part.tool_name, result) for part, result in zip(parts, ordered, strict=True)
+    ]
+    return [*told, *(_context_part(node) for result in ordered for node in result.context_nodes)]
 
 
 def calls_of(response: ModelMessage | None) -> list[ToolCallPart]:
     """Return the calls of a model's answer, in its order."""
     parts = response.parts if isinstance(response, ModelResponse) else ()
     return [part for part in parts if isinstance(part, ToolCallPart)]
-
-
-def result_parts(asked: ModelMessage | None, results: Iterable[ToolResult]) -> list[ModelRequestPart]:
-    """Return results as the model gets them, in the order of its calls; a second result of a call is passed over."""
-    by_id: dict[str, ToolResult] = {}
-    for result in results:
-        by_id.setdefault(result.tool_call_id, result)
-    return [
-        _result_part(part.tool_name, by_id[part.tool_call_id]) for part in calls_of(asked) if part.tool_call_id in by_id
-    ]
 
 
 def text_of(response: ModelResponse) -> str:
@@ -117,44 +143,23 @@ def _prompt(texts: Sequence[str]) -> UserPromptPart:
     return UserPromptPart(texts[0] if len(texts) == 1 else list(texts))
 
 
+def own_id(raw: str, taken: Container[str]) -> str:
+    """Return a call's id in its run: the provider's where it is usable and new, else one of ours (RES-02)."""
+    base = raw if _CALL_ID.fullmatch(raw) else "call"
+    if base == raw and raw not in taken:
+        return raw
+    return next(each for number in itertools.count(1) if (each := f"{base}_{number}") not in taken)
+
+
+def _context_part(node: ContextNode) -> ModelRequestPart:
+    """Return added context as a model reads it: instructions of the project as system text, the rest as a prompt."""
+    text = f"{_CONTEXT_HEADS[node.kind]} {node.name}:\n{node.text}"
+    return SystemPromptPart(text) if node.kind == "system" else UserPromptPart(text)
+
+
 def _result_part(tool_name: str, result: ToolResult) -> ToolReturnPart:
-    failure, context = result.error, _hook_context(result)
-    if failure is None:
-        content = _content((*result.content, *map(TextBlock, context)))
-        # What is for programs travels beside the content and is not sent: a scripted model reads it.
-        return ToolReturnPart(tool_name, content, result.tool_call_id, metadata={"data": result.data})
-    error: dict[str, Json] = {"type": str(failure.type), "message": failure.message, "retryable": failure.retryable}
-    if failure.hint:
-        error["hint"] = failure.hint
-    told: dict[str, Any] = {"is_error": True, "error": error} | ({"context": context} if context else {})
-    return ToolReturnPart(
-        tool_name,
-        told,
-        result.tool_call_id,
-        metadata={"data": result.data, "error": error},
-        outcome="denied" if failure.type.is_denial else "failed",
-    )
-
-
-def _hook_context(result: ToolResult) -> list[str]:
-    """Return what hooks have added for the model to read after the content (EXE-13)."""
-    context = result.metadata.get("hook_context")
-    return [str(text) for text in context] if isinstance(context, list | tuple) else []
-
-
-def _content(blocks: Sequence[ContentBlock]) -> Any:
-    rendered = [_block(block) for block in blocks]
-    return rendered[0] if len(rendered) == 1 else rendered or "done"
-
-
-def _block(block: ContentBlock) -> Any:
-    match block:
-        case TextBlock(text):
-            return text
-        case JsonBlock(value):
-            return value
-        case ArtifactRef():
-            return f"[whole output: artifact {block.digest}, {block.size_bytes} bytes, {block.media_type}]"
+    told = for_model(result)
+    return ToolReturnPart(tool_name, told.content, result.tool_call_id, metadata=told.metadata, outcome=told.outcome)
 
 
 def _check_version(payload: Mapping[str, Json]) -> None:

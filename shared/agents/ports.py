@@ -13,6 +13,7 @@ from shared.runs.status import EndReason
 from shared.runs.store import CallRow
 from shared.tasks.step import Outcome, StepError
 from shared.tools.definition import ToolDefinition
+from shared.tools.ports import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,17 @@ class Transcript(Protocol):
         ...
 
     async def calls(self) -> Sequence[CallRow]:
-        """Return the ledger of the run's write calls. Asked once, of a resumed run with unfinished calls."""
+        """Return the ledger of the run's calls. Asked once, of a resumed run with unfinished calls."""
         ...
 
-    async def append(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> None:
-        """Append in one transaction, after whatever the call log has kept back. Raises: LeaseLostError."""
+    async def append(
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+    ) -> None:
+        """Append in one transaction, after whatever the call log has kept back, without secrets.
+
+        ``calls`` are about to be made; whatever of their arguments the nodes do not hold whole is kept apart until they
+        end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Raises: LeaseLostError.
+        """
         ...
 
 

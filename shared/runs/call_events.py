@@ -1,10 +1,13 @@
 """What a run's log says of a tool call, whoever makes it: a worker's run or a direct one (EXE-06, EVT-03)."""
 
-from shared.errors import NotFoundError
+from shared.errors import SoongError
 from shared.jsontext import Json
 from shared.runs.deliverables import keep_deliverable
-from shared.runs.events import EventType, NewEvent
+from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
+from shared.sandbox.redact import Redactor
+from shared.tools import stored
 from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
+from shared.tools.rendering import for_telemetry, inert
 from shared.tools.result import ToolResult
 
 MAX_SUMMARY_CHARS = 300
@@ -21,30 +24,44 @@ def started_event(started: StartedCall, *, now_us: int) -> NewEvent:
         "author": started.verdict.author,
         "rule": started.verdict.rule,
         "decision_id": started.verdict.decision_id,
+        "event_id": started.record.event_id,
     }
     return NewEvent(EventType.TOOL_STARTED, data, now_us)
 
 
 async def ended_event(
-    call: ToolCall, result: ToolResult, *, duration_ms: int, artifacts: ArtifactStore, now_us: int
+    call: ToolCall,
+    result: ToolResult,
+    *,
+    duration_ms: int,
+    artifacts: ArtifactStore,
+    now_us: int,
+    redactor: Redactor | None = None,
 ) -> NewEvent:
-    """Return the end of a call; a file that it names as its deliverable is kept as an artifact first."""
-    data: dict[str, Json] = {
-        "tool_call_id": call.id,
-        "tool": call.tool,
-        "duration_ms": duration_ms,
-        "summary": result.summary[:MAX_SUMMARY_CHARS],
-    }
+    """Return the end of a call: facts, and a line for people; a file that it delivers is kept as an artifact first."""
+    data = for_telemetry(call.tool, result, duration_ms=duration_ms)
+    data["summary"] = inert(result.summary[:MAX_SUMMARY_CHARS])
     if result.error is not None:
-        data |= {"error": str(result.error.type), "message": result.error.message[:MAX_MESSAGE_CHARS]}
+        data["message"] = inert(result.error.message[:MAX_MESSAGE_CHARS])
+    if result.evidence:
+        data["event_id"] = result.evidence[-1]
     try:
-        deliverable = await keep_deliverable(result, artifacts)
-    except (OSError, NotFoundError) as error:
+        deliverable = await keep_deliverable(result, artifacts, redactor or Redactor())
+    except (OSError, SoongError) as error:
         data["deliverable_error"] = str(error)
     else:
         if deliverable is not None:
             data["deliverable"] = deliverable
     return NewEvent(end_type(result), data, now_us)
+
+
+def result_nodes(tool: str, result: ToolResult) -> list[NewNode]:
+    """Return the nodes of a result: itself, and below it what it adds to the context (RES-01)."""
+    added = [
+        NewNode(NodeKind(node.kind), stored.context_to_json(result.tool_call_id, tool, node))
+        for node in result.context_nodes
+    ]
+    return [NewNode(NodeKind.TOOL_RESULT, stored.to_json(tool, result)), *added]
 
 
 def end_type(result: ToolResult) -> EventType:

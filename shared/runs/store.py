@@ -5,7 +5,7 @@ fence; no row matched means LeaseLostError and nothing is written.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -32,10 +32,15 @@ class CallStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """The ledger entry of a write call (DAG-09) and the stored facts of any call (PER-19).
+    """The ledger entry of a write call (DAG-09) and, once it has ended, of any call (PER-19).
 
     ``inputs`` keeps model_input, hook_input, permission_input and call_input apart (EXE-02), already redacted;
-    ``input_digest`` is of the real one. ``decision_id`` is consumed in the same transaction when not empty.
+    ``input_digest`` is of the real one. ``facts`` holds what permission looked at as ``facts`` and what it said as
+    ``decision``. ``decision_id`` is consumed in the same transaction when not empty.
+
+    ``open_input`` is what the model sent, whole, of a call that has not ended and whose input holds a secret, wrapped
+    as ``{"arguments": …}``: the nodes hold it redacted, and a call that is run again after a crash needs it as it was.
+    It is in no log and listing, and gone when the call starts as a write or ends (EVT-05).
     """
 
     run_id: str
@@ -49,6 +54,7 @@ class CallRow:
     decision_id: str = ""
     status: CallStatus = CallStatus.STARTED
     result: Json = None
+    open_input: JsonObject | None = field(default=None, repr=False)
 
 
 class RunStore(Protocol):
@@ -61,9 +67,16 @@ class RunStore(Protocol):
         ...
 
     async def append(
-        self, run_id: str, fence: int, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = (), now_us: int
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
     ) -> Appended:
-        """Append to a running run under its fence, all or nothing.
+        """Append to a running run under its fence, all or nothing. ``calls`` are rows of calls that are yet to be made.
 
         Raises:
             LeaseLostError: the fence is stale or the run is not running.
@@ -93,8 +106,11 @@ class RunStore(Protocol):
         events: Sequence[NewEvent],
         now_us: int,
         taints: bool = False,
+        call: CallRow | None = None,
     ) -> None:
-        """End the ledger row if there is one, and append the result node and events, in one transaction.
+        """End the ledger row, and append the result node and events, in one transaction.
+
+        ``call`` is the row as it stands at the end and replaces what was there; None ends the one there is, if any.
 
         ``taints``: the call has read what strangers wrote. The run is marked, and nothing takes that back (PER-21).
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
-from shared.tools.result import ToolResult
+from shared.tools.result import ErrorType, ToolResult
 
 
 class Permission(StrEnum):
@@ -45,6 +45,10 @@ class Traits:
     is_concurrency_safe: bool = False
     is_destructive: bool = False
     is_open_world: bool = False
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the traits under their own names, for what is recorded of a call."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,17 @@ class Progress(Protocol):
     async def report(self, message: str, data: JsonObject | None = None) -> None: ...
 
 
+def _forget(partial: str) -> None:
+    del partial
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """All that a handler may know of its call. ``effect_id`` is stable over a crash and resume (DAG-09)."""
+    """All that a handler may know of its call. ``effect_id`` is stable over a crash and resume (DAG-09).
+
+    A handler that is cut off (timeout, abort) may hand over what it has got so far: ``keep_partial`` takes the whole of
+    it as text, also while the cancellation passes through; the last hand-over counts (EXE-07, EXE-08).
+    """
 
     identity: RunIdentity
     workplace: Workplace
@@ -105,6 +117,7 @@ class ToolContext:
     """The permission for this very target has been given although it is sensitive or outside the roots."""
     target: Target = field(default_factory=Target)
     """What was computed, shown and permitted; the effect is on ``target.shown`` and on nothing else."""
+    keep_partial: Callable[[str], None] = _forget
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"
@@ -117,7 +130,8 @@ class ToolDefinition:
 
     ``traits`` may raise a call above its definition and never lower it. ``target`` computes what a call touches; it
     may read the file system and must not change it. ``validate_input`` returns a message or None after the schema held.
-    ``check_permissions`` may tighten: "deny" or "ask"; None leaves it to the policy.
+    ``check_permissions`` may tighten: "deny" or "ask"; None leaves it to the policy. ``metadata`` keeps what a source
+    says in its own words, its schema as ``native_schema`` among them.
     """
 
     name: str
@@ -138,6 +152,10 @@ class ToolDefinition:
     """create_sub_agent, fork_agent, dispatch_worker: a concurrency class of their own (EXE-03)."""
     keeps_whole_output: bool = False
     """code.read_file: paged by itself, never turned into an artifact (RES-03)."""
+    adds_context: bool = False
+    """May return context nodes although its calls run beside others: load_skill, recall_memory, read_file (RES-01)."""
+    open_world: bool | None = None
+    """Whether its calls reach what we do not control; None takes the safe value (:attr:`reaches_out`)."""
     defer: bool = False
     always_load: bool = False
     is_enabled: Callable[[], bool] = field(default=lambda: True)
@@ -146,17 +164,34 @@ class ToolDefinition:
     validate_input: Callable[[JsonObject], str | None] | None = None
     check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    errors: tuple[ErrorType, ...] = ()
+    """How its calls may end beside what any call may (:mod:`shared.tools.describing`), for whoever calls it."""
 
     def traits_of(self, call_input: JsonObject) -> Traits:
         """Return the traits of one call: permission=readonly declares read-only and concurrency-safe."""
         if self.traits is not None:
             return self.traits(call_input)
         is_readonly = self.permission is Permission.READONLY
-        return Traits(
-            is_read_only=is_readonly,
-            is_concurrency_safe=is_readonly,
-            is_open_world="network" in self.tags or "mcp" in self.tags,
-        )
+        return Traits(is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world=self.reaches_out)
+
+    @property
+    def reaches_out(self) -> bool:
+        """Say whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
+        if "network" in self.tags:
+            return True
+        if self.open_world is not None:
+            return self.open_world
+        return "mcp" in self.tags or self._declares_nothing
+
+    @property
+    def _declares_nothing(self) -> bool:
+        has_words = self.tags - {permission.value for permission in Permission}
+        return self.permission is Permission.WRITE and not (has_words or self.traits or self.target)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Say whether the tool may be left to be found; ``always_load`` wins (DEF-01)."""
+        return self.defer and not self.always_load
 
 
 class ToolAdapter(Protocol):

@@ -8,14 +8,20 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from shared.clock import Clock
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.redact import Redactor
+from shared.tools.bounds import UnfitError, plain, storable
 from shared.tools.definition import HandlerOutput, Target
+from shared.tools.intake import shown_arguments
 from shared.tools.normalise import refusal
-from shared.tools.ports import CallLog, ToolCall
+from shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
 from shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
 
 PROGRESS_EVENT: Final = "tool_progress"
+PROGRESS_BURST: Final = 20
+PROGRESS_EVERY_S: Final = 0.25
+"""After a burst, progress is an event this often: a chatty tool costs no more than a clock."""
 _MAX_PARTIAL_CHARS: Final = 4_000
 
 T = TypeVar("T")
@@ -26,26 +32,90 @@ class Course:
     """How far one call has come; the only thing here that changes. ``signal`` is an abort that waited for its end."""
 
     call: ToolCall
+    fence: int
+    inputs: CallInputs = field(default_factory=CallInputs)
+    gate_call: GateCall | None = None
+    verdict: Verdict | None = None
     started_s: float | None = None
     is_withheld: bool = False
     target: Target = field(default_factory=Target)
-    partial: str = ""
+    reported: str = ""
+    handed_over: str = ""
     signal: asyncio.CancelledError | None = None
+    evidence: tuple[str, ...] = ()
+    facts: JsonObject = field(default_factory=dict)
+    """What permission looked at, and below what it said, without secrets."""
+    decision: JsonObject = field(default_factory=dict)
+    _shown: dict[int, tuple[Json, Json]] = field(default_factory=dict)
+
+    def next_event(self) -> str:
+        """Return the id of the call's next event, and count it as evidence."""
+        event_id = f"{self.call.id}.{self.fence}.{len(self.evidence) + 1}"
+        self.evidence = (*self.evidence, event_id)
+        return event_id
+
+    def shown_inputs(self, redactor: Redactor) -> CallInputs:
+        """Return the inputs without secrets; each is looked at once, as most calls are rewritten by nobody."""
+        inputs = self.inputs
+        rest = (inputs.hook, inputs.permission, inputs.call)
+        return CallInputs(
+            self._shown_input(inputs.model, redactor),
+            *(None if each is None else self._shown_input(each, redactor) for each in rest),  # type: ignore[arg-type]  # objects stay objects
+        )
+
+    def _shown_input(self, value: Json, redactor: Redactor) -> Json:
+        # The entry holds the value itself, so that its id cannot be another's.
+        if id(value) not in self._shown:
+            self._shown[id(value)] = value, redactor.value(shown_arguments(value))
+        return self._shown[id(value)][1]
+
+    def keep_partial(self, partial: str) -> None:
+        """Take what the handler has got so far; what it hands over replaces what it handed over before."""
+        self.handed_over = storable(str(partial))
+
+    @property
+    def partial(self) -> str:
+        return self.handed_over or self.reported
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallProgress:
     """Progress of one call as events; the last words are kept in case it never ends."""
 
     log: CallLog
     redactor: Redactor
     course: Course
+    clock: Clock
+    _room: float = PROGRESS_BURST
+    _filled_s: float = 0.0
+    _left_out: int = 0
 
     async def report(self, message: str, data: JsonObject | None = None) -> None:
-        self.course.partial = f"{self.course.partial}{message}\n"[-_MAX_PARTIAL_CHARS:]
+        shown = self.redactor.text(storable(str(message)))
+        self.course.reported = f"{self.course.reported}{shown}\n"[-_MAX_PARTIAL_CHARS:]
+        if not self._may_tell():
+            self._left_out += 1
+            return
         event: dict[str, Json] = {"tool_call_id": self.course.call.id, "tool": self.course.call.tool}
-        event |= {"message": self.redactor.text(message), "data": self.redactor.mapping(data or {})}
+        event |= {"message": shown, "data": self._shown_data(data), "event_id": self.course.next_event()}
+        if self._left_out:
+            event["left_out"], self._left_out = self._left_out, 0
         await self.log.note(PROGRESS_EVENT, event)
+
+    def _shown_data(self, data: JsonObject | None) -> Json:
+        try:
+            return self.redactor.value(plain(data or {}))
+        except UnfitError as error:
+            return {"left_out": error.problem}
+
+    def _may_tell(self) -> bool:
+        now_s = self.clock.monotonic_s()
+        self._room = min(PROGRESS_BURST, self._room + (now_s - self._filled_s) / PROGRESS_EVERY_S)
+        self._filled_s = now_s
+        if self._room < 1:
+            return False
+        self._room -= 1
+        return True
 
 
 class HandlerTimeoutError(Exception):
@@ -54,6 +124,13 @@ class HandlerTimeoutError(Exception):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         super().__init__(f"no result within {seconds:g} s")
+
+
+class SelfCancelledError(Exception):
+    """A handler raised CancelledError although nobody cancelled the call: its failure, not the run's end."""
+
+    def __init__(self) -> None:
+        super().__init__("the tool cancelled itself")
 
 
 async def timed(running: Awaitable[HandlerOutput], seconds: float | None) -> HandlerOutput:
@@ -65,6 +142,24 @@ async def timed(running: Awaitable[HandlerOutput], seconds: float | None) -> Han
         if limit.expired():
             raise HandlerTimeoutError(seconds or 0.0) from error
         raise
+
+
+async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: Course) -> HandlerOutput:
+    """Run a handler that asked not to be cut: an abort meanwhile waits in ``course.signal`` until it has ended."""
+    task = asyncio.ensure_future(running)
+    while True:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as signal:
+            if task.cancelled():
+                raise
+            course.signal = signal
+
+
+def is_interrupted() -> bool:
+    """Say whether somebody cancels the current task, rather than something in it cancelling itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def unbroken(work: Coroutine[object, object, T]) -> T:

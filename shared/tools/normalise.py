@@ -1,23 +1,23 @@
 """From whatever a handler gave to the one ToolResult that is kept (RES-01, RES-03, RES-04).
 
-Owns wrapping, size limits with artifacts, the output schema and the mapping of exceptions to error types. The order in
-which they are applied is the pipeline's.
+Owns wrapping, what foreign code may put into a result, the output schema and the mapping of exceptions to error types.
+The order in which they are applied is the pipeline's; secrets and sizes are :mod:`shared.tools.fitting`.
 """
 
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from shared.errors import SoongError
-from shared.jsontext import Json, dump
+from shared.jsontext import Json
 from shared.sandbox.descriptors import PathRefusedError
-from shared.sandbox.redact import Redactor
-from shared.tools.definition import HandlerOutput, ToolDefinition
-from shared.tools.ports import ArtifactStore
+from shared.tools.bounds import UnfitError, plain, storable
+from shared.tools.definition import HandlerOutput, Target, ToolDefinition
+from shared.tools.fitting import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
 from shared.tools.result import (
-    ArtifactRef,
     ContentBlock,
+    ContextNode,
     ErrorType,
     JsonBlock,
     TextBlock,
@@ -27,10 +27,14 @@ from shared.tools.result import (
 )
 from shared.tools.schema import validate
 
-MAX_MESSAGE_CHARS: Final = 2_000
-MAX_SUMMARY_CHARS: Final = 200
+MAX_CONTEXT_NODES: Final = 16
+MAX_CONTEXT_CHARS: Final = 100_000
+"""What one call may add to the context, all its nodes together: a skill's text is whole or it is refused."""
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
+_CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
+_MARGIN: Final = 8_192
+"""What is kept beyond a limit until secrets are out: one that a cut has halved is no longer recognised."""
 
 
 def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
@@ -40,12 +44,119 @@ def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
         ToolError: ``invalid_output``, the value is not JSON.
     """
     if isinstance(output, ToolResult):
-        return replace(output, tool_call_id=tool_call_id)
+        return sound(replace(output, tool_call_id=tool_call_id, evidence=()))
     if output is None:
         return ToolResult(tool_call_id, summary="done")
+    output = _plain(output, "output")
     if isinstance(output, str):
         return ToolResult(tool_call_id, (TextBlock(output),), _first_line(output), output)
     return ToolResult(tool_call_id, (JsonBlock(output),), _in_a_line(output), output)
+
+
+def sound(result: ToolResult) -> ToolResult:
+    """Hold a result that foreign code has put together to its types, and bring its values to storable JSON.
+
+    Raises:
+        ToolError: ``invalid_output``, names the part that is wrong.
+    """
+    failure = result.error
+    blocks: object = result.content  # foreign code wrote it, whatever the type says
+    if not isinstance(blocks, tuple) or not all(isinstance(each, ContentBlock) for each in blocks):
+        raise ToolError(ErrorType.INVALID_OUTPUT, "the tool returned a result whose content is not a tuple of blocks")
+    if not (failure is None or isinstance(failure, ToolFailure)):
+        raise ToolError(ErrorType.INVALID_OUTPUT, "the tool returned a result whose error is not a ToolFailure")
+    return replace(
+        result,
+        content=tuple(_sound_block(block) for block in result.content),
+        summary=_text(result.summary, "summary"),
+        data=_plain(result.data, "data"),
+        error=None if failure is None else _sound_failure(failure),
+        metadata=_object(result.metadata, "metadata"),
+        context_nodes=tuple(
+            ContextNode(node.kind, _text(node.name, "context node"), _text(node.text, "context node"))
+            for node in result.context_nodes
+        ),
+    )
+
+
+def _sound_block(block: ContentBlock) -> ContentBlock:
+    match block:
+        case TextBlock(text):
+            kept = _text(text, "content")
+            return block if kept is text else TextBlock(kept)
+        case JsonBlock(value):
+            plain_value = _plain(value, "content")
+            return block if plain_value is value else JsonBlock(plain_value)
+        case _:
+            return block
+
+
+def _sound_failure(failure: ToolFailure) -> ToolFailure:
+    message, hint = _text(failure.message, "error"), _text(failure.hint, "error")
+    details = _object(failure.details, "error.details")
+    return _said_by_a_tool(ToolFailure(ErrorType(failure.type), message, hint, details))
+
+
+def _said_by_a_tool(failure: ToolFailure) -> ToolFailure:
+    """Return a tool's own failure; what only the core may say (a hook's denial can stop the run) is not believed."""
+    if failure.type not in _CORE_ONLY:
+        return failure
+    details = {**failure.details, "said_type": failure.type.value}
+    details.pop("stop_run", None)
+    return ToolFailure(ErrorType.EXECUTION_FAILED, failure.message, failure.hint, details)
+
+
+def _plain(value: object, part: str) -> Json:
+    try:
+        return plain(value)
+    except UnfitError as error:
+        raise ToolError(ErrorType.INVALID_OUTPUT, f"the tool returned what is not JSON: {part} {error}") from error
+
+
+def _text(value: object, part: str) -> str:
+    if not isinstance(value, str):
+        problem = f"the tool returned a {type(value).__name__} where {part} is text"
+        raise ToolError(ErrorType.INVALID_OUTPUT, problem)
+    return storable(value)
+
+
+def _object(value: object, part: str) -> Mapping[str, Json]:
+    kept = _plain(value, part)
+    if not isinstance(kept, Mapping):
+        raise ToolError(ErrorType.INVALID_OUTPUT, f"the tool returned a result whose {part} is not an object")
+    return kept
+
+
+def own_deliverable(result: ToolResult, target: Target) -> ToolResult:
+    """Return the result without a deliverable that is not what the call was permitted to write.
+
+    The file it names is read and kept; a foreign tool must not choose which.
+    """
+    named = result.metadata.get("deliverable")
+    if named is None or (isinstance(named, Mapping) and target.kind == "path" and named.get("path") == target.shown):
+        return result
+    return replace(result, metadata={name: value for name, value in result.metadata.items() if name != "deliverable"})
+
+
+def check_context(result: ToolResult, *, may_add: bool) -> ToolResult:
+    """Hold the context nodes of a result to what a call may add (RES-01); a failed call adds nothing.
+
+    Raises:
+        ToolError: ``invalid_output``, this call may add none, or not so much.
+    """
+    nodes = result.context_nodes
+    if not nodes:
+        return result
+    if result.is_error:
+        return replace(result, context_nodes=())
+    if not may_add:
+        problem = "the tool added context, which only calls that run alone may do"
+        raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="declare adds_context, or is_concurrency_safe=False")
+    size = sum(len(node.name) + len(node.text) for node in nodes)
+    if len(nodes) > MAX_CONTEXT_NODES or size > MAX_CONTEXT_CHARS:
+        limits = f"at most {MAX_CONTEXT_NODES} nodes of {MAX_CONTEXT_CHARS} characters together"
+        raise ToolError(ErrorType.INVALID_OUTPUT, f"the tool added {len(nodes)} nodes of {size} characters; {limits}")
+    return result
 
 
 def refusal(tool_call_id: str, failure: ToolFailure, data: Json = None, **metadata: Json) -> ToolResult:
@@ -54,13 +165,22 @@ def refusal(tool_call_id: str, failure: ToolFailure, data: Json = None, **metada
     return ToolResult(tool_call_id, (TextBlock(text),), _first_line(text), data, error=failure, metadata=metadata)
 
 
+def failed(tool_call_id: str, error: Exception) -> ToolResult:
+    """Return the result of a call whose handler raised; data that is no JSON is left out."""
+    data = error.data if isinstance(error, ToolError) else None
+    try:
+        return refusal(tool_call_id, failure_of(error), _plain(data, "data"))
+    except ToolError as unsound:
+        return refusal(tool_call_id, unsound.failure)
+
+
 def failure_of(error: Exception) -> ToolFailure:
     """Return the named error that an exception of a handler becomes."""
     match error:
         case ToolError():
-            return error.failure
+            return _sound_failure(error.failure)
         case PathRefusedError():
-            return ToolFailure(ErrorType(error.refusal.value), _cut(str(error)), error.hint)
+            return ToolFailure(ErrorType(error.refusal.value), _roughly(str(error)), error.hint)
         case OSError() if error.errno in _REFUSED:
             return ToolFailure(ErrorType.SANDBOX_DENIED, _os_message(error), "the operating system refuses it")
         case FileNotFoundError():
@@ -68,9 +188,9 @@ def failure_of(error: Exception) -> ToolFailure:
         case OSError():
             return ToolFailure(ErrorType.EXECUTION_FAILED, _os_message(error))
         case SoongError():
-            return ToolFailure(ErrorType.EXECUTION_FAILED, _cut(str(error)))
+            return ToolFailure(ErrorType.EXECUTION_FAILED, _roughly(storable(str(error))))
         case _:
-            return ToolFailure(ErrorType.EXECUTION_FAILED, _cut(f"{type(error).__name__}: {error}"))
+            return ToolFailure(ErrorType.EXECUTION_FAILED, _roughly(storable(f"{type(error).__name__}: {error}")))
 
 
 def check_output(definition: ToolDefinition, result: ToolResult) -> ToolResult:
@@ -81,104 +201,12 @@ def check_output(definition: ToolDefinition, result: ToolResult) -> ToolResult:
     if not violations:
         return result
     message = f"the tool's output breaks its own schema: {'; '.join(map(str, violations))}"
-    return refusal(result.tool_call_id, ToolFailure(ErrorType.INVALID_OUTPUT, _cut(message)))
-
-
-@dataclass(frozen=True, slots=True)
-class Renderer:
-    """Brings content to a size a model can take. ``data`` has its own limit: it is for programs, not for a prompt."""
-
-    max_chars: int
-    max_data_chars: int
-    redactor: Redactor
-    artifacts: ArtifactStore | None = None
-
-    def redact(self, result: ToolResult) -> ToolResult:
-        """Return the result without secrets (EVT-05); the same object when it holds none."""
-        clean = self.redactor
-        content = tuple(self._redact_block(block) for block in result.content)
-        data, metadata = clean.value(result.data), clean.mapping(result.metadata)
-        summary, failure = clean.text(result.summary), self._redact_failure(result.error)
-        pairs = ((data, result.data), (metadata, result.metadata), (failure, result.error))
-        is_same = all(new is old for new, old in (*pairs, *zip(content, result.content, strict=True)))
-        if is_same and summary == result.summary:
-            return result
-        return replace(result, content=content, summary=summary, data=data, error=failure, metadata=metadata)
-
-    async def fit(self, definition: ToolDefinition, result: ToolResult) -> ToolResult:
-        """Replace content over the limit by a preview and a reference to the whole (RES-03).
-
-        Raises:
-            ToolError: ``invalid_output``, the content or data is not JSON.
-        """
-        texts = [_text_of(block) for block in result.content]
-        size = sum(map(len, texts))
-        limit = self.max_chars if definition.max_result_chars is None else definition.max_result_chars
-        result = self._fit_data(result, size)
-        if size <= limit or definition.keeps_whole_output:
-            return result
-        whole = "\n".join(text for text in texts if text)
-        media_type = (
-            "application/json" if all(isinstance(block, JsonBlock) for block in result.content) else "text/plain"
-        )
-        kept = tuple(block for block in result.content if isinstance(block, ArtifactRef))
-        if self.artifacts is not None:
-            name = f"{definition.name}-{result.tool_call_id}.{'json' if media_type == 'application/json' else 'txt'}"
-            kept += (await self.artifacts.put(whole.encode("utf-8", "replace"), media_type, name),)
-        note = f"\n[truncated: {size} characters, at most {limit} are shown]"
-        preview = TextBlock(whole[: max(0, limit - len(note))] + note)
-        metadata = {**result.metadata, "truncated": True, "actual_chars": size, "max_chars": limit}
-        return replace(result, content=(preview, *kept), artifacts=_joined(result.artifacts, kept), metadata=metadata)
-
-    def _fit_data(self, result: ToolResult, content_chars: int) -> ToolResult:
-        data = result.data
-        if data is None or any(isinstance(block, JsonBlock) and block.value is data for block in result.content):
-            is_large = content_chars > self.max_data_chars
-        else:
-            is_large = len(data if isinstance(data, str) else _dumped(data)) > self.max_data_chars
-        if not is_large or data is None:
-            return result
-        return replace(result, data=None, metadata={**result.metadata, "data_left_out": True})
-
-    def _redact_block(self, block: ContentBlock) -> ContentBlock:
-        if isinstance(block, TextBlock):
-            text = self.redactor.text(block.text)
-            return block if text is block.text else TextBlock(text)
-        if isinstance(block, JsonBlock):
-            value = self.redactor.value(block.value)
-            return block if value is block.value else JsonBlock(value)
-        return block
-
-    def _redact_failure(self, failure: ToolFailure | None) -> ToolFailure | None:
-        if failure is None:
-            return None
-        message, hint = self.redactor.text(failure.message), self.redactor.text(failure.hint)
-        details = self.redactor.mapping(failure.details)
-        is_same = message is failure.message and hint is failure.hint and details is failure.details
-        return failure if is_same else ToolFailure(failure.type, message, hint, details)
-
-
-def _text_of(block: ContentBlock) -> str:
-    if isinstance(block, TextBlock):
-        return block.text
-    return _dumped(block.value) if isinstance(block, JsonBlock) else ""
-
-
-def _dumped(value: object) -> str:
-    try:
-        return dump(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ToolError(ErrorType.INVALID_OUTPUT, f"the tool returned what is not JSON: {_cut(str(error))}") from error
-
-
-def _joined(first: Sequence[ArtifactRef], second: Sequence[ArtifactRef]) -> tuple[ArtifactRef, ...]:
-    by_digest: Mapping[str, ArtifactRef] = {ref.digest: ref for ref in (*first, *second)}
-    return tuple(by_digest.values())
+    return refusal(result.tool_call_id, ToolFailure(ErrorType.INVALID_OUTPUT, _roughly(message)))
 
 
 def _os_message(error: OSError) -> str:
     name = f": {error.filename!r}" if error.filename is not None else ""
-    return _cut(f"{error.strerror or type(error).__name__}{name}")
+    return _roughly(storable(f"{error.strerror or type(error).__name__}{name}"))
 
 
 def _in_a_line(value: Json) -> str:
@@ -188,8 +216,10 @@ def _in_a_line(value: Json) -> str:
 
 
 def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:MAX_SUMMARY_CHARS]
+    """Return the first line, not yet cut to its limit: that is done when secrets are out."""
+    end = text.find("\n", 0, MAX_SUMMARY_CHARS + _MARGIN)
+    return text[: MAX_SUMMARY_CHARS + _MARGIN] if end < 0 else text[:end]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"
+def _roughly(text: str) -> str:
+    return text[: MAX_MESSAGE_CHARS + _MARGIN]

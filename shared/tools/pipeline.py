@@ -1,38 +1,63 @@
 """One call, from the model's words to a recorded result, in an order that never changes (EXE-01).
 
-Lookup, validate, PreToolUse hook, permission, execute, PostToolUse hook, normalise, persist. Owns the order, the time
-limit and the abort of a handler. Whatever goes wrong with a call becomes its result; what goes wrong with the run
-(a lost lease, a database that is away, cancellation) passes through as an exception.
+Lookup, validate, PreToolUse hook, permission, execute, PostToolUse hook, normalise, persist. Owns the order and what is
+recorded on the way; each stage is a module of its own. Whatever goes wrong with a call becomes its result; what goes
+wrong with the run (a lost lease, a database that is away, cancellation) passes through as an exception.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Final
 
 from shared.clock import Clock, SystemClock
-from shared.errors import AlreadyConsumedError, InvalidJsonError, LeaseLostError, NotOwnerError
+from shared.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError
 from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject, digest, parse_strict
+from shared.jsontext import Json, JsonObject
 from shared.sandbox.redact import Redactor
-from shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition, Workplace
+from shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition, Workplace
 from shared.tools.execution import (
     CallProgress,
     Course,
     HandlerTimeoutError,
+    SelfCancelledError,
     aborted,
+    is_interrupted,
+    run_to_end,
     timed,
     timed_out,
     unbroken,
     withheld,
 )
+from shared.tools.fitting import Fitter
 from shared.tools.hooks import NO_HOOKS, HookCall, Hooks, HookWires, PreResult, derived_fields, with_context
-from shared.tools.normalise import Renderer, check_output, failure_of, refusal, wrap
-from shared.tools.ports import ArtifactStore, CallLog, Gate, GateCall, StartedCall, ToolCall
+from shared.tools.intake import parsed, validated
+from shared.tools.judging import (
+    REFUSED_BY_TOOL,
+    check_rewrite,
+    gate_call_of,
+    own_check,
+    refused_by_tool,
+    target_of,
+)
+from shared.tools.normalise import check_context, check_output, failed, own_deliverable, refusal, sound, wrap
+from shared.tools.ports import (
+    ArtifactStore,
+    CallInputs,
+    CallLog,
+    CallRecord,
+    Gate,
+    GateCall,
+    StartedCall,
+    ToolCall,
+    Verdict,
+)
 from shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
-from shared.tools.risk import Classifier, by_keywords, effective_traits, risk_of
-from shared.tools.schema import validate
+from shared.tools.risk import Classifier, by_keywords
+from shared.tools.surface import DELEGATION_TOOLS
+
+DECIDED_EVENT: Final = "permission_decided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +77,6 @@ class PipelineConfig:
     max_timeout: timedelta = timedelta(milliseconds=600_000)
     max_result_chars: int = 12_000
     max_data_chars: int = 512 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """A validated, permitted call on its way to the handler."""
-
-    definition: ToolDefinition
-    hook_input: JsonObject
-    gate_call: GateCall
-    context: ToolContext
-    pre: PreResult
 
 
 class ToolPipeline:
@@ -94,7 +108,7 @@ class ToolPipeline:
         self._config = config or PipelineConfig()
         self._classify = classify
         limits = (self._config.max_result_chars, self._config.max_data_chars)
-        self._renderer = Renderer(*limits, redactor=self._redactor, artifacts=artifacts)
+        self._fitter = Fitter(*limits, redactor=self._redactor, artifacts=artifacts)
 
     def resolve(self, name: str) -> ToolDefinition | None:
         """Return a tool of the surface by canonical name or alias."""
@@ -107,183 +121,168 @@ class ToolPipeline:
             LeaseLostError: the run is no longer ours; nothing more is written.
             asyncio.CancelledError: the run was interrupted; the call's aborted result has been recorded.
         """
-        definition = self.resolve(call.tool)
-        if definition is not None and definition.name != call.tool:
-            call = replace(call, tool=definition.name, raw={**call.raw, "alias": call.tool})
-        course = Course(call)
+        call, definition = self._looked_up(call)
+        course = Course(call, self._run.fence, CallInputs(call.arguments))
         try:
             result = await self._attempt(course, definition)
         except asyncio.CancelledError as signal:
-            await unbroken(self._end(course, aborted(course, signal)))
+            await unbroken(self._end(course, definition, aborted(course, signal)))
             raise
         except ToolError as error:
             result = refusal(call.id, error.failure, error.data)
         if course.signal is not None:
-            await unbroken(self._end(course, result))
+            await unbroken(self._end(course, definition, result))
             raise course.signal
-        return await unbroken(self._end(course, result))
+        return await unbroken(self._end(course, definition, result))
 
     async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
         """Record a terminal result for a call that is not made: ``not_run``, ``aborted``, ``stream_discarded``."""
-        metadata: dict[str, Json] = {"aborted": True} if type is ErrorType.ABORTED else {}
-        return await unbroken(self._end(Course(call), refusal(call.id, ToolFailure(type, message), None, **metadata)))
+        call, definition = self._looked_up(call)
+        metadata: dict[str, Json] = {}
+        if type is ErrorType.ABORTED:
+            metadata = {"aborted": True, "partial": False, "abort_reason": message}
+        result = refusal(call.id, ToolFailure(type, message), None, **metadata)
+        return await unbroken(self._end(Course(call, self._run.fence, CallInputs(call.arguments)), definition, result))
+
+    def _looked_up(self, call: ToolCall) -> tuple[ToolCall, ToolDefinition | None]:
+        """Return the call under its canonical name, with its tool (REG-03, REG-10)."""
+        definition = self.resolve(call.tool)
+        if definition is not None and definition.name != call.tool:
+            call = replace(call, tool=definition.name, raw={**call.raw, "alias": call.tool})
+        return call, definition
 
     async def _attempt(self, course: Course, definition: ToolDefinition | None) -> ToolResult:
         if definition is None:
             known = ", ".join(self.tools) or "none"
             problem = f"there is no tool {course.call.tool[:200]!r} in this run"
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, problem, hint=f"available: {known}")
-        model_input = self._validated(definition, course.call.arguments)
+        value = parsed(course.call.arguments)
+        course.inputs = CallInputs(value)
+        model_input = validated(definition, value)
         pre = await self._before(course, definition, model_input)
-        facts = await self._facts(course, definition, pre)
-        verdict = await self._gate.decide(facts.gate_call)
-        if not verdict.is_allowed:
-            reason = verdict.reason or verdict.rule or "no reason was given"
-            raise ToolError(verdict.error or ErrorType.PERMISSION_DENIED, f"not permitted: {reason}")
-        effect_id = facts.context.effect_id
-        is_write = not facts.gate_call.traits.is_read_only
-        shown = self._redactor.mapping(pre.call_input)
-        try:
-            await self._log.started(
-                StartedCall(
-                    course.call, facts.gate_call, verdict, facts.hook_input, pre.call_input, effect_id, is_write, shown
-                )
-            )
-        except AlreadyConsumedError as error:
-            raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again to be asked anew") from error
-        return await self._invoked(course, facts)
+        context, gate_call = await self._judged(course, definition, pre)
+        verdict = self._decided(course, await self._gate.decide(gate_call))
+        await self._start(course, gate_call, verdict, context)
+        return await self._invoked(course, definition, context, pre)
 
-    def _validated(self, definition: ToolDefinition, arguments: Json) -> JsonObject:
-        try:
-            value = parse_strict(arguments or "{}") if isinstance(arguments, str) else arguments
-        except InvalidJsonError as error:
-            raise ToolError(ErrorType.INVALID_INPUT, f"the arguments are not JSON: {error}") from error
-        value = {} if value is None else value
-        violations = validate(definition.input_schema, value)
-        if violations or not isinstance(value, dict):
-            message = "; ".join(map(str, violations)) or "$: must be object"
-            details: Json = [{"path": each.path, "rule": each.rule} for each in violations]
-            raise ToolError(ErrorType.INVALID_INPUT, message, details={"violations": details})
-        problem = _guarded(definition.validate_input, value) if definition.validate_input else None
-        if problem:
-            raise ToolError(ErrorType.INVALID_INPUT, problem)
-        return value
-
+    # -- hooks before
     async def _before(self, course: Course, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
+        course.inputs = replace(course.inputs, hook=model_input)
         if not self._hooks.pre:
             return PreResult("none", "", model_input)
         run, call = self._run, course.call
-        wires = self._wires(course, definition)
         hook_call = HookCall(run.identity, call.id, definition, model_input, run.workplace)
-        pre = await self._hooks.before(hook_call, wires)
+        pre = await self._hooks.before(hook_call, self._wires(course, definition))
         if pre.action in ("deny", "stop"):
             details: dict[str, Json] = {"hook": pre.decided_by}
             if pre.action == "stop":
                 details["stop_run"] = True
             problem = pre.reason or f"the hook {pre.decided_by!r} refused the call"
             raise ToolError(ErrorType.HOOK_DENIED, problem, details=details)
-        if pre.is_rewritten:
-            try:
-                self._validated(definition, pre.call_input)
-            except ToolError as error:
-                problem = f"a hook rewrote the input, and as rewritten it is refused: {error}"
-                raise ToolError(ErrorType.INVALID_INPUT, problem, details=error.failure.details) from error
-        return pre
+        return self._rewritten(definition, model_input, pre) if pre.is_rewritten else pre
+
+    def _rewritten(self, definition: ToolDefinition, model_input: JsonObject, pre: PreResult) -> PreResult:
+        """Validate what hooks made of the input like the model's own words."""
+        try:
+            call_input = validated(definition, parsed(pre.call_input))
+            check_rewrite(definition, model_input, call_input)
+        except ToolError as error:
+            problem = f"a hook rewrote the input, and as rewritten it is refused: {error}"
+            raise ToolError(ErrorType.INVALID_INPUT, problem, details=error.failure.details) from error
+        return replace(pre, call_input=call_input)
 
     def _wires(self, course: Course, definition: ToolDefinition) -> HookWires:
-        call = course.call
-
         async def note(type: str, data: JsonObject) -> None:
-            await self._log.note(type, {"tool_call_id": call.id, "tool": call.tool, **self._redactor.mapping(data)})
+            await self._note(course, type, self._redactor.mapping(data))
 
         async def derive(call_input: JsonObject) -> JsonObject:
             try:
-                target = await _target(definition, self._context(course), call_input)
+                target = await target_of(definition, self._context(course), call_input)
             except ToolError:
                 target = None  # the call ends with this error after the hooks, unless one of them mends it
             return derived_fields(target, self._run.workplace)
 
         return HookWires(note, derive, self._clock)
 
+    # -- permission
     def _context(self, course: Course) -> ToolContext:
         run, call = self._run, course.call
-        progress = CallProgress(self._log, self._redactor, course)
+        progress = CallProgress(self._log, self._redactor, course, self._clock)
+        effect_id = f"{run.identity.run_id}/{call.id}"
         return ToolContext(
-            run.identity, run.workplace, call.id, f"{run.identity.run_id}/{call.id}", run.fence, progress
+            run.identity, run.workplace, call.id, effect_id, run.fence, progress, keep_partial=course.keep_partial
         )
 
-    async def _facts(self, course: Course, definition: ToolDefinition, pre: PreResult) -> _Facts:
-        run, call, call_input = self._run, course.call, pre.call_input
+    async def _judged(self, course: Course, definition: ToolDefinition, pre: PreResult) -> tuple[ToolContext, GateCall]:
+        """Gather what permission is asked about; the handler's context is bound to what was computed here."""
+        course.inputs = replace(course.inputs, permission=pre.call_input)
         context = self._context(course)
-        course.target = target = await _target(definition, context, call_input)
-        hook_result = _hook_result(pre, _tightened(definition, context, call_input))
-        traits = effective_traits(definition, call_input)
-        try:
-            input_digest = digest(call_input)
-        except InvalidJsonError as error:
-            raise ToolError(ErrorType.INVALID_INPUT, str(error)) from error
-        gate_call = GateCall(
-            identity=run.identity,
-            fence=run.fence,
-            tool_call_id=call.id,
-            definition=definition,
-            permission_input=call_input,
-            input_digest=input_digest,
-            traits=traits,
-            target=target,
-            risk=risk_of(definition, traits, self._classify),
-            cwd=str(run.workplace.cwd),
-            hook_result=hook_result,
-        )
+        course.target = target = await target_of(definition, context, pre.call_input)
+        check = own_check(definition, context, pre.call_input)
+        gate_call = gate_call_of(definition, context, pre, target, asks=check == "ask", classify=self._classify)
+        course.gate_call, course.facts = gate_call, gate_call.facts(self._redactor.text)
+        if check == "deny":
+            await self._note(course, DECIDED_EVENT, refused_by_tool(course.facts))
+            self._decided(course, REFUSED_BY_TOOL)
         is_beyond = target.is_sensitive or not target.is_inside_roots
+        course.is_withheld = target.is_sensitive and gate_call.traits.is_read_only
         # Reached by the handler only after permission; what was shown is what it may touch.
-        context = replace(context, target=target, precondition=target.precondition, allowed_outside=is_beyond)
-        course.is_withheld = target.is_sensitive and traits.is_read_only
-        return _Facts(definition, call_input, gate_call, context, pre)
+        return replace(context, target=target, precondition=target.precondition, allowed_outside=is_beyond), gate_call
 
-    async def _invoked(self, course: Course, facts: _Facts) -> ToolResult:
-        course.started_s = self._clock.monotonic_s()
-        definition, call = facts.definition, course.call
+    def _decided(self, course: Course, verdict: Verdict) -> Verdict:
+        """Keep the decision apart from the facts (PER-19); the gate has written its event."""
+        course.verdict, course.decision = verdict, verdict.as_json(self._redactor.text)
+        if not verdict.is_allowed:
+            reason = verdict.reason or verdict.rule or "no reason was given"
+            raise ToolError(verdict.error or ErrorType.PERMISSION_DENIED, f"not permitted: {reason}")
+        return verdict
+
+    # -- execution
+    async def _start(self, course: Course, gate_call: GateCall, verdict: Verdict, context: ToolContext) -> None:
+        call_input = gate_call.permission_input
+        course.inputs = replace(course.inputs, call=call_input)
+        record = self._record(course, course.next_event())
+        shown = record.inputs.call or {}
+        hook_input = course.inputs.hook or {}
+        started = StartedCall(
+            course.call, gate_call, verdict, hook_input, call_input, context.effect_id, record.is_write, shown, record
+        )
         try:
-            result = wrap(call.id, await self._handled(course, facts))
+            await self._log.started(started)
+        except AlreadyConsumedError as error:
+            raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again to be asked anew") from error
+
+    async def _invoked(
+        self, course: Course, definition: ToolDefinition, context: ToolContext, pre: PreResult
+    ) -> ToolResult:
+        course.started_s = self._clock.monotonic_s()
+        call_id = course.call.id
+        try:
+            result = wrap(call_id, await self._handled(course, definition, context, pre.call_input))
         except (LeaseLostError, NotOwnerError):
             raise
         except HandlerTimeoutError as error:
             result = timed_out(course, error)
+        except asyncio.CancelledError:
+            if is_interrupted():
+                raise
+            result = failed(call_id, SelfCancelledError())
         except Exception as error:  # noqa: BLE001  # the handler's edge: whatever it raises is the call's result
-            data = error.data if isinstance(error, ToolError) else None
-            result = refusal(call.id, failure_of(error), data)
-        result = with_context(result, facts.pre.context)
+            result = failed(call_id, error)
+        result = with_context(own_deliverable(result, course.target), pre.context)
         if self._hooks.post:
-            result = await self._after(course, facts, result)
-        return check_output(definition, result)
+            result = await self._after(course, definition, pre, result)
+        return self._normalised(course, definition, result)
 
-    async def _after(self, course: Course, facts: _Facts, result: ToolResult) -> ToolResult:
-        """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
-        derived = derived_fields(course.target, self._run.workplace)
-        call_input, workplace = facts.pre.call_input, self._run.workplace
-        call = HookCall(self._run.identity, course.call.id, facts.definition, call_input, workplace, derived)
-        told = self._renderer.redact(withheld(course, result) if course.is_withheld else result)
-        post = await self._hooks.after(call, told, self._wires(course, facts.definition))
-        return post.applied_to(result)
-
-    async def _handled(self, course: Course, facts: _Facts) -> HandlerOutput:
-        seconds = self._limit_s(facts.definition, facts.pre.call_input)
-        running = timed(facts.definition.handler(facts.context, facts.pre.call_input), seconds)
-        if facts.definition.interrupt == "cancel":
-            return await running
-        task = asyncio.ensure_future(running)
-        while True:
-            try:
-                return await asyncio.shield(task)
-            except asyncio.CancelledError as signal:
-                if task.cancelled():
-                    raise
-                course.signal = signal  # the tool asked to be waited for; the abort goes on when it has ended
+    async def _handled(
+        self, course: Course, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
+    ) -> HandlerOutput:
+        running = timed(definition.handler(context, call_input), self._limit_s(definition, call_input))
+        return await (running if definition.interrupt == "cancel" else run_to_end(running, course))
 
     def _limit_s(self, definition: ToolDefinition, call_input: JsonObject) -> float | None:
         """Return the handler's time in seconds: the model may lower it, nothing raises it above the maximum."""
-        if definition.is_agent_tool:
+        if definition.is_agent_tool or definition.name in DELEGATION_TOOLS:
             return None
         limit = min(definition.timeout or self._config.default_timeout, self._config.max_timeout)
         asked = call_input.get("timeout_ms")
@@ -291,60 +290,59 @@ class ToolPipeline:
             limit = min(limit, timedelta(milliseconds=min(asked, 2**31)))
         return limit.total_seconds()
 
-    async def _end(self, course: Course, result: ToolResult) -> ToolResult:
-        definition = self.resolve(course.call.tool)
-        kept = self._renderer.redact(withheld(course, result) if course.is_withheld else result)
+    async def _after(
+        self, course: Course, definition: ToolDefinition, pre: PreResult, result: ToolResult
+    ) -> ToolResult:
+        """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
+        workplace = self._run.workplace
+        derived = derived_fields(course.target, workplace)
+        call = HookCall(self._run.identity, course.call.id, definition, pre.call_input, workplace, derived)
+        told = self._fitter.redact(withheld(course, result) if course.is_withheld else result)
+        post = await self._hooks.after(call, told, self._wires(course, definition))
+        return post.applied_to(result)
+
+    # -- the end
+    def _normalised(self, course: Course, definition: ToolDefinition, result: ToolResult) -> ToolResult:
+        """Hold the result to what the tool promised and may add; hooks are foreign code like the handler."""
+        is_alone = course.gate_call is None or not course.gate_call.traits.is_concurrency_safe
+        try:
+            result = sound(result) if self._hooks.post else result
+            return check_context(check_output(definition, result), may_add=is_alone or definition.adds_context)
+        except ToolError as error:
+            return refusal(course.call.id, error.failure)
+
+    async def _end(self, course: Course, definition: ToolDefinition | None, result: ToolResult) -> ToolResult:
+        if course.is_withheld:
+            result = replace(result, context_nodes=())  # a node would be kept
+        kept = self._fitter.redact(withheld(course, result) if course.is_withheld else result)
         if definition is not None:
-            kept = await self._fitted(definition, kept, self._renderer)
-        arguments = self._redactor.value(course.call.arguments)
-        call = course.call if arguments is course.call.arguments else replace(course.call, arguments=arguments)
+            kept = await self._fitter.fit(definition, kept)
+        record = self._record(course, course.next_event())
+        kept = replace(kept, evidence=course.evidence)
+        call = replace(course.call, arguments=record.inputs.model)
         elapsed_s = 0.0 if course.started_s is None else self._clock.monotonic_s() - course.started_s
-        await self._log.finished(call, kept, duration_ms=int(elapsed_s * 1000))
+        await self._log.finished(call, kept, duration_ms=int(elapsed_s * 1000), record=record)
         if definition is not None and course.is_withheld and result.ok:
-            return await self._fitted(definition, result, replace(self._renderer, artifacts=None))
+            whole = replace(result, evidence=course.evidence)
+            return await replace(self._fitter, artifacts=None).fit(definition, whole)
         return kept
 
-    async def _fitted(self, definition: ToolDefinition, result: ToolResult, renderer: Renderer) -> ToolResult:
-        try:
-            return await renderer.fit(definition, result)
-        except ToolError as error:
-            return refusal(result.tool_call_id, error.failure)
+    # -- what is recorded
+    async def _note(self, course: Course, type: str, data: JsonObject) -> None:
+        call = course.call
+        await self._log.note(
+            type, {"tool_call_id": call.id, "tool": call.tool, **data, "event_id": course.next_event()}
+        )
 
-
-async def _target(definition: ToolDefinition, context: ToolContext, call_input: JsonObject) -> Target:
-    """Compute what a call touches; a file tool looks at the disk for it, which is not done on the loop."""
-    if definition.target is None:
-        return Target()
-    try:
-        if "filesystem" in definition.tags:
-            return await asyncio.to_thread(definition.target, context, call_input)
-        return definition.target(context, call_input)
-    except Exception as error:
-        failure = failure_of(error)
-        raise ToolError(failure.type, failure.message, hint=failure.hint, details=failure.details) from error
-
-
-def _guarded(check: Callable[[JsonObject], str | None], call_input: JsonObject) -> str | None:
-    try:
-        return check(call_input)
-    except Exception as error:  # noqa: BLE001  # foreign code; an input it cannot judge is not accepted
-        return f"the input could not be checked: {type(error).__name__}"
-
-
-def _tightened(
-    definition: ToolDefinition, context: ToolContext, call_input: JsonObject
-) -> Literal["ask", "deny"] | None:
-    if definition.check_permissions is None:
-        return None
-    try:
-        return definition.check_permissions(context, call_input)
-    except Exception:  # noqa: BLE001  # foreign code; a permission check that fails denies
-        return "deny"
-
-
-def _hook_result(pre: PreResult, check: Literal["ask", "deny"] | None) -> Literal["none", "allow", "ask"]:
-    if check == "deny":
-        raise ToolError(ErrorType.PERMISSION_DENIED, "not permitted: the tool itself refuses this input")
-    if check == "ask" or pre.action == "ask":
-        return "ask"
-    return "allow" if pre.action == "allow" else "none"
+    def _record(self, course: Course, event_id: str) -> CallRecord:
+        gate_call, verdict = course.gate_call, course.verdict
+        return CallRecord(
+            inputs=course.shown_inputs(self._redactor),
+            facts=course.facts,
+            decision=course.decision,
+            input_digest="" if gate_call is None else gate_call.input_digest,
+            effect_id=f"{self._run.identity.run_id}/{course.call.id}",
+            is_write=gate_call is not None and not gate_call.traits.is_read_only,
+            decision_id="" if verdict is None else verdict.decision_id,
+            event_id=event_id,
+        )

@@ -4,7 +4,7 @@ One call goes: lookup, validate, PreToolUse hook, permission (:class:`Gate`), ex
 persist (:class:`CallLog`). The order is fixed (EXE-01).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -47,6 +47,22 @@ class GateCall:
     def permission(self) -> Permission:
         return self.definition.permission
 
+    def facts(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
+        """Return what permission looks at, apart from what it says (PER-19); ``shown`` takes secrets out of a text."""
+        target = self.target
+        return {
+            "permission": self.permission.value,
+            "traits": self.traits.as_json(),
+            "risk": self.risk.name.lower(),
+            "target": target.kind,
+            "scope": shown(target.scope),
+            "shown": shown(target.shown),
+            "host": shown(target.host),
+            "is_inside_roots": target.is_inside_roots,
+            "is_sensitive": target.is_sensitive,
+            "hook_result": self.hook_result,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -64,6 +80,17 @@ class Verdict:
     decision_id: str = ""
     error: ErrorType | None = None
 
+    def as_json(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
+        """Return the decision as it is recorded, apart from the facts (PER-19)."""
+        return {
+            "is_allowed": self.is_allowed,
+            "author": self.author,
+            "rule": shown(self.rule),
+            "reason": shown(self.reason),
+            "decision_id": self.decision_id,
+            "error": None if self.error is None else self.error.value,
+        }
+
 
 class Gate(Protocol):
     """Permission for one call. Never raises for a refusal; cancelling the wait withdraws the request (PER-15)."""
@@ -72,8 +99,59 @@ class Gate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class CallInputs:
+    """The four inputs of a call, apart (EXE-02): what the model sent, hooks saw, permission judged, the handler got.
+
+    None where the call did not come so far. What is stored is without secrets (EVT-05).
+    """
+
+    model: Json = None
+    hook: JsonObject | None = None
+    permission: JsonObject | None = None
+    call: JsonObject | None = None
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the stored form: one that equals the one before it is not written out again, only said to be equal."""
+        said: dict[str, Json] = {"model_input": self.model}
+        before: Json = self.model
+        for name, value in (("hook", self.hook), ("permission", self.permission), ("call", self.call)):
+            said[f"{name}_input"] = None if value is None else {"same": True} if value == before else {"value": value}
+            before = value
+        return said
+
+    @classmethod
+    def from_json(cls, said: JsonObject) -> "CallInputs":
+        """Read the stored form."""
+        before: Json = said.get("model_input")
+        found: list[Json] = [before]
+        for name in ("hook", "permission", "call"):
+            entry = said.get(f"{name}_input")
+            before = None if not isinstance(entry, Mapping) else before if entry.get("same") else entry.get("value")
+            found.append(before)
+        return cls(*found)  # type: ignore[arg-type]  # objects but for the first, by what as_json wrote
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """What is known of a call when something of it is written, however far it has come; nothing in it is secret.
+
+    ``facts`` are what permission looked at, ``decision`` what it said and who said it (PER-19): empty before that.
+    ``input_digest`` is of the real permission input. ``event_id`` names the event that this record is written with.
+    """
+
+    inputs: CallInputs = field(default_factory=CallInputs)
+    facts: JsonObject = field(default_factory=dict)
+    decision: JsonObject = field(default_factory=dict)
+    input_digest: str = ""
+    effect_id: str = ""
+    is_write: bool = False
+    decision_id: str = ""
+    event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StartedCall:
-    """What is recorded before the handler runs. The four inputs are kept apart (EXE-02)."""
+    """What is recorded before the handler runs."""
 
     call: ToolCall
     gate_call: GateCall
@@ -84,6 +162,7 @@ class StartedCall:
     is_write: bool
     shown_input: JsonObject = field(default_factory=dict)
     """``call_input`` without secrets: the only form that events and listings may show (EVT-05)."""
+    record: CallRecord = field(default_factory=CallRecord)
 
 
 class CallLog(Protocol):
@@ -100,8 +179,13 @@ class CallLog(Protocol):
         """
         ...
 
-    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
-        """Write the result node and tool_completed, tool_failed or tool_denied in one transaction (EXE-06)."""
+    async def finished(
+        self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
+    ) -> None:
+        """Write result, context nodes and tool_completed, tool_failed or tool_denied in one transaction (EXE-06).
+
+        ``record`` None: the call never reached the pipeline.
+        """
         ...
 
     async def note(self, type: str, data: JsonObject) -> None:

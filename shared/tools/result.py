@@ -97,6 +97,20 @@ _DENIALS = frozenset(
 )
 
 
+RESERVED: Mapping[ErrorType, str] = {
+    ErrorType.STREAM_DISCARDED: "calls that a cut stream had started (EXE-10)",
+    ErrorType.CANCELLED: "a call whose whole task is cancelled while it waits for others",
+    ErrorType.LEASE_LOST: "a step of another lease, named by a task tool; a run that loses its own just ends",
+    ErrorType.WORKER_INCOMPATIBLE: "a child whose worker lacks what it needs",
+    ErrorType.LIMIT_EXCEEDED: "a total such as max_children_per_run (DIS-03)",
+    ErrorType.BUDGET_EXCEEDED: "tokens or money of a tree are used up (DIS-11)",
+    ErrorType.ELICITATION_DECLINED: "an MCP server asked a person, who declined (MCP-01)",
+    ErrorType.SERVER_UNAVAILABLE: "an MCP server that does not answer (MCP-01)",
+}
+"""Types that no part makes yet, and for what they are kept: part of the set from the start, so that readers know them.
+A test holds this against the code."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFailure:
     """The error of a result. ``hint`` tells the model what to do next; ``details`` are facts for programs."""
@@ -142,7 +156,7 @@ class ContextNode:
     """What a result adds to its run's context beside itself: a skill, memories, a project's instructions.
 
     ``name`` says where it comes from; ``text`` is what the model reads. Applied after the call, in the transaction that
-    ends it.
+    ends it, and only when it succeeded. Calls that run beside others add none, unless their tool ``adds_context``.
     """
 
     kind: Literal["skill", "memory_context", "system"]
@@ -155,7 +169,8 @@ class ToolResult:
     """The one result of one call, paired by ``tool_call_id`` and never by order (RES-02).
 
     ``content`` is what the model gets; ``summary`` is one line for people; ``data`` is for programs;
-    ``metadata`` holds facts such as truncated, partial, abort_reason, raw provider ids.
+    ``metadata`` holds facts such as truncated, partial, abort_reason, raw provider ids. ``evidence`` are the ids of the
+    events that the call wrote (``event_id`` in their data), in order; the pipeline sets them.
     """
 
     tool_call_id: str
@@ -166,6 +181,7 @@ class ToolResult:
     error: ToolFailure | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
     context_nodes: tuple[ContextNode, ...] = ()
+    evidence: tuple[str, ...] = ()
 
     @property
     def is_error(self) -> bool:

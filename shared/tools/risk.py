@@ -40,7 +40,7 @@ def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Trai
         is_read_only=is_read_only,
         is_concurrency_safe=declared.is_concurrency_safe and is_read_only,
         is_destructive=declared.is_destructive,
-        is_open_world=declared.is_open_world or "network" in definition.tags,
+        is_open_world=declared.is_open_world or definition.reaches_out,
     )
 
 

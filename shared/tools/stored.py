@@ -4,13 +4,25 @@ from collections.abc import Mapping
 from typing import assert_never, cast
 
 from shared.jsontext import Json, JsonObject
-from shared.tools.result import ArtifactRef, ContentBlock, ErrorType, JsonBlock, TextBlock, ToolFailure, ToolResult
+from shared.tools.result import (
+    ArtifactRef,
+    ContentBlock,
+    ContextNode,
+    ErrorType,
+    JsonBlock,
+    TextBlock,
+    ToolFailure,
+    ToolResult,
+)
 
 VERSION = 1
 
 
 def to_json(tool: str, result: ToolResult) -> dict[str, Json]:
-    """Return the payload of a result node, with its version as ``v``."""
+    """Return the payload of a result node, with its version as ``v``.
+
+    Its context nodes are nodes of their own (:func:`context_to_json`), written beside it and told by the call's id.
+    """
     failure = result.error
     return {
         "v": VERSION,
@@ -31,7 +43,20 @@ def to_json(tool: str, result: ToolResult) -> dict[str, Json]:
             "retryable": failure.retryable,
         },
         "metadata": dict(result.metadata),
+        "evidence": list(result.evidence),
     }
+
+
+def context_to_json(tool_call_id: str, tool: str, node: ContextNode) -> dict[str, Json]:
+    """Return the payload of a node that a call added to the context; its kind is the node's own."""
+    return {"v": VERSION, "tool_call_id": tool_call_id, "tool": tool, "name": node.name, "text": node.text}
+
+
+def context_from_json(kind: str, payload: JsonObject) -> ContextNode | None:
+    """Return what a call has added to the context; None when the node comes from no call (the run's own prompt)."""
+    if not payload.get("tool_call_id") or kind not in ("skill", "memory_context", "system"):
+        return None
+    return ContextNode(kind, str(payload.get("name") or ""), str(payload["text"]))  # type: ignore[arg-type]  # just checked
 
 
 def from_json(payload: JsonObject) -> ToolResult:
@@ -52,6 +77,7 @@ def from_json(payload: JsonObject) -> ToolResult:
             cast(JsonObject, error.get("details") or {}),
         ),
         metadata=cast(JsonObject, payload.get("metadata") or {}),
+        evidence=tuple(str(each) for each in cast("list[Json]", payload.get("evidence") or [])),
     )
 
 

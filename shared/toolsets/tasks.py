@@ -30,11 +30,15 @@ _STEP_ID: JsonObject = {
 
 @dataclass(frozen=True, slots=True)
 class TaskTools:
-    """A :class:`shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder."""
+    """A :class:`shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
+
+    ``shown`` takes secrets out of what is stored for people (EVT-05).
+    """
 
     store: TaskStore
     worker_id: Callable[[], str]
     clock: Clock
+    shown: Callable[[str], str] = str
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (
@@ -129,7 +133,7 @@ class TaskTools:
                 f"step {asked[:80]!r} is not yours: you hold {own.step_id!r}",
                 hint="leave step_id out to update your own step",
             )
-        progress = " ".join(str(call_input["progress"]).split())
+        progress = self.shown(" ".join(str(call_input["progress"]).split()))
         held = Held(own.key, context.identity.run_id, context.fence)
         await self.store.report_progress(self.worker_id(), held, progress, now_us=self.clock.now_us())
         return {"step": own.step_id, "progress": progress}

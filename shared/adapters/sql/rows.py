@@ -218,15 +218,26 @@ def node_of(row: Any) -> Node:
     return Node(row.run_id, row.number, row.parent, NodeKind(row.kind), unpack(row.payload), row.created_us)
 
 
+_OPEN_INPUT: Final = "open_input"
+"""Beside the inputs in their column: one UPDATE of it takes the whole input away."""
+
+
+def inputs_of(call: CallRow) -> dict[str, Json]:
+    """Return what a call's inputs column holds."""
+    return {**call.inputs, **({_OPEN_INPUT: call.open_input} if call.open_input is not None else {})}
+
+
 def call_of(row: Any) -> CallRow:
+    inputs = unpack(row.inputs)
     return CallRow(
+        open_input=inputs.pop(_OPEN_INPUT, None),
         run_id=row.run_id,
         tool_call_id=row.tool_call_id,
         tool=row.tool,
         effect_id=row.effect_id,
         is_write=bool(row.is_write),
         input_digest=row.input_digest,
-        inputs=unpack(row.inputs),
+        inputs=inputs,
         facts=unpack(row.facts),
         decision_id=row.decision_id,
         status=CallStatus(row.status),

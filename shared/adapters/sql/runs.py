@@ -1,13 +1,14 @@
 """Runs, their logs and the ledger of their calls."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import select
 
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
-from shared.adapters.sql.rows import call_of, event_of, node_of, pack, run_of
+from shared.adapters.sql.rows import call_of, event_of, inputs_of, node_of, pack, run_of
 from shared.adapters.sql.statements import Statement, packed_rows
 from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces
 from shared.adapters.sql.taint import is_tainted
@@ -60,8 +61,8 @@ CONSUME: Final = Statement(
     """,
 )
 
-START_CALL: Final = Statement(
-    "start call: write the ledger row; a call that is run again (a read, after a crash) starts anew",
+PUT_CALL: Final = Statement(
+    "put call: write the ledger row as it stands now; a call that goes on, or is run again, has one row",
     """
     INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
                        decision_id, status, result)
@@ -71,13 +72,6 @@ START_CALL: Final = Statement(
         tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
         input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
         decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
-    """,
-)
-
-END_CALL: Final = Statement(
-    "end call: the ledger row, if there is one",
-    """
-    UPDATE calls SET status = 'ended', result = :result WHERE run_id = :run_id AND tool_call_id = :tool_call_id
     """,
 )
 
@@ -104,9 +98,22 @@ class SqlRuns:
         return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
 
     async def append(
-        self, run_id: str, fence: int, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = (), now_us: int
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
     ) -> Appended:
-        return await self._database.write(lambda tx: append_held(tx, run_id, fence, nodes, events, now_us))
+        def write(tx: Transaction) -> Appended:
+            appended = append_held(tx, run_id, fence, nodes, events, now_us)
+            for call in calls:
+                _put_call(tx, call)
+            return appended
+
+        return await self._database.write(write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
         wanted = select(nodes).where(nodes.c.run_id == run_id).order_by(nodes.c.number)
@@ -135,11 +142,13 @@ class SqlRuns:
         events: Sequence[NewEvent],
         now_us: int,
         taints: bool = False,
+        call: CallRow | None = None,
     ) -> None:
         def write(tx: Transaction) -> None:
             append_held(tx, run_id, fence, nodes, events, now_us, taints=taints)
-            text = None if result is None else pack(result)
-            tx.rows(END_CALL, run_id=run_id, tool_call_id=tool_call_id, result=text)
+            ended = call or _row_of(tx, run_id, tool_call_id)
+            if ended is not None:
+                _put_call(tx, replace(ended, status=CallStatus.ENDED, result=result, open_input=None))
 
         await self._database.write(write)
 
@@ -183,15 +192,27 @@ def _start_call(tx: Transaction, call: CallRow, fence: int, events: Sequence[New
     names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
     if call.decision_id and not tx.rows(CONSUME, now_us=now_us, **names):
         raise AlreadyConsumedError(call.decision_id)
+    _put_call(tx, call)
+
+
+def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
+    wanted = select(calls).where(calls.c.run_id == run_id, calls.c.tool_call_id == tool_call_id)
+    row = tx.execute(wanted).first()
+    return None if row is None else call_of(row)
+
+
+def _put_call(tx: Transaction, call: CallRow) -> None:
     tx.rows(
-        START_CALL,
+        PUT_CALL,
+        run_id=call.run_id,
+        tool_call_id=call.tool_call_id,
         tool=call.tool,
         effect_id=call.effect_id,
         is_write=int(call.is_write),
         input_digest=call.input_digest,
-        inputs=pack(call.inputs),
+        inputs=pack(inputs_of(call)),
         facts=pack(call.facts),
+        decision_id=call.decision_id,
         status=CallStatus(call.status).value,
         result=None if call.result is None else pack(call.result),
-        **names,
     )

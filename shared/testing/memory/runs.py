@@ -35,9 +35,17 @@ class MemoryRuns:
 
     @transaction
     def append(
-        self, run_id: str, fence: int, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = (), now_us: int
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
     ) -> Appended:
         held_run(self.rows, run_id, fence)
+        self.rows.calls.update({(run_id, call.tool_call_id): call for call in calls})
         write_nodes(self.rows, run_id, nodes, now_us)
         write_events(self.rows, run_id, events, now_us)
         run = self.rows.run(run_id)
@@ -73,12 +81,14 @@ class MemoryRuns:
         events: Sequence[NewEvent],
         now_us: int,
         taints: bool = False,
+        call: CallRow | None = None,
     ) -> None:
         run = held_run(self.rows, run_id, fence)
         self.rows.runs[run_id] = replace(run, is_tainted=run.is_tainted or taints)
-        call = self.rows.calls.get((run_id, tool_call_id))
-        if call is not None:
-            self.rows.calls[run_id, tool_call_id] = replace(call, status=CallStatus.ENDED, result=result)
+        row = call or self.rows.calls.get((run_id, tool_call_id))
+        if row is not None:
+            ended = replace(row, status=CallStatus.ENDED, result=result, open_input=None)
+            self.rows.calls[run_id, tool_call_id] = ended
         write_nodes(self.rows, run_id, nodes, now_us)
         write_events(self.rows, run_id, events, now_us)
 

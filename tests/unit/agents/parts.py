@@ -13,7 +13,8 @@ from shared.agents.script import check_script
 from shared.clock import SystemClock
 from shared.identity import Role, RunIdentity
 from shared.jsontext import Json, JsonObject
-from shared.runs.events import NewEvent, NewNode, Node, NodeKind
+from shared.runs.call_events import result_nodes
+from shared.runs.events import NewEvent, NewNode, Node
 from shared.runs.status import EndReason
 from shared.runs.store import CallRow
 from shared.sessions.session import AnswerMode, Session
@@ -24,10 +25,9 @@ from shared.tasks.plan import Known, Plan
 from shared.tasks.reading import load_plan
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import NewStep, NewTask, Outcome, Step, StepKind, StepResult, Task
-from shared.tools import stored
 from shared.tools.definition import ToolDefinition, Workplace
 from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import GateCall, StartedCall, ToolCall, Verdict
+from shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from shared.tools.result import ArtifactRef, ErrorType, ToolResult
 from shared.tools.surface import Surface, SurfaceRequest, compute_surface
 from shared.toolsets.code.toolset import code_tools
@@ -56,7 +56,9 @@ class Notebook:
     async def calls(self) -> Sequence[CallRow]:
         return self.calls_
 
-    async def append(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> None:
+    async def append(
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+    ) -> None:
         self.appends += 1
         self.written += nodes
         self.events += [event.type for event in events]
@@ -64,8 +66,10 @@ class Notebook:
     async def started(self, started: StartedCall) -> None:
         self.started_calls.append(started.call.id)
 
-    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
-        self.written.append(NewNode(NodeKind.TOOL_RESULT, stored.to_json(call.tool, result)))
+    async def finished(
+        self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
+    ) -> None:
+        self.written += result_nodes(call.tool, result)
 
     async def note(self, type: str, data: JsonObject) -> None:
         self.events.append(type)

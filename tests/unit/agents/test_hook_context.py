@@ -3,7 +3,7 @@
 import pytest
 from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart
 
-from shared.agents.messages import result_parts
+from shared.agents.messages import answer_parts
 from shared.tools.normalise import refusal
 from shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
 from shared.tools.stored import from_json, to_json
@@ -13,7 +13,7 @@ ASKED = ModelResponse(parts=[ToolCallPart("code__read_file", {}, "c1")])
 
 def told(result: ToolResult) -> object:
     stored = from_json(to_json("code.read_file", result))
-    (part,) = result_parts(ASKED, [stored])
+    (part,) = answer_parts(ASKED, [stored])
     assert isinstance(part, ToolReturnPart)
     return part.content
 

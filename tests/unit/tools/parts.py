@@ -9,8 +9,8 @@ from shared.identity import Role, RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
 from shared.tools.hooks import NO_HOOKS, Hooks
-from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
-from shared.tools.ports import GateCall, StartedCall, ToolCall, Verdict
+from shared.tools.pipeline import DECIDED_EVENT, PipelineConfig, RunScope, ToolPipeline
+from shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from shared.tools.registry import ToolRegistry
 from shared.tools.result import ArtifactRef, ToolResult
 
@@ -67,7 +67,10 @@ class RecordingLog:
     entries: list[tuple[str, str]] = field(default_factory=list)
     starts: list[StartedCall] = field(default_factory=list)
     ends: list[tuple[ToolCall, ToolResult, int]] = field(default_factory=list)
+    records: list[CallRecord] = field(default_factory=list)
     notes: list[tuple[str, JsonObject]] = field(default_factory=list)
+    decided: list[JsonObject] = field(default_factory=list)
+    """What policy alone decided; apart from the other notes, as every permitted call has one."""
     fails_start: Exception | None = None
 
     async def started(self, started: StartedCall) -> None:
@@ -76,11 +79,17 @@ class RecordingLog:
         self.entries.append(("started", started.call.id))
         self.starts.append(started)
 
-    async def finished(self, call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+    async def finished(
+        self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
+    ) -> None:
         self.entries.append(("finished", call.id))
         self.ends.append((call, result, duration_ms))
+        self.records.append(record or CallRecord())
 
     async def note(self, type: str, data: JsonObject) -> None:
+        if type == DECIDED_EVENT:
+            self.decided.append(data)
+            return
         self.entries.append(("note", type))
         self.notes.append((type, data))
 

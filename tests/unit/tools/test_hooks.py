@@ -18,6 +18,7 @@ from shared.tools.hooks import (
     PostOutcome,
     PreOutcome,
 )
+from shared.tools.ports import CallInputs
 from shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.unit.tools.parts import Bench, make_bench, make_identity, make_tool, make_workplace
 
@@ -75,7 +76,11 @@ async def test_a_rewritten_input_is_what_runs_and_the_four_inputs_are_kept_apart
     started = bench.log.starts[0]
     assert result.data == "b"
     assert started.call.arguments == {"text": "a"}
-    assert started.hook_input == started.gate_call.permission_input == started.call_input == {"text": "b"}
+    assert started.hook_input == {"text": "a"}
+    assert started.gate_call.permission_input == started.call_input == {"text": "b"}
+    assert CallInputs.from_json(started.record.inputs.as_json()) == CallInputs(
+        {"text": "a"}, {"text": "a"}, {"text": "b"}, {"text": "b"}
+    )
     assert started.gate_call.input_digest == digest({"text": "b"})
     note = dict(bench.log.notes[0][1])
     assert bench.log.notes[0][0] == "hook_run"
@@ -316,6 +321,7 @@ async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
         "hook": "slow",
         "message": "asking the linter",
         "data": {"files": 3},
+        "event_id": "call_1.7.1",
     }
 
 

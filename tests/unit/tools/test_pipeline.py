@@ -13,7 +13,7 @@ from shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from shared.sandbox.redact import redactor
 from shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
 from shared.tools.pipeline import PipelineConfig
-from shared.tools.ports import ToolCall, Verdict
+from shared.tools.ports import CallRecord, ToolCall, Verdict
 from shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
 from tests.unit.tools.parts import TEXT_INPUT, Bench, make_bench, make_tool
 
@@ -318,6 +318,7 @@ async def test_progress_is_an_event_while_the_handler_runs() -> None:
         "tool": "test.echo",
         "message": "reading",
         "data": {"file": 1},
+        "event_id": "call_1.7.2",
     }
 
 
@@ -391,10 +392,10 @@ async def test_an_abort_during_the_last_write_does_not_tear_it() -> None:
     bench = make_bench([make_tool()])
     finish = bench.log.finished
 
-    async def slow(call: ToolCall, result: ToolResult, *, duration_ms: int) -> None:
+    async def slow(call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None) -> None:
         reached.set()
         await release.wait()
-        await finish(call, result, duration_ms=duration_ms)
+        await finish(call, result, duration_ms=duration_ms, record=record)
 
     bench.log.finished = slow  # type: ignore[method-assign]
     task = asyncio.ensure_future(bench.call("test.echo", text="x"))

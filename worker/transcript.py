@@ -1,0 +1,93 @@
+"""The nodes and events of a claimed run, written without secrets and under its fence (EVT-05).
+
+What a model said may repeat a secret that it was shown, and what it calls must run with it all the same: the node of
+its answer is redacted, and the arguments of a call that lost something by that are kept whole in the call's own row
+until the call ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shared.clock import Clock
+from shared.runs.events import NewEvent, NewNode, Node
+from shared.runs.store import CallRow, RunStore
+from shared.sandbox.redact import Redactor
+from shared.tasks.step import StepEnd
+from shared.tools.bounds import UnfitError, check_incoming
+from shared.tools.ports import CallInputs, ToolCall
+from worker.call_log import RunCallLog
+
+
+@dataclass(slots=True)
+class RunTranscript:
+    """Implements ``shared.agents.ports.Transcript``; what the call log has kept back goes first."""
+
+    runs: RunStore
+    log: RunCallLog
+    clock: Clock
+    run_id: str
+    fence: int
+    redactor: Redactor
+
+    async def nodes(self) -> Sequence[Node]:
+        return await self.runs.nodes(self.run_id)
+
+    async def calls(self) -> Sequence[CallRow]:
+        return await self.runs.calls(self.run_id)
+
+    async def append(
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+    ) -> None:
+        kept = await self.log.take()
+        await self.runs.append(
+            self.run_id,
+            self.fence,
+            nodes=[clean_node(node, self.redactor) for node in nodes],
+            events=[*kept, *(clean_event(event, self.redactor) for event in events)],
+            calls=[row for call in calls if (row := self._open_row(call)) is not None],
+            now_us=self.clock.now_us(),
+        )
+
+    def _open_row(self, call: ToolCall) -> CallRow | None:
+        """Return the row that keeps a call's arguments whole; None when its node does."""
+        try:
+            check_incoming(call.arguments)
+        except UnfitError:
+            return None  # kept nowhere: the pipeline refuses it, as it would again
+        shown = self.redactor.value(call.arguments)
+        if shown is call.arguments:
+            return None
+        return CallRow(
+            run_id=self.run_id,
+            tool_call_id=call.id,
+            tool=call.tool,
+            effect_id=f"{self.run_id}/{call.id}",
+            is_write=False,
+            input_digest="",
+            inputs=CallInputs(shown).as_json(),
+            facts={},
+            open_input={"arguments": call.arguments},
+        )
+
+
+def clean_end(end: StepEnd, redactor: Redactor) -> StepEnd:
+    """Return a step's end without secrets, whatever kind of step it was."""
+    error = end.error
+    clean_error = error if error is None else replace(error, message=redactor.text(error.message))
+    return replace(
+        end,
+        output=redactor.value(end.output),
+        error=clean_error,
+        nodes=tuple(clean_node(node, redactor) for node in end.nodes),
+        events=tuple(clean_event(event, redactor) for event in end.events),
+    )
+
+
+def clean_node(node: NewNode, redactor: Redactor) -> NewNode:
+    payload = redactor.mapping(node.payload)
+    return node if payload is node.payload else replace(node, payload=payload)
+
+
+def clean_event(event: NewEvent, redactor: Redactor) -> NewEvent:
+    data = redactor.mapping(event.data)
+    return event if data is event.data else replace(event, data=data)

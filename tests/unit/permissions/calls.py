@@ -20,6 +20,12 @@ async def _unused(_context: ToolContext, _input: JsonObject) -> None:
     raise AssertionError("a policy runs no tool")
 
 
+def make_tool(
+    name: str, *, permission: Permission = Permission.READONLY, tags: frozenset[str] = frozenset(), **more: object
+) -> ToolDefinition:
+    return ToolDefinition(name, "A tool.", {"type": "object"}, _unused, permission, tags, **more)  # type: ignore[arg-type]  # a test names real fields
+
+
 def make_facts(tool: str = "code.write_file", **overrides: object) -> Facts:
     """Return the facts of a plain write."""
     facts = Facts(

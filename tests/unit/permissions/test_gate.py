@@ -7,6 +7,7 @@ import pytest
 from shared.errors import ForgedError
 from shared.jsontext import JsonObject, digest
 from shared.permissions.gate import MAX_ITEMS, MAX_SHOWN_CHARS, check_binding, facts_of, request_of
+from shared.permissions.network import NetworkMode, NetworkPolicy
 from shared.permissions.policy import Mode, Policy, evaluate
 from shared.permissions.request import Choice, Decision, PermissionRequest
 from shared.sandbox.redact import redactor
@@ -140,3 +141,72 @@ def test_a_decision_for_another_call_is_a_forgery(field: str) -> None:
 
     with pytest.raises(ForgedError, match=field):
         check_binding(decide(request, **{field: "other"}), request, now_us=NOW_US)
+
+
+@pytest.mark.spec("PER-08")
+def test_a_grant_for_a_sensitive_file_covers_that_file_and_not_its_folder() -> None:
+    plain = ask(make_call(target=make_path("/work/out/a.md")))
+    key = ask(make_call(target=make_path("/work/out/.env", is_sensitive=True)))
+
+    assert (plain.scope, key.scope) == ("/work/out", "/work/out/.env")
+
+
+@pytest.mark.spec("PER-06")
+def test_a_command_is_asked_for_with_the_names_of_what_it_gets_from_the_environment() -> None:
+    command = Target(kind="command", scope="/usr/bin/make in /work", shown="/usr/bin/make all")
+    policy = Policy()
+
+    def env(call: GateCall) -> tuple[str, ...]:
+        verdict = evaluate(policy, call)
+        return request_of(
+            call,
+            policy,
+            verdict,
+            token="token",
+            redactor=redactor(()),
+            home="/home/someone",
+            now_us=NOW_US,
+            env=("PATH", "CI"),
+        ).env
+
+    assert env(make_call(target=command)) == ("PATH", "CI")
+    assert env(make_call()) == ()
+
+
+@pytest.mark.spec("PER-06", "PER-21")
+def test_a_request_carries_its_host_and_that_it_goes_out() -> None:
+    target = Target(kind="host", scope="example.org", shown="https://example.org/x", host="example.org")
+
+    request = ask(make_call("web.fetch", tags=frozenset({"network"}), target=target))
+
+    assert (request.host, request.scope, request.is_outward) == ("example.org", "example.org", True)
+    assert facts_of(request).is_outward
+    assert not ask(make_call()).is_outward
+
+
+@pytest.mark.spec("PER-09", "PER-20")
+def test_no_grant_is_offered_where_the_network_is_confirmed_each_time() -> None:
+    target = Target(kind="host", scope="example.org", shown="https://example.org/x", host="example.org")
+    call = make_call("web.fetch", tags=frozenset({"network"}), target=target)
+
+    assert ask(call, Policy(network=NetworkPolicy(NetworkMode.CONFIRM))).scope == ""
+    assert ask(call).scope == "example.org"
+
+
+@pytest.mark.spec("PER-16", "PER-08")
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target(kind="resource", scope="/", shown="all"),
+        Target(kind="resource", scope="/home/someone", shown="home"),
+        Target(kind="resource", scope="*", shown="all"),
+        Target(kind="resource", scope=" ", shown="x"),
+        Target(kind="path", scope="/home/other", shown="/home/other/x"),
+        Target(kind="path", scope="/root", shown="/root/x"),
+        Target(kind="path", scope="/", shown="/x"),
+        Target(),
+    ],
+    ids=lambda target: target.scope or "none",
+)
+def test_no_grant_is_offered_for_everything_a_home_or_nothing(target: Target) -> None:
+    assert ask(make_call(target=target)).scope == ""

@@ -12,6 +12,8 @@ from shared.permissions.policy import Mode, Policy, evaluate, judge
 from shared.permissions.rules import Effect, Facts, Rule
 from shared.permissions.scope import Scope, ScopeKind
 from shared.tools.definition import Permission, Risk, Target, Traits
+from shared.tools.ports import GateCall
+from shared.tools.result import ErrorType
 from tests.unit.permissions.calls import FACTS, POLICIES, RULES, make_call, make_facts, make_path
 
 READ = Traits(is_read_only=True, is_concurrency_safe=True)
@@ -86,6 +88,27 @@ def test_the_safe_default_of_each_kind_of_call(call: object, effect: Effect, why
 
     assert (verdict.effect, verdict.rule, verdict.source) == (effect, "default", "runtime")
     assert why in verdict.reason
+
+
+@pytest.mark.spec("CMD-06", "PER-08")
+@pytest.mark.parametrize(
+    "call",
+    [
+        make_call("x.run", tags=frozenset({"dangerous"})),
+        make_call("x.clean", traits=Traits(is_destructive=True), risk=Risk.CRITICAL),
+        make_call("x.y", permission=Permission.READONLY, traits=replace(READ, is_destructive=True)),
+    ],
+    ids=["tagged", "destructive", "destructive read"],
+)
+def test_a_dangerous_or_destructive_call_is_refused_until_it_is_enabled_and_then_asks(call: GateCall) -> None:
+    allowed = Rule(Effect.ALLOW, "x.*", scope=OUT)
+
+    refused = evaluate(Policy((allowed,)), call)
+    asked = evaluate(Policy((allowed,), is_dangerous_enabled=True), call)
+
+    assert (refused.effect, refused.rule, refused.source) == (Effect.DENY, "dangerous off", "runtime")
+    assert refused.error is ErrorType.PERMISSION_DENIED
+    assert asked.effect is Effect.ASK
 
 
 @pytest.mark.spec("PER-20")

@@ -1,0 +1,209 @@
+"""What config.toml means: rules with their source, limits of the tool set, roots; every offence with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.config import Config, parse_config
+from shared.errors import InvalidConfigError
+from shared.identity import Role
+from shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from shared.permissions.network import NetworkMode, NetworkPolicy
+from shared.permissions.policy import Mode, Policy, judge
+from shared.permissions.rules import Effect, Rule
+from shared.permissions.scope import Scope, ScopeKind
+from shared.tools.definition import Permission
+from shared.tools.surface import RunMode, compute_surface, narrow
+from tests.unit.permissions.calls import make_facts, make_tool
+
+HOME = "/home/someone"
+
+FULL = """
+[permission]
+mode = "strict"
+
+[[permission.rules]]
+effect = "deny"
+tools = "mcp.*"
+tags = ["network"]
+
+[[permission.rules]]
+effect = "ask"
+tools = "code.read_file"
+scope = "/work/notes"
+
+[[permission.rules]]
+effect = "allow"
+tools = "code.write_file"
+scope = "/work/./out/"
+
+[tools]
+dangerous = true
+hidden = ["mcp.*.delete_*"]
+
+[network]
+mode = "list"
+hosts = ["*.Example.org"]
+allowed = ["API.example.org."]
+"""
+
+
+def policy(text: str) -> Policy:
+    return policy_of(parse_config(text), home=HOME)
+
+
+@pytest.mark.spec("PER-10", "REG-08")
+def test_the_configuration_becomes_the_policy_with_its_source() -> None:
+    assert policy(FULL) == Policy(
+        (
+            Rule(Effect.DENY, "mcp.*", frozenset({"network"}), source="config.toml"),
+            Rule(Effect.ASK, "code.read_file", scope=Scope(ScopeKind.PATH, "/work/notes"), source="config.toml"),
+            Rule(Effect.ALLOW, "code.write_file", scope=Scope(ScopeKind.PATH, "/work/out"), source="config.toml"),
+        ),
+        Mode.STRICT,
+        NetworkPolicy(NetworkMode.LIST, ("*.example.org",), ("api.example.org",), source="config.toml"),
+        is_dangerous_enabled=True,
+    )
+
+
+@pytest.mark.spec("PER-10")
+def test_no_configuration_is_the_safest_policy() -> None:
+    assert policy_of(Config()) == Policy()
+
+
+@pytest.mark.spec("PER-08", "PER-10")
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ('effect = "allow"\ntools = "code.*"', "an allow rule needs a scope"),
+        ('effect = "allow"\ntools = "code.*"\nscope = " "', "an allow rule needs a scope"),
+        ('effect = "allow"\nscope = "/"', "too wide"),
+        ('effect = "allow"\nscope = "~"', "too wide"),
+        ('effect = "allow"\nscope = "/home/someone"', "too wide"),
+        ('effect = "allow"\nscope = "/home/other"', "too wide"),
+        ('effect = "allow"\nscope = "/home"', "too wide"),
+        ('effect = "allow"\nscope = "/root"', "too wide"),
+        ('effect = "allow"\nscope = "*"', "not a pattern"),
+        ('effect = "allow"\nscope = "/work/*"', "not a pattern"),
+        ('effect = "allow"\nscope = "out"', "not an absolute path"),
+        ('effect = "allow"\nscope = "host:"', "nothing stands after"),
+        ('effect = "allow"\nscope = "host:*"', "not a pattern"),
+        ('effect = "allow"\nscope = "host:http://example.org"', "write a host name"),
+        ('effect = "deny"\nscope = "host:a b"', "write a host name"),
+        ('effect = "deny"\ntools = "..."', "names no tool"),
+    ],
+)
+def test_a_rule_that_says_too_much_or_nothing_is_refused_with_its_place(rule: str, words: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        policy(f'[[permission.rules]]\neffect = "deny"\ntools = "x.y"\n\n[[permission.rules]]\n{rule}\n')
+
+    assert str(caught.value).startswith("config.toml: permission.rules[1]: ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.spec("PER-10")
+@pytest.mark.parametrize("scope", ["/", "~", "/home"])
+def test_a_rule_that_refuses_or_asks_may_be_as_wide_as_it_likes(scope: str) -> None:
+    for effect in ("deny", "ask"):
+        (rule,) = policy(f'[[permission.rules]]\neffect = "{effect}"\nscope = "{scope}"').rules
+
+        assert rule.matches(make_facts()) is (scope == "/")
+
+
+@pytest.mark.spec("PER-09")
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ('hosts = ["example.org"]', "only read in mode list"),
+        ('mode = "off"\nallowed = ["example.org"]', "take one of them away"),
+        ('mode = "confirm"\nallowed = ["example.org"]', "take one of them away"),
+        ('mode = "list"\nhosts = ["ok.example.org", "http://x"]', r"network\.hosts\[1\]"),
+        ('mode = "list"\nallowed = ["a/b"]', r"network\.allowed\[0\]"),
+        ('mode = "list"\nhosts = ["*"]', r"network\.hosts\[0\]"),
+    ],
+)
+def test_a_network_section_that_contradicts_itself_is_refused(section: str, words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        policy(f"[network]\n{section}")
+
+
+@pytest.mark.spec("ETS-01", "REG-08")
+def test_the_tool_set_follows_the_configuration() -> None:
+    config = parse_config(
+        """
+        [[permission.rules]]
+        effect = "deny"
+        tools = "code.*"
+        tags = ["network"]
+
+        [[permission.rules]]
+        effect = "deny"
+        tools = "code.write_file"
+        scope = "/work/secret"
+
+        [tools]
+        hidden = ["mcp.*"]
+        """
+    )
+    tools = (
+        make_tool("code.fetch", tags=frozenset({"network"})),
+        make_tool("code.write_file", permission=Permission.WRITE),
+        make_tool("code.run_command", permission=Permission.WRITE, tags=frozenset({"dangerous"})),
+        make_tool("mcp.web.fetch"),
+        make_tool("code.read_file"),
+    )
+
+    surface = compute_surface(tools, surface_request(config, Role.MAIN))
+
+    assert surface.tools == ("code.write_file", "code.read_file")
+    assert {each.tool: each.rule for each in surface.decisions if not each.is_in} == {
+        "code.fetch": "denied by code.* #network (config.toml)",
+        "code.run_command": "dangerous tools are not enabled by config",
+        "mcp.web.fetch": "hidden by mcp.* (config.toml)",
+    }
+
+
+@pytest.mark.spec("ETS-05", "CMD-06", "ETS-02")
+def test_a_workers_configuration_takes_tools_from_a_stored_set_and_adds_none() -> None:
+    stored = (
+        make_tool("code.read_file"),
+        make_tool("code.run_command", permission=Permission.WRITE, tags=frozenset({"dangerous"})),
+        make_tool("mcp.web.fetch"),
+    )
+    closed = parse_config('[tools]\nhidden = ["mcp.*"]')
+    opened = parse_config("[tools]\ndangerous = true")
+
+    assert [tool.name for tool in narrow(stored, surface_request(closed, Role.WORKER))] == ["code.read_file"]
+    assert narrow(stored, surface_request(opened, Role.WORKER)) == stored
+    assert narrow((), surface_request(opened, Role.WORKER, RunMode.DEFAULT)) == ()
+
+
+@pytest.mark.spec("FS-07")
+def test_write_roots_are_resolved_and_the_temporary_folder_has_its_own_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "link"))
+    named = parse_config(f'[paths]\nallowed_write_roots = ["{tmp_path}/link", "~/shared"]')
+    temporary = parse_config("[paths]\ntemp_writes = true")
+
+    assert configured_write_roots(Config()) == ()
+    assert configured_write_roots(named, home=HOME) == (tmp_path.resolve() / "real", Path("/home/someone/shared"))
+    assert configured_write_roots(temporary) == (Path("/tmp").resolve(), tmp_path.resolve() / "real")
+
+
+@pytest.mark.spec("FS-07")
+@pytest.mark.parametrize("root", ["out", "/", "~", "/home/someone", "/home"])
+def test_a_write_root_that_is_relative_or_everything_is_refused(root: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"config\.toml: paths\.allowed_write_roots\[0\]"):
+        configured_write_roots(parse_config(f'[paths]\nallowed_write_roots = ["{root}"]'), home=HOME)
+
+
+@pytest.mark.spec("PER-10")
+def test_a_command_lines_rules_stand_beside_the_configurations() -> None:
+    allowed = Rule(Effect.ALLOW, "code.*", scope=Scope(ScopeKind.PATH, "/work"), source="--allow")
+    configured = policy('[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"').with_rules([allowed])
+
+    assert judge(configured, make_facts("code.write_file")).source == "config.toml"
+    assert judge(configured, make_facts("code.edit_file")).source == "--allow"

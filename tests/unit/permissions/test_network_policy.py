@@ -1,0 +1,188 @@
+"""Off, asked, listed, each time: what a session's calls may reach (PER-09)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from shared.errors import InvalidConfigError
+from shared.jsontext import dump, parse_strict
+from shared.permissions.network import NetworkMode, NetworkPolicy
+from shared.permissions.policy import Policy, judge
+from shared.permissions.rules import Effect, Facts, Rule
+from shared.permissions.scope import Scope, ScopeKind
+from shared.tools.definition import Risk, Target
+from shared.tools.result import ErrorType
+from tests.unit.permissions.calls import FACTS, NETWORKS, POLICIES, make_facts, make_path
+
+EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
+LIST = NetworkPolicy(NetworkMode.LIST, ("*.example.org",), ("api.test",), source="config.toml")
+
+
+def web(host: str = "www.example.org", **overrides: object) -> Facts:
+    target = Target(kind="host", scope=host, shown=f"https://{host}/", host=host)
+    facts = Facts("web.fetch", frozenset({"network"}), True, False, True, Risk.READ, target)
+    return replace(facts, **overrides)  # type: ignore[arg-type]  # a test names real fields
+
+
+def judged(network: NetworkPolicy, facts: Facts, *rules: Rule) -> tuple[Effect, ErrorType | None]:
+    verdict = judge(Policy(rules, network=network), facts)
+    return verdict.effect, verdict.error
+
+
+@pytest.mark.spec("PER-09")
+@pytest.mark.parametrize(
+    ("network", "host", "effect", "error"),
+    [
+        (NetworkPolicy(), "evil.test", Effect.ASK, None),
+        (NetworkPolicy(NetworkMode.CONFIRM), "evil.test", Effect.ASK, None),
+        (NetworkPolicy(NetworkMode.OFF), "evil.test", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (NetworkPolicy(NetworkMode.OFF), "", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (LIST, "www.example.org", Effect.ASK, None),
+        (LIST, "WWW.Example.ORG.", Effect.ASK, None),
+        (LIST, "api.test", Effect.ALLOW, None),
+        (LIST, "example.org", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (LIST, "www.example.org.evil.test", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (LIST, "2130706433", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (LIST, "no host", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (LIST, "", Effect.DENY, ErrorType.NETWORK_DENIED),
+        (NetworkPolicy(allowed=("api.test",)), "api.test", Effect.ALLOW, None),
+        (NetworkPolicy(allowed=("api.test",)), "evil.test", Effect.ASK, None),
+    ],
+)
+def test_a_host_is_refused_asked_or_allowed(
+    network: NetworkPolicy, host: str, effect: Effect, error: ErrorType | None
+) -> None:
+    assert judged(network, web(host)) == (effect, error)
+
+
+@pytest.mark.spec("PER-09")
+def test_the_verdict_says_who_refuses_and_which_host() -> None:
+    verdict = judge(Policy(network=LIST), web("evil.test"))
+
+    assert (verdict.rule, verdict.source) == ("network list", "config.toml")
+    assert verdict.reason == "'evil.test' is not on the list of hosts of config.toml"
+
+
+@pytest.mark.spec("PER-09", "PER-11")
+def test_off_refuses_what_is_open_world_and_leaves_the_rest() -> None:
+    off = NetworkPolicy(NetworkMode.OFF)
+    read = make_facts("code.read_file", is_read=True, risk=Risk.READ, target=make_path("/work/a"))
+
+    assert judged(off, replace(read, is_open_world=True))[0] is Effect.DENY
+    assert judged(off, replace(read, target=Target(host="example.org")))[0] is Effect.DENY
+    assert judged(off, read)[0] is Effect.ALLOW
+
+
+@pytest.mark.spec("PER-09")
+def test_a_tool_that_is_open_world_without_naming_hosts_asks_under_a_list() -> None:
+    server = replace(web(""), tags=frozenset({"mcp"}))
+
+    assert judged(LIST, server) == (Effect.ASK, None)
+
+
+@pytest.mark.spec("PER-09", "PER-10")
+def test_no_rule_opens_a_host_that_is_off_the_list() -> None:
+    rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.HOST, "evil.test"), source="--allow")
+
+    assert judged(LIST, web("evil.test"), rule) == (Effect.DENY, ErrorType.NETWORK_DENIED)
+
+
+@pytest.mark.spec("PER-09")
+def test_confirm_asks_each_time_whatever_is_allowed_or_granted() -> None:
+    confirm = NetworkPolicy(NetworkMode.CONFIRM)
+    rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.HOST, "api.test"))
+
+    assert judged(confirm, web("api.test"), rule)[0] is Effect.ASK
+    assert Policy(network=confirm).asks_each_time(web("api.test"))
+    assert not Policy(network=confirm).asks_each_time(make_facts())
+    assert not Policy().asks_each_time(web("api.test"))
+
+
+@pytest.mark.spec("PER-21")
+@pytest.mark.parametrize(
+    ("scope", "effect"),
+    [
+        (Scope(ScopeKind.HOST, "api.example.org"), Effect.ALLOW),
+        (Scope(ScopeKind.HOST, "*.example.org"), Effect.ASK),
+        (Scope(ScopeKind.EXACT, "api.example.org"), Effect.ASK),
+        (None, Effect.ASK),
+    ],
+    ids=str,
+)
+def test_of_a_tainted_run_only_a_host_that_was_written_out_is_allowed(scope: Scope | None, effect: Effect) -> None:
+    rule = Rule(Effect.ALLOW, "web.*", scope=scope)
+
+    assert judged(NetworkPolicy(), web("api.example.org"), rule)[0] is Effect.ALLOW
+    assert judged(NetworkPolicy(), web("api.example.org", is_tainted=True), rule)[0] is effect
+
+
+@pytest.mark.spec("PER-21")
+def test_a_question_of_a_tainted_run_says_why_it_asks() -> None:
+    verdict = judge(Policy(), web(is_tainted=True))
+
+    assert "read untrusted content, whatever was granted" in verdict.reason
+
+
+@pytest.mark.spec("PER-21")
+def test_taint_changes_nothing_for_calls_that_stay_inside() -> None:
+    read = make_facts("code.read_file", is_read=True, risk=Risk.READ)
+
+    assert judge(Policy(), replace(read, is_tainted=True)) == judge(Policy(), read)
+
+
+@pytest.mark.spec("PER-21")
+@given(POLICIES, FACTS)
+def test_taint_never_loosens(policy: Policy, facts: Facts) -> None:
+    clean = judge(policy, replace(facts, is_tainted=False)).effect
+    tainted = judge(policy, replace(facts, is_tainted=True)).effect
+
+    assert EFFECTS[tainted] >= EFFECTS[clean]
+
+
+@pytest.mark.spec("PER-10", "PER-18")
+@given(POLICIES, POLICIES, FACTS)
+def test_a_narrowed_policy_is_nowhere_looser_than_either_allows(ours: Policy, theirs: Policy, facts: Facts) -> None:
+    narrowed = judge(ours.narrowed_by(theirs), facts).effect
+
+    assert EFFECTS[narrowed] >= EFFECTS[judge(ours, facts).effect]
+    if judge(theirs, facts).effect is Effect.DENY:
+        assert narrowed is Effect.DENY
+    asks = [rule for rule in theirs.rules if rule.effect is Effect.ASK and rule.matches(facts)]
+    assert not asks or narrowed is not Effect.ALLOW
+    if theirs.asks_each_time(facts):
+        assert ours.narrowed_by(theirs).asks_each_time(facts)
+
+
+@pytest.mark.spec("PER-10")
+@given(POLICIES, FACTS)
+def test_a_worker_without_a_configuration_of_its_own_takes_away_only_what_is_dangerous(
+    policy: Policy, facts: Facts
+) -> None:
+    narrowed = policy.narrowed_by(Policy())
+
+    assert judge(narrowed, facts).effect is judge(replace(policy, is_dangerous_enabled=False), facts).effect
+    assert narrowed.asks_each_time(facts) is policy.asks_each_time(facts)
+
+
+@given(NETWORKS)
+def test_a_network_policy_survives_its_row(network: NetworkPolicy) -> None:
+    assert NetworkPolicy.from_json(parse_strict(dump(network.as_json()))) == network
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("off", "not an object"),
+        ({"mode": "maybe"}, "'maybe' is none of ask, confirm, list, off"),
+        ({"mode": "list", "hosts": "example.org"}, "list of names"),
+        ({"mode": "list", "allowed": [1]}, "list of names"),
+    ],
+)
+def test_what_is_no_network_policy_is_refused(value: object, words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        NetworkPolicy.from_json(value)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_policy_of_the_version_before_is_read_with_the_safe_values() -> None:
+    assert Policy.from_json({"v": 1, "mode": "auto", "rules": []}) == Policy()

@@ -63,8 +63,8 @@ class Written:
     is_new: bool
 
 
-def read_state(path: Path) -> State:
-    """Return what stands at a resolved path now.
+def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
+    """Return what stands at a resolved path now, with its content if that is not over ``max_content``.
 
     Raises:
         PathRefusedError: something that is no regular file.
@@ -72,7 +72,7 @@ def read_state(path: Path) -> State:
     """
     try:
         with opened_file(path) as descriptor:
-            state = _state_of(descriptor)
+            state = _state_of(descriptor, max_content)
     except PathRefusedError as error:
         if error.refusal is PathRefusal.NOT_FOUND:
             _refuse_file_as_folder(path)
@@ -173,7 +173,7 @@ def _state_at(folder: int, path: Path) -> State:
         os.close(descriptor)
 
 
-def _state_of(descriptor: int) -> State:
+def _state_of(descriptor: int, max_content: int = 0) -> State:
     status = os.fstat(descriptor)
     identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}"
     if status.st_size > _MAX_HASHED_BYTES:
@@ -182,8 +182,8 @@ def _state_of(descriptor: int) -> State:
     kept = bytearray()
     while chunk := os.read(descriptor, _CHUNK_BYTES):
         digest.update(chunk)
-        kept += chunk[: max(0, MAX_COMPARED_BYTES + 1 - len(kept))]
-    content = bytes(kept) if len(kept) <= MAX_COMPARED_BYTES else None
+        kept += chunk[: max(0, max_content + 1 - len(kept))]
+    content = bytes(kept) if len(kept) <= max_content else None
     return State(f"{identity}:{digest.hexdigest()}", content, status)
 
 

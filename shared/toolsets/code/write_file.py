@@ -13,6 +13,7 @@ from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from shared.toolsets.code.places import flag, flag_of, string, text_of
 from shared.toolsets.code.preview import preview_of
 from shared.toolsets.code.replace import ABSENT, Replacement, Written, read_state, write
+from shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
 
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
 
@@ -57,7 +58,7 @@ def _traits(_call_input: JsonObject) -> Traits:
 def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int) -> Target:
     """Compute what a person is asked; a call that cannot succeed is refused here and never asked."""
     content = _content(call_input, max_bytes)
-    located = _located(policy, context, call_input)
+    located = locate_for_writing(policy, context, text_of(call_input, "path"))
     state = read_state(located.resolved)
     if state.precondition != ABSENT and not flag_of(call_input, "overwrite", default=False):
         raise _exists(located)
@@ -73,8 +74,8 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
 
 def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int, stop: Event) -> ToolResult:
     content = _content(call_input, max_bytes)
-    located = _located(policy, context, call_input)
-    _check_permitted(located, context)
+    located = locate_for_writing(policy, context, text_of(call_input, "path"))
+    check_write_permitted(located, context)
     replacement = Replacement(
         path=located.resolved,
         content=content,
@@ -86,26 +87,6 @@ def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max
     if written is None:
         raise _exists(located)
     return _result(context, located, written)
-
-
-def _check_permitted(located: Located, context: ToolContext) -> None:
-    if context.target.shown and context.target.shown != str(located.resolved):
-        problem = "leads elsewhere than when it was permitted"
-        raise PathRefusedError(PathRefusal.CHANGED, located.given, problem, "call again")
-    if not located.is_inside_write_roots and not context.allowed_outside:
-        problem = "lies outside the write roots and was not permitted"
-        raise PathRefusedError(PathRefusal.OUTSIDE, str(located.resolved), problem, "write below the working directory")
-
-
-def _located(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Located:
-    path = text_of(call_input, "path")
-    located = policy.locate(context.workplace, path)
-    if located.is_protected:
-        problem = "is a control of this service or of a repository; no tool writes it"
-        raise PathRefusedError(PathRefusal.PROTECTED, path, problem, "ask a person to change it by hand")
-    if path.endswith("/") or located.resolved.name in ("", ".", ".."):
-        raise PathRefusedError(PathRefusal.INVALID, path, "names a directory, not a file")
-    return located
 
 
 def _content(call_input: JsonObject, max_bytes: int) -> bytes:

@@ -2,18 +2,26 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from shared.config import Config
 from shared.errors import InvalidConfigError, InvalidToolError
 from shared.jsontext import JsonObject
 from shared.sandbox.command import CommandRunner
 from shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
+from shared.tools.describing import EVERY_CALL
 from shared.tools.registry import ToolRegistry
+from shared.tools.result import ErrorType
 from shared.toolsets.declarative.definition import Bounds, CommandTool
 from shared.toolsets.declarative.folder import read_tool_files
 from shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
+from shared.toolsets.declarative.protocol import CLAIMABLE
 from shared.toolsets.declarative.running import run_tool
+
+_OF_EVERY_CALL: Final = {each for types in EVERY_CALL.values() for each in types}
+_ERRORS: Final = tuple(
+    sorted((CLAIMABLE | {ErrorType.PATH_OUTSIDE_ROOTS, ErrorType.SHELL_NOT_ALLOWED}) - _OF_EVERY_CALL)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +90,6 @@ def command_tool(tool: CommandTool, bounds: Bounds, config: Config, runner: Comm
         is_enabled=lambda: config.tools.shell or not tool.is_shell,
         target=target,
         check_permissions=check_permissions,
+        errors=_ERRORS,
         metadata={"origin": tool.origin, "command_type": "shell" if tool.is_shell else "exec"},
     )

@@ -13,7 +13,7 @@ from shared.jsontext import Json, JsonObject
 from shared.sandbox.paths import valid_text
 from shared.sandbox.threads import run_blocking
 from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
-from shared.tools.result import ContextNode, TextBlock, ToolResult
+from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolResult
 from shared.toolsets.skills.document import MAX_NAME_CHARS
 from shared.toolsets.skills.shelf import Found, Place, all_skills, load, places
 
@@ -82,6 +82,13 @@ class SkillTools:
             handler=handle,
             permission=Permission.READONLY,
             tags=_TAGS,
+            errors=(
+                ErrorType.FILE_NOT_FOUND,
+                ErrorType.LIMIT_EXCEEDED,
+                ErrorType.BINARY_FILE,
+                ErrorType.NOT_REGULAR_FILE,
+                ErrorType.PATH_OUTSIDE_ROOTS,
+            ),
             # It adds to the context, and only calls that run alone may (the order of nodes is the order of calls).
             traits=lambda _call_input: Traits(is_read_only=True),
         )

@@ -1,0 +1,109 @@
+"""A project under the real policy with nobody to ask, beside secrets that must stay where they are."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.jsontext import Json, dump
+from shared.permissions.gate import verdict_of_policy
+from shared.permissions.policy import Policy, evaluate
+from shared.permissions.rules import Effect, parse_allow
+from shared.permissions.scope import Scope, ScopeKind
+from shared.sandbox.paths import PathPolicy
+from shared.tools.ports import GateCall, Verdict
+from shared.tools.result import ErrorType, ToolResult
+from shared.toolsets.code import code_tools
+from tests.unit.tools.parts import Bench, make_bench
+
+CANARY = "canary-9f2c"
+NO_CALLBACK = Verdict(is_allowed=False, author="system", reason="no callback", error=ErrorType.PERMISSION_NO_CALLBACK)
+
+
+@dataclass
+class PolicyGate:
+    """The session's policy; what it would ask is remembered and denied, as without a callback (PER-05)."""
+
+    policy: Policy = field(default_factory=Policy)
+    asked: list[GateCall] = field(default_factory=list)
+
+    async def decide(self, call: GateCall) -> Verdict:
+        verdict = evaluate(self.policy, call)
+        if verdict.effect is not Effect.ASK:
+            return verdict_of_policy(verdict)
+        self.asked.append(call)
+        return NO_CALLBACK
+
+
+@dataclass
+class Scene:
+    """``root`` is the project, writable by rule; ``outside`` and ``home`` are not."""
+
+    root: Path
+    outside: Path
+    home: Path
+    bench: Bench
+    gate: PolicyGate
+    before: dict[str, bytes] = field(default_factory=dict)
+
+    async def call(self, tool: str, /, **arguments: Json) -> ToolResult:
+        return await self.bench.call(tool if "." in tool else f"code.{tool}", dict(arguments))
+
+    async def outcome(self, tool: str, /, **arguments: Json) -> str:
+        """Return ``ok``, ``asked`` or the type of the error; a denied question was really asked."""
+        result = await self.call(tool, **arguments)
+        if result.error is None:
+            return "ok"
+        assert result.error.message
+        if result.error.type is ErrorType.PERMISSION_NO_CALLBACK:
+            assert self.gate.asked
+            return "asked"
+        return result.error.type.value
+
+    def file(self, name: str, content: str | bytes = "") -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def secret(self, name: str = "secret") -> Path:
+        path = self.outside / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{CANARY}\n")
+        return path
+
+    def remember(self) -> None:
+        """Take down all that lies outside the project."""
+        self.before = self._outside()
+
+    def check_unharmed(self, result: ToolResult) -> None:
+        """Hold that nothing outside changed, nothing leaked, and that all of it can be stored as JSON."""
+        assert self._outside() == self.before
+        assert CANARY not in repr((result, self.bench.log.ends, self.bench.log.notes))
+        assert "Traceback" not in repr(result)
+        words: Any = [result.summary, result.data, dict(result.metadata), result.error and result.error.message]
+        assert json.loads(dump(words).encode()) is not None
+
+    def _outside(self) -> dict[str, bytes]:
+        parent = self.root.parent
+        entries = (path for path in parent.rglob("*") if not path.is_relative_to(self.root))
+        return {
+            str(path): path.read_bytes() if path.is_file() else b""
+            for path in entries
+            if path.is_symlink() or path.is_dir() or path.is_file()
+        }
+
+
+def make_scene(folder: Path, **place: Any) -> Scene:
+    root, outside, home = folder / "project", folder / "outside", folder / "home"
+    for each in (root, outside, home):
+        each.mkdir()
+    bench = make_bench(code_tools(PathPolicy(home)), project=root, place=place)
+    allow = parse_allow(f"code.*:{root}", home=str(home))
+    gate = PolicyGate(Policy((allow,)))
+    bench.gate.decide = gate.decide  # type: ignore[method-assign]
+    return Scene(root, outside, home, bench, gate)
+
+
+def folder_scope(path: Path) -> Scope:
+    return Scope(ScopeKind.PATH, str(path))

@@ -1,0 +1,320 @@
+"""Bad inputs 1 to 30 against the file tools, through the whole pipeline under the real policy.
+
+Each row says what stands there, what is called, and how it must end. ``asked`` means that a person would have been
+asked; nobody is there, so it was denied. Whatever the row: nothing outside the project is changed, nothing secret is
+said, and the next call works. Rows with a set-up of their own stand beside this file: races in
+``test_hostile_races``, full disks, huge directories and odd names in ``test_bad_inputs_on_disk``.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.security.scene import CANARY, Scene
+from tests.unit.toolsets.parts import text_of
+
+Arrange = Callable[[Scene], Any]
+LIMIT_S = 20
+"""No call may take longer; a call that blocks fails its row instead of the whole run."""
+
+
+def nothing(_scene: Scene) -> None:
+    """Leave the project empty."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input. Texts of ``arguments`` may name ``{root}``, ``{outside}`` and ``{home}``."""
+
+    id: str
+    tool: str
+    arguments: dict[str, Any]
+    expected: str
+    arrange: Arrange = nothing
+    says: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def filled(scene: Scene, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    places = {"{root}": scene.root, "{outside}": scene.outside, "{home}": scene.home}
+    for name, path in places.items():
+        value = value.replace(name, str(path))
+    return value
+
+
+def link(name: str, target: str) -> Arrange:
+    return lambda scene: (scene.root / name).symlink_to(filled(scene, target))
+
+
+def link_to_secret(name: str, secret: str) -> Arrange:
+    return lambda scene: (scene.root / name).symlink_to(scene.secret(secret))
+
+
+def secret(name: str) -> Arrange:
+    return lambda scene: scene.secret(name)
+
+
+def content(name: str, what: str | bytes) -> Arrange:
+    return lambda scene: scene.file(name, what)
+
+
+def fifo(scene: Scene) -> None:
+    os.mkfifo(scene.root / "x")
+
+
+def listener(scene: Scene) -> None:
+    here = os.open(scene.root, os.O_RDONLY)
+    before = os.open(".", os.O_RDONLY)
+    os.fchdir(here)  # a socket's path ends at 108 bytes
+    with socket.socket(socket.AF_UNIX) as each:
+        each.bind("x")
+    os.fchdir(before)
+    os.close(here)
+    os.close(before)
+
+
+def sparse(size: int, head: bytes = b"") -> Arrange:
+    def arrange(scene: Scene) -> None:
+        with (scene.root / "x").open("wb") as file:
+            file.write(head)
+            file.truncate(size)
+
+    return arrange
+
+
+def hard_link(name: str) -> Arrange:
+    return lambda scene: os.link(scene.secret(), scene.root / name)
+
+
+def loops(scene: Scene) -> None:
+    (scene.root / "up").symlink_to(".")
+    (scene.root / "a").symlink_to("b")
+    (scene.root / "b").symlink_to("a")
+
+
+def secrets(scene: Scene) -> None:
+    for name in (".env", "a/server.key", ".ENV.local", "x.pem"):
+        scene.file(name, f"{CANARY}\n")
+    scene.file("ok.txt", "ok\n")
+
+
+LONG = {"component": "x" * 256, "bytes": "y" * 5000, "components": "a/" * 3000 + "x"}
+TOOLS: dict[str, dict[str, Any]] = {
+    "read_file": {},
+    "list_dir": {},
+    "search": {"query": "x"},
+    "write_file": {"content": "x"},
+}
+NAMES = {
+    "newline": "a\nb",
+    "escape": "a\x1b[2Jb",
+    "right-to-left": "a\u202etxt.exe",
+    "zero-width": "a\u200bb",
+    "tilde": "~",
+    "root's tilde": "~root",
+    "variable": "$HOME",
+    "percent": "%2e%2e/x",
+    "url": "file:///etc/passwd",
+    "drive": "C:\\x",
+    "unc": "\\\\host\\share",
+}
+
+ROWS = [
+    Row("row-02-absolute-secret", "read_file", {"path": "{outside}/.ssh/id"}, "asked", secret(".ssh/id")),
+    Row("row-01-dotdot-secret", "read_file", {"path": "../outside/.env"}, "asked", secret(".env")),
+    Row("row-01-dotdot-search", "search", {"query": "canary", "path": "../outside"}, "asked", secret("x")),
+    Row("row-02-absolute-search", "search", {"query": "canary", "path": "{outside}"}, "asked", secret("x")),
+    Row("row-03-prefix", "write_file", {"path": "{root}-evil/x", "content": "x"}, "asked"),
+    Row("row-03-prefix-relative", "write_file", {"path": "../project-evil/x", "content": "x"}, "asked"),
+    Row("row-04-link-to-key", "read_file", {"path": "notes"}, "asked", link_to_secret("notes", ".ssh/id_rsa")),
+    Row("row-04-search-link-to-key", "search", {"query": "c", "path": "n"}, "asked", link_to_secret("n", "k.pem")),
+    Row(
+        "row-05-link-to-outside",
+        "write_file",
+        {"path": "x", "content": "x", "overwrite": True},
+        "asked",
+        link_to_secret("x", "theirs"),
+    ),
+    Row("row-05-dangling-link", "write_file", {"path": "x", "content": "x"}, "asked", link("x", "{outside}/new")),
+    Row("row-06-parent-link", "write_file", {"path": "d/e/x", "content": "x"}, "asked", link("d", "{outside}")),
+    Row(
+        "row-06-parent-link-dirs",
+        "write_file",
+        {"path": "d/e/x", "content": "x", "create_dirs": True},
+        "asked",
+        link("d", "{outside}/new"),
+    ),
+    *(
+        Row(f"row-08-{path}", tool, {"path": path, **TOOLS[tool]}, "not_regular_file")
+        for tool in ("read_file", "list_dir", "search")
+        for path in (
+            "/proc/self/environ",
+            "/proc/1/root/etc/shadow",
+            "/proc/self/fd/3",
+            "/dev/fd/0",
+            "/proc/self/root/etc/shadow",
+            f"/proc/{os.getpid()}/environ",
+            "/sys/kernel",
+        )
+    ),
+    Row("row-08-link-to-environ", "read_file", {"path": "x"}, "not_regular_file", link("x", "/proc/self/environ")),
+    Row("row-09-fifo", "read_file", {"path": "x"}, "not_regular_file", fifo),
+    Row("row-09-socket", "read_file", {"path": "x"}, "not_regular_file", listener),
+    Row("row-09-tty", "read_file", {"path": "/dev/tty"}, "not_regular_file"),
+    Row("row-09-zero", "read_file", {"path": "/dev/zero"}, "not_regular_file"),
+    Row("row-09-link-to-zero", "read_file", {"path": "x"}, "not_regular_file", link("x", "/dev/zero")),
+    Row("row-09-block-device", "read_file", {"path": "/dev/vda"}, "not_regular_file"),
+    Row("row-09-directory", "read_file", {"path": "."}, "not_regular_file"),
+    Row("row-10-sparse-50-gb", "read_file", {"path": "x"}, "ok", sparse(50 * 2**30, b"line\n" * 9000), "line"),
+    Row("row-10-sparse-1-tb", "read_file", {"path": "x"}, "ok", sparse(2**40, b"line\n" * 9000), "line"),
+    Row("row-10-only-a-hole", "read_file", {"path": "x"}, "binary_file", sparse(50 * 2**30)),
+    Row(
+        "row-11-one-line",
+        "read_file",
+        {"path": "x"},
+        "ok",
+        content("x", b"x" * (200 * 2**20)),
+        data={"truncated_lines": [1], "text": "x" * 4096, "total_lines": 1},
+    ),
+    *(
+        Row(f"row-12-{name}={value!r}", "read_file", {"path": "x", name: value}, "invalid_input", content("x", "1\n"))
+        for name, value in (
+            ("start_line", 0),
+            ("start_line", -1),
+            ("start_line", 2**63),
+            ("max_lines", 0),
+            ("max_lines", 1001),
+            ("max_lines", "10"),
+            ("max_lines", True),
+            ("start_line", 1.5),
+            ("start_line", None),
+        )
+    ),
+    Row("row-12-1.0-is-whole", "read_file", {"path": "x", "start_line": 1.0}, "ok", content("x", "1\n")),
+    Row("row-13-nul", "read_file", {"path": "x"}, "binary_file", content("x", b"a\0b")),
+    Row("row-13-utf-16", "read_file", {"path": "x"}, "binary_file", content("x", "hello".encode("utf-16"))),
+    Row("row-13-not-utf-8", "read_file", {"path": "x"}, "ok", content("x", b"caf\xe9\n"), data={"text": "caf\ufffd\n"}),
+    *(
+        Row(f"row-13-surrogate-{tool}", tool, {"path": "\ud800", **more}, "invalid_input")
+        for tool, more in TOOLS.items()
+    ),
+    *(Row(f"row-14-{tool}", tool, {"path": "a\0b", **more}, "invalid_input") for tool, more in TOOLS.items()),
+    *(Row(f"row-15-empty-{tool}", tool, {"path": "", **more}, "invalid_input") for tool, more in TOOLS.items()),
+    *(
+        Row(f"row-15-long-{length}-{tool}", tool, {"path": path, **more}, "invalid_input")
+        for tool, more in TOOLS.items()
+        for length, path in LONG.items()
+    ),
+    Row("row-15-root-read", "read_file", {"path": "/"}, "not_regular_file"),
+    Row("row-15-root-search", "search", {"query": "x", "path": "/"}, "asked"),
+    Row("row-15-root-write", "write_file", {"path": "/", "content": ""}, "invalid_input"),
+    Row("row-15-dot-write", "write_file", {"path": ".", "content": ""}, "not_regular_file"),
+    *(Row(f"row-18-read-{name}", "read_file", {"path": path}, "file_not_found") for name, path in NAMES.items()),
+    Row("row-19-hard-link-read", "read_file", {"path": "x"}, "asked", hard_link("x")),
+    Row("row-19-hard-link-search", "search", {"query": "c", "path": "x"}, "asked", hard_link("x")),
+    Row("row-19-in-project-search", "search", {"query": "c"}, "ok", hard_link("x"), data={"count": 0, "left_out": 1}),
+    Row("row-20-link-loop", "list_dir", {"recursive": True}, "ok", loops, data={"truncated": False}),
+    Row("row-20-through-a-loop", "read_file", {"path": "a"}, "invalid_input", loops),
+    *(Row(f"row-21-{limit}", "list_dir", {"limit": limit}, "invalid_input") for limit in (-1, 0, 10**9)),
+    *(
+        Row(
+            f"row-22-{query}", "search", {"query": query}, "ok", content("x", f"say {query} twice\n"), data={"count": 1}
+        )
+        for query in ("--pre=/tmp/x", "-f/etc/shadow", "-e", "--", "--files", "--hostname-bin=/bin/false", "-r")
+    ),
+    Row("row-22-empty", "search", {"query": ""}, "invalid_input"),
+    Row("row-23-option", "search", {"query": "x", "path": "-r"}, "file_not_found"),
+    Row("row-23-link-to-etc", "search", {"query": "root", "path": "x"}, "asked", link("x", "/etc")),
+    Row("row-23-fifo", "search", {"query": "x", "path": "x"}, "invalid_input", fifo),
+    *(
+        Row(f"row-24-{glob[:20]}", "search", {"query": "canary", "glob": glob}, "ok", secret("x"), data={"count": 0})
+        for glob in ("../**", "/**", "!**", "-g", "{outside}/*", "--pre=/bin/echo", "**/../../outside/**")
+    ),
+    Row("row-24-open-brace", "search", {"query": "x", "glob": "{a,"}, "invalid_input"),
+    Row("row-24-10-kb", "search", {"query": "x", "glob": "*" * 10_240}, "invalid_input"),
+    *(
+        Row(f"row-25-{query}", "search", {"query": query}, "ok", content("x", "a" * 2_000_000 + "!\n"))
+        for query in ("(a+)+$", "(x*)*y", "(a|a)*b")
+    ),
+    Row("row-25-look-behind", "search", {"query": "(?<=x)"}, "invalid_input", says="look-around"),
+    Row("row-25-open-class", "search", {"query": "["}, "invalid_input", says="unclosed"),
+    Row("row-25-1-mb", "search", {"query": "a" * 2**20}, "invalid_input"),
+    Row("row-25-newline", "search", {"query": "a\nb"}, "invalid_input", says="not allowed"),
+    Row("row-25-too-large", "search", {"query": "a{1000}{1000}{1000}"}, "invalid_input"),
+    Row("row-26-secrets", "search", {"query": "canary"}, "ok", secrets, data={"count": 0, "left_out": 4}),
+    Row("row-26-glob", "search", {"query": "canary", "glob": ".e*"}, "ok", secrets, data={"count": 0, "left_out": 4}),
+    Row("row-26-path", "search", {"query": "canary", "path": ".env"}, "asked", secrets),
+    Row("row-27-exists", "write_file", {"path": "x", "content": "new"}, "path_conflict", content("x", "old")),
+    *(
+        Row(f"row-28-{name}", "write_file", {"path": "x", "content": "new", "overwrite": True}, expected, arrange)
+        for name, expected, arrange in (
+            ("directory", "not_regular_file", lambda scene: (scene.root / "x").mkdir()),
+            ("fifo", "not_regular_file", fifo),
+            ("device", "not_regular_file", link("x", "/dev/null")),
+            ("read-only", "sandbox_denied", lambda scene: scene.file("x", "old").chmod(0o444)),
+        )
+    ),
+    Row("row-29-too-large", "write_file", {"path": "x", "content": "x" * (64 * 2**20)}, "limit_exceeded"),
+    *(
+        Row(f"row-30-{path}", "write_file", {"path": path, "content": "x", "overwrite": True}, "path_protected")
+        for path in (
+            ".git/hooks/pre-commit",
+            ".git/config",
+            ".git",
+            "sub/.git/hooks/x",
+            ".git/modules/sub/hooks/x",
+            ".git/worktrees/w/config.worktree",
+            ".git/commondir",
+            ".GIT/Hooks/x",
+            ".g\u200dit/config",
+            ".mcp.json",
+            ".soong/tools/x.json",
+            ".soong/config.toml",
+            "{home}/tools/x.json",
+            "{home}/config.toml",
+            "{home}/hooks/x",
+            "{home}/mcp.json",
+            "../home/config.toml",
+        )
+    ),
+    Row("row-30-link", "write_file", {"path": "h/config.toml", "content": "x"}, "path_protected", link("h", "{home}")),
+    Row("row-30-link-git", "write_file", {"path": "g/hooks/x", "content": "x"}, "path_protected", link("g", ".git")),
+]
+
+
+@pytest.mark.spec("FS-01", "FS-02", "FS-03", "FS-04", "FS-06", "FS-07", "FS-09", "RES-04", "RES-05")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+async def test_a_bad_input_ends_as_its_row_says(scene: Scene, row: Row) -> None:
+    row.arrange(scene)
+    scene.remember()
+    arguments = {name: filled(scene, value) for name, value in row.arguments.items()}
+    inside = tree(scene)
+
+    async with asyncio.timeout(LIMIT_S):
+        outcome = await scene.outcome(row.tool, **arguments)
+
+    ended = scene.bench.ended
+    assert outcome == row.expected, ended
+    assert row.says in f"{text_of(ended)}"
+    assert isinstance(ended.data, dict) or not row.data
+    assert {name: ended.data[name] for name in row.data} == row.data  # type: ignore[index,call-overload]
+    assert tree(scene) == inside
+    scene.check_unharmed(ended)
+    await check_alive(scene)
+
+
+def tree(scene: Scene) -> list[tuple[str, int]]:
+    entries = ((path, path.lstat()) for path in scene.root.rglob("*"))
+    return sorted((str(path), status.st_mtime_ns) for path, status in entries)
+
+
+async def check_alive(scene: Scene) -> None:
+    scene.file("alive", "yes\n")
+    assert "yes" in text_of(await scene.call("read_file", path="alive"))

@@ -1,0 +1,69 @@
+"""The documents on declared tools and skills say what the code does; their examples run."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import Config
+from shared.toolsets.declarative.definition import ToolFile
+from shared.toolsets.declarative.protocol import _ERROR_FIELDS, _FIELDS, CLAIMABLE
+from shared.toolsets.skills.toolset import SkillTools
+from tests.unit.tools.parts import make_bench
+from tests.unit.toolsets.declaring import make_declared
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def document(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def example(name: str, language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", document(name), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def rows(text: str, heading: str) -> list[str]:
+    return re.findall(r"^\| `(\w+)` \|", text.partition(heading)[2].partition("\n## ")[0], re.MULTILINE)
+
+
+@pytest.mark.spec("CMD-02", "CMD-03", "CMD-04")
+async def test_the_declared_example_runs(tmp_path: Path) -> None:
+    declared = make_declared(tmp_path)
+    fields: dict[str, Any] = json.loads(example("declarative.md", "json"))
+    declared.write(**{**fields, "name": "team.tool"})
+    (declared.project / "-odd name.txt").write_text("a\nb\nc\n")
+
+    assert await declared.data(path="-odd name.txt") == {"lines": 3}
+
+
+def test_every_field_of_a_file_and_of_a_result_is_documented() -> None:
+    text = document("declarative.md")
+
+    assert rows(text, "## Fields") == list(ToolFile.model_fields)
+    assert set(rows(text, "## What the program reads")) == set(_FIELDS)
+    assert all(f'"{name}"' in text for name in set(_ERROR_FIELDS) - {"retryable"})
+
+
+def test_every_type_of_error_that_a_tool_may_have_is_documented() -> None:
+    listed = document("declarative.md").partition("Types an error may have:")[2].partition(".\n")[0]
+
+    assert set(re.findall(r"`(\w+)`", listed)) == {str(each) for each in CLAIMABLE}
+
+
+@pytest.mark.spec("SKL-01")
+async def test_the_example_of_a_skill_can_be_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "skills" / "release"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text(example("skills.md", "markdown"))
+    bench = make_bench(SkillTools(tmp_path / "home", Config()).tools(), project=tmp_path)
+
+    result = await bench.call("internal.load_skill", name="release")
+
+    assert result.error is None
+    assert isinstance(result.data, dict)
+    assert result.data["allowed_tools"] == ["code.read_file", "code.run_command"]

@@ -32,7 +32,7 @@ def apply_diff(content: bytes, diff: UnifiedDiff) -> tuple[bytes, tuple[Placemen
     Raises:
         DiffError: a hunk does not fit; nothing is applied.
     """
-    image = LineImage(lines_of(content))
+    image = LineImage(list[_Line](lines_of(content)))
     placements = tuple(image.put(hunk, number) for number, hunk in enumerate(diff.hunks, 1))
     return image.content(), placements
 

@@ -1,0 +1,265 @@
+"""code.edit_file: change a text file by exact replacements or a unified diff, all or nothing (FS-05, FS-07, FS-09).
+
+Bytes outside the edit stay as they are: encoding, byte order mark, line endings, a missing last newline. Text of a call
+is UTF-8; in a file of another encoding it is found and put in as such, byte for byte. What looks binary (a NUL, UTF-16)
+is refused. An edit is worked out twice from the same input: before anybody is asked, so that only what can succeed is
+asked and the effect is shown, and again on the content that then stands there, which must be the one that was shown.
+A sensitive file is the exception: whether a text stands in it is told to nobody before it is permitted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final
+
+from shared.jsontext import Json, JsonObject
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.links import is_linked_elsewhere
+from shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text
+from shared.sandbox.threads import run_blocking
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from shared.toolsets.code.diff_fault import DiffError, Fault
+from shared.toolsets.code.diff_names import FileNames
+from shared.toolsets.code.edit_request import EditRequest, edit_request, failure_of_diff
+from shared.toolsets.code.exact_edits import apply_edits, shared_prefix
+from shared.toolsets.code.line_image import Placement, apply_diff
+from shared.toolsets.code.places import flag, string, text_of
+from shared.toolsets.code.preview import preview_of
+from shared.toolsets.code.replace import ABSENT, Replacement, State, Written, read_state, write
+from shared.toolsets.code.unified_diff import UnifiedDiff
+from shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
+
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+"""Of the file before and after, and of the text of a call: what can be written can be edited."""
+MAX_EDITS: Final = 200
+_MAX_SHOWN_OFFSETS: Final = 20
+_UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+
+_EDIT_SCHEMA: Final[Mapping[str, Json]] = {
+    "type": "object",
+    "properties": {
+        "old": string("Text that stands in the file exactly once, copied exactly."),
+        "new": string("Text to put in its place; empty to delete."),
+    },
+    "required": ["old", "new"],
+}
+_INPUT_SCHEMA: Final[Mapping[str, Json]] = {
+    "type": "object",
+    "properties": {
+        "path": string("File to edit; relative paths start at the working directory."),
+        "edits": {
+            "type": "array",
+            "description": "Replacements, in order, each on the result of the one before.",
+            "items": dict(_EDIT_SCHEMA),
+            "minItems": 1,
+            "maxItems": MAX_EDITS,
+        },
+        "unified_diff": string("A unified diff of this one file, with its --- and +++ lines.", minLength=1),
+        "create_if_missing": flag("Create the file: by a first edit whose old is empty, or a diff.", default=False),
+        "replace_all": flag("Replace every place where an edit's old text stands.", default=False),
+    },
+    "required": ["path"],
+}
+
+
+def edit_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_FILE_BYTES) -> ToolDefinition:
+    """Return the definition."""
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await run_blocking(lambda stop: _edit(policy, context, call_input, max_bytes, stop), keep_result=True)
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return _target(policy, context, call_input, max_bytes)
+
+    return ToolDefinition(
+        name="code.edit_file",
+        title="Edit file",
+        description=(
+            "Change a text file by exact replacements (edits) or by a unified diff (unified_diff), one of the two. "
+            "All of it is applied, or nothing."
+        ),
+        search_hint="replace patch modify change diff",
+        input_schema=dict(_INPUT_SCHEMA),
+        handler=handle,
+        permission=Permission.WRITE,
+        tags=frozenset({"code", "filesystem", "write"}),
+        interrupt="block",
+        traits=_traits,
+        target=target,
+    )
+
+
+def _traits(_call_input: JsonObject) -> Traits:
+    return Traits()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The file of a call as it stands now. ``is_secret``: nothing of it is told before it is permitted."""
+
+    located: Located
+    state: State
+    is_secret: bool
+
+    @property
+    def is_absent(self) -> bool:
+        return self.state.precondition == ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The content after the edit, and what a program is told of how it came about."""
+
+    content: bytes
+    facts: Mapping[str, Json] = field(default_factory=dict)
+
+
+def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int) -> Target:
+    """Compute what a person is asked; a call that cannot succeed is refused here and never asked."""
+    request = edit_request(call_input, max_bytes)
+    place = _place(policy, context, call_input, request, max_bytes)
+    located = place.located
+    if place.is_secret:
+        preview = f"edit {valid_text(str(located.resolved))}: {request.size}, tried only once it is permitted"
+    else:
+        preview = preview_of(located, place.state, _outcome(place, request, max_bytes).content)
+    return Target(
+        kind="path",
+        scope=str(located.resolved.parent),
+        shown=str(located.resolved),
+        is_inside_roots=located.is_inside_write_roots,
+        is_sensitive=place.is_secret,
+        precondition=place.state.precondition,
+        preview=preview,
+    )
+
+
+def _edit(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int, stop: Event) -> ToolResult:
+    request = edit_request(call_input, max_bytes)
+    place = _place(policy, context, call_input, request, max_bytes)
+    path, precondition = place.located.resolved, place.state.precondition
+    check_write_permitted(place.located, context)
+    if place.is_secret and not context.allowed_outside:
+        raise ToolError(ErrorType.PERMISSION_DENIED, f"{str(path)!r} is sensitive and was not permitted")
+    if context.precondition not in ("", precondition):
+        raise _changed(place)
+    outcome = _outcome(place, request, max_bytes)
+    # Bound to the very content that was edited: a change since then ends as path_conflict, whoever made it.
+    written = write(Replacement(path, outcome.content, precondition, creates_folders=True, overwrites=True), stop)
+    if written is None:
+        raise _changed(place)
+    return _result(context, place, request, outcome, written)
+
+
+def _place(
+    policy: PathPolicy, context: ToolContext, call_input: JsonObject, request: EditRequest, max_bytes: int
+) -> _Place:
+    located = locate_for_writing(policy, context, text_of(call_input, "path"))
+    if request.diff is not None:
+        try:
+            FileNames.of(located, context.workplace).check(request.diff.header)
+        except DiffError as error:
+            raise failure_of_diff(error) from error
+    state = read_state(located.resolved, max_content=max_bytes)
+    is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
+    place = _Place(located, state, is_secret=located.is_sensitive or is_linked)
+    if place.is_absent and not request.creates_missing:
+        hint = "pass create_if_missing=true to create it, or list the directory to find its name"
+        raise PathRefusedError(PathRefusal.NOT_FOUND, str(located.resolved), "does not exist", hint)
+    return place
+
+
+def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _Outcome:
+    """Work out the edit.
+
+    Raises:
+        ToolError: it does not fit the file, the file is no text, or one of the two is too large.
+    """
+    before = _text(place, max_bytes)
+    if request.diff is not None:
+        outcome = _patched(place, request.diff, before)
+    else:
+        outcome = _replaced(place, request, before, max_bytes)
+    if len(outcome.content) > max_bytes:
+        problem = f"the edited file would have {len(outcome.content)} bytes; at most {max_bytes} are written"
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="split it into several files")
+    line = outcome.content.count(b"\n", 0, shared_prefix(before, outcome.content)) + 1
+    return _Outcome(outcome.content, {**outcome.facts, "first_changed_line": line})
+
+
+def _text(place: _Place, max_bytes: int) -> bytes:
+    if place.is_absent:
+        return b""
+    path, content = place.located.resolved, place.state.content
+    size = place.state.status.st_size if place.state.status is not None else 0
+    details: dict[str, Json] = {"path": valid_text(str(path)), "size": size}
+    if content is None:
+        problem = f"{str(path)!r} has {size} bytes; at most {max_bytes} are edited"
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="use a program made for large files", details=details)
+    if b"\0" in content or content.startswith(_UTF16_MARKS):
+        hint = "only text is edited; UTF-16 must be converted first"
+        raise ToolError(ErrorType.BINARY_FILE, f"{str(path)!r} is a binary file", hint=hint, details=details)
+    return content
+
+
+def _patched(place: _Place, diff: UnifiedDiff, before: bytes) -> _Outcome:
+    path = str(place.located.resolved)
+    if place.is_absent and not diff.may_create:
+        hint = "to create it, the old name must be /dev/null"
+        raise PathRefusedError(PathRefusal.NOT_FOUND, path, "does not exist, and the diff changes lines of it", hint)
+    try:
+        if diff.creates and not place.is_absent:
+            hint = "make a diff against the file as it is"
+            raise DiffError(Fault.EXISTS, f"the diff creates {path!r}, which exists already", hint=hint)
+        content, placements = apply_diff(before, diff)
+    except DiffError as error:
+        raise failure_of_diff(error) from error
+    facts: dict[str, Json] = {"hunks": len(placements)}
+    moved = [_moved(number, each) for number, each in enumerate(placements, 1) if each.offset]
+    return _Outcome(content, facts | ({"offsets": moved[:_MAX_SHOWN_OFFSETS]} if moved else {}))
+
+
+def _moved(number: int, placement: Placement) -> Json:
+    return {"hunk": number, "line": placement.line, "offset": placement.offset}
+
+
+def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int) -> _Outcome:
+    edits, count = request.edits, 0
+    if not edits[0].old:
+        if not place.is_absent:
+            hint = "an empty old text stands for a file that does not exist; quote the text to replace"
+            raise ToolError(ErrorType.INVALID_INPUT, "old of edit 1 is empty and the file exists", hint=hint)
+        before, edits, count = edits[0].new, edits[1:], 1
+    elif place.is_absent:
+        hint = "begin with an edit whose old is empty and whose new is the content"
+        raise ToolError(ErrorType.TEXT_NOT_FOUND, "the file does not exist, so no text stands in it", hint=hint)
+    edited = apply_edits(before, edits, replaces_all=request.replaces_all, max_bytes=max_bytes)
+    return _Outcome(edited.content, {"edits": len(request.edits), "replacements": edited.replacements + count})
+
+
+def _changed(place: _Place) -> PathRefusedError:
+    problem, hint = "changed after it was shown", "read it and call again"
+    return PathRefusedError(PathRefusal.CHANGED, str(place.located.resolved), problem, hint)
+
+
+def _result(
+    context: ToolContext, place: _Place, request: EditRequest, outcome: _Outcome, written: Written
+) -> ToolResult:
+    path = shown_path(place.located.resolved, context.workplace)
+    file: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
+    metadata: dict[str, Json] = {"deliverable": {**file, "path": str(place.located.resolved)}}
+    if not _is_utf8(outcome.content):
+        metadata["encoding"] = "the file is not all UTF-8; the new text was written as UTF-8"
+    word, line = "created" if written.is_new else "edited", outcome.facts["first_changed_line"]
+    text = f"{word} {path}: {request.size}, first changed line {line} ({written.size} bytes)"
+    data = {**file, **outcome.facts}
+    return ToolResult(context.tool_call_id, (TextBlock(text),), text, data, metadata=metadata)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

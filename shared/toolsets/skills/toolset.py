@@ -10,6 +10,7 @@ from typing import Final
 
 from shared.config import Config
 from shared.jsontext import Json, JsonObject
+from shared.permissions.taint import METADATA_KEY
 from shared.sandbox.paths import valid_text
 from shared.sandbox.threads import run_blocking
 from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
@@ -33,6 +34,10 @@ class SkillTools:
     def _places(self, context: ToolContext) -> tuple[Place, ...]:
         return places(self.home, self.config, context.workplace.project)
 
+    def _origin(self) -> dict[str, Json]:
+        """Mark what is read as a stranger's where a project's skills are among it (PER-21)."""
+        return {METADATA_KEY: True} if self.config.skills.project else {}
+
     def _list_skills(self) -> ToolDefinition:
         async def handle(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
             found = await run_blocking(lambda _stop: all_skills(self._places(context)))
@@ -52,6 +57,7 @@ class SkillTools:
             handler=handle,
             permission=Permission.READONLY,
             tags=_TAGS,
+            metadata=self._origin(),
         )
 
     def _load_skill(self) -> ToolDefinition:
@@ -82,6 +88,7 @@ class SkillTools:
             handler=handle,
             permission=Permission.READONLY,
             tags=_TAGS,
+            metadata=self._origin(),
             errors=(
                 ErrorType.FILE_NOT_FOUND,
                 ErrorType.LIMIT_EXCEEDED,

@@ -10,6 +10,7 @@ import pytest
 
 from shared.config import Config, parse_config
 from shared.identity import Role
+from shared.permissions.taint import reads_untrusted
 from shared.tools.definition import ToolDefinition
 from shared.tools.result import ContextNode, ErrorType, ToolResult
 from shared.tools.surface import SurfaceRequest, compute_surface
@@ -160,6 +161,14 @@ async def test_configured_folders_come_after_the_homes_and_the_projects_can_be_s
     assert [each["name"] for each in await shelves.listed()] == ["review", "deploy", "review"]
     assert "My way." in (await shelves.load("review")).context_nodes[0].text
     assert (await shelves.refusal("hidden"))[0] is ErrorType.FILE_NOT_FOUND
+
+
+@pytest.mark.spec("PER-21")
+@pytest.mark.parametrize("is_read", [True, False])
+def test_skills_of_a_project_are_words_of_strangers(shelves: Shelves, is_read: bool) -> None:
+    shelves.config = parse_config(f"[skills]\nproject = {str(is_read).lower()}\n")
+
+    assert [reads_untrusted(tool) for tool in shelves.tools()] == [is_read, is_read]
 
 
 async def test_there_may_be_no_skills_at_all(shelves: Shelves) -> None:

@@ -1,0 +1,213 @@
+"""``soong permissions explain``: what decides, in order and with its source; what would become of a call."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.permissions import app
+from shared.errors import InvalidConfigError, UsageError
+
+CONFIG = """
+[[permission.rules]]
+effect = "deny"
+tools = "code.*"
+scope = "{project}/secret"
+
+[[permission.rules]]
+effect = "ask"
+tools = "code.read_file"
+scope = "{project}/notes"
+
+[[permission.rules]]
+effect = "allow"
+tools = "code.write_file"
+scope = "{project}/out"
+
+[network]
+mode = "list"
+hosts = ["*.example.org"]
+allowed = ["api.example.org"]
+
+[paths]
+sensitive = ["*.secret"]
+allowed_write_roots = ["{project}/../shared"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that is the current folder, and a home with a configuration."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(CONFIG.format(project=folder), encoding="utf-8")
+    monkeypatch.setenv("SOONG_AGENT_HOME", str(home))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def said(*words: str) -> str:
+    outcome = CliRunner().invoke(app, ["explain", *words])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    assert outcome.exit_code == 0
+    return outcome.output
+
+
+def document(*words: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(said(*words, "--json"))
+    return value
+
+
+@pytest.mark.spec("PER-10")
+def test_the_effective_policy_is_shown_in_the_order_in_which_it_decides(project: Path) -> None:
+    order = [(line["effect"], line["what"], line["source"]) for line in document()["order"]]
+
+    effects = [effect for effect, _, _ in order]
+    assert effects == sorted(effects, key=["deny", "ask", "allow"].index)
+    assert [source for _, _, source in order[:3]] == ["runtime", "sandbox", "sandbox"]
+    for line in (
+        ("deny", f"code.*:{project}/secret", "config.toml"),
+        ("deny", "a host that is not listed; listed: *.example.org, api.example.org", "config.toml"),
+        ("deny", "what is dangerous: tools.dangerous of config.toml is off", "runtime"),
+        ("ask", f"code.read_file:{project}/notes", "config.toml"),
+        ("ask", "when it writes", "runtime"),
+        ("allow", f"code.write_file:{project}/out", "config.toml"),
+        ("allow", "*:host:api.example.org", "config.toml"),
+    ):
+        assert line in order
+
+
+@pytest.mark.spec("PER-10", "FS-06", "FS-07", "FS-09")
+def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path) -> None:
+    shown = document()
+
+    assert shown["project"] == str(project)
+    assert str(project.parent / "shared") in shown["write_roots"]
+    assert {".env", "*.secret"} <= set(shown["sensitive"])
+    assert any("hooks" in name for name in shown["protected"])
+    assert shown["network"] == {
+        "mode": "list",
+        "hosts": ["*.example.org"],
+        "allowed": ["api.example.org"],
+        "each_time": False,
+        "source": "config.toml",
+    }
+    assert (shown["v"], shown["mode"], shown["dangerous"]) == (1, "auto", False)
+
+
+@pytest.mark.spec("PER-10")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--tool", "code.write_file", "path=out/a.md", "content=x"],
+            ("allow", "policy", "allow code.write_file:{project}/out", "config.toml", None),
+        ),
+        (
+            ["--tool", "code.write_file", "path=b.md", "content=x"],
+            ("ask", "policy", "default", "runtime", None),
+        ),
+        (
+            ["--tool", "code.write_file", "path=b.md", "content=x", "--allow", "code.*:{project}/b.md"],
+            ("allow", "policy", "allow code.*:{project}/b.md", "--allow", None),
+        ),
+        (
+            ["--tool", "code.write_file", "path=secret/a", "content=x", "--allow", "code.*:{project}/secret"],
+            ("deny", "policy", "deny code.*:{project}/secret", "config.toml", "permission_denied"),
+        ),
+        (
+            ["--tool", "code.write_file", "path=.git/hooks/pre-commit", "content=x"],
+            ("deny", "sandbox", "path_protected", "sandbox", "path_protected"),
+        ),
+        (
+            ["--tool", "code.write_file", "path=.git/config", "content=x", "--allow", "code.*:{project}/.git"],
+            ("deny", "sandbox", "path_protected", "sandbox", "path_protected"),
+        ),
+        (
+            ["--tool", "code.read_file", "path=/proc/self/environ"],
+            ("deny", "sandbox", "not_regular_file", "sandbox", "not_regular_file"),
+        ),
+        (
+            ["--tool", "code.read_file", "--args", '{"path": ".env"}'],
+            ("ask", "policy", "default", "runtime", None),
+        ),
+        (
+            ["--tool", "agent.task_get"],
+            ("allow", "policy", "default", "runtime", None),
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_call_is_explained_by_what_decides_on_it(
+    project: Path, words: list[str], expected: tuple[str | None, ...]
+) -> None:
+    (project / ".env").write_text("", encoding="utf-8")
+
+    call = document(*(word.format(project=project) if word.startswith("code.*") else word for word in words))["call"]
+
+    found = (call["effect"], call["layer"], call["rule"], call["source"], call["error"])
+    assert found == tuple(None if each is None else each.format(project=project) for each in expected)
+    assert not (project / "out").exists()
+    assert not (project / "b.md").exists()
+
+
+@pytest.mark.spec("PER-08", "PER-10")
+def test_what_a_session_grant_would_cover_is_shown(project: Path) -> None:
+    plain = document("--tool", "code.write_file", "path=b.md", "content=x")["call"]
+    text = said("--tool", "code.write_file", "path=b.md", "content=x")
+
+    assert plain["grant_scope"] == str(project)
+    assert f"would cover {project}" in text
+    assert "asks: it writes" in text
+
+
+@pytest.mark.spec("ETS-02", "CMD-06", "PER-10")
+def test_a_tool_outside_the_set_of_the_role_is_refused_by_the_rule_of_the_set(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = project.parent / "home" / "config.toml"
+    config.write_text('[tools]\nhidden = ["code.write_file"]\n', encoding="utf-8")
+
+    call = document("--tool", "code.write_file", "path=a", "content=x", "--role", "worker")["call"]
+
+    assert (call["effect"], call["layer"], call["error"]) == ("deny", "tool set", "tool_not_available")
+    assert call["rule"] == "hidden by code.write_file (config.toml)"
+
+
+def test_the_text_is_for_a_terminal_and_spells_out_what_a_terminal_would_obey(project: Path) -> None:
+    lines = said().splitlines()
+    shown = said("--tool", "code.write_file", "path=a\x1b[31m.md", "content=x")
+
+    assert max(map(len, lines)) <= 120 + len(str(project))
+    assert any(line.startswith("mode") for line in lines)
+    assert "\x1b" not in shown
+    assert "\\x1b[31m" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["a=b"], "Name it with --tool"),
+        (["--tool", "code.nothing"], "there is no tool 'code.nothing'"),
+        (["--tool", "code.write_file", "path=a"], "content"),
+        (["--tool", "code.read_file", "path=a", "max_lines=5000"], "max_lines"),
+        (["--project", "/nonexistent/here"], "does not exist"),
+        (["--allow", "code.write_file"], "say for what"),
+    ],
+)
+def test_wrong_use_is_told_in_words(project: Path, words: list[str], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        said(*words)
+
+
+def test_a_wrong_configuration_is_named_with_its_place(project: Path) -> None:
+    config = project.parent / "home" / "config.toml"
+    config.write_text('[[permission.rules]]\neffect = "allow"\nscope = "/"\n', encoding="utf-8")
+
+    with pytest.raises(InvalidConfigError, match=r"permission\.rules\[0\].*too wide"):
+        said()

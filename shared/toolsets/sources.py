@@ -9,6 +9,7 @@ that a worker runs.
 import importlib.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from shared.config import Config, load_config
@@ -16,9 +17,10 @@ from shared.sandbox.command import CommandRunner
 from shared.sandbox.names import SENSITIVE
 from shared.sandbox.paths import PathPolicy
 from shared.sandbox.process import ProcessRunner
-from shared.settings import Settings
+from shared.sandbox.redact import Redactor, redactor
+from shared.settings import Settings, secret_values
 from shared.tools.definition import ToolAdapter
-from shared.tools.registry import ToolRegistry
+from shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from shared.toolsets.code.toolset import CodeTools
 from shared.toolsets.declarative.toolset import DeclarativeTools
 from shared.toolsets.modules import register_modules
@@ -29,13 +31,16 @@ from shared.toolsets.skills.toolset import SkillTools
 class Surroundings:
     """What tools need of the process they are registered in. ``home`` is Soong's own folder; None: there is none.
 
-    ``modules`` are those of ``SOONG_TOOLS``.
+    ``modules`` are those of ``SOONG_TOOLS``. ``redactor`` knows the secrets of the process.
     """
 
     home: Path | None = None
     config: Config = field(default_factory=Config)
     runner: CommandRunner = field(default_factory=ProcessRunner)
     modules: tuple[str, ...] = ()
+    redactor: Redactor = field(default_factory=Redactor)
+    max_timeout: timedelta = MAX_TIMEOUT
+    """``tools.max_timeout_ms``: the longest time that a tool may ask for (EXE-08)."""
 
     @classmethod
     def of(cls, settings: Settings, config: Config | None = None) -> "Surroundings":
@@ -44,7 +49,10 @@ class Surroundings:
         Raises:
             InvalidConfigError: the configuration of the home cannot be used.
         """
-        return cls(settings.home, load_config(settings.home) if config is None else config, modules=settings.tools)
+        wanted = load_config(settings.home) if config is None else config
+        secrets = redactor(secret_values(settings, wanted.commands.secret_env))
+        limit = timedelta(milliseconds=settings.tool_max_timeout_ms)
+        return cls(settings.home, wanted, modules=settings.tools, redactor=secrets, max_timeout=limit)
 
     @property
     def paths(self) -> PathPolicy:
@@ -54,7 +62,8 @@ class Surroundings:
 
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
-    return (CodeTools(surroundings.paths, surroundings.config), SkillTools(surroundings.home, surroundings.config))
+    config, known = surroundings.config, surroundings.redactor
+    return (CodeTools(surroundings.paths, config, surroundings.runner, known), SkillTools(surroundings.home, config))
 
 
 def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
@@ -64,7 +73,7 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
         InvalidToolError: a tool is refused; names the tool and why.
         InvalidConfigError: a module of ``SOONG_TOOLS`` or a file in ``tools/`` of the home cannot be used; names it.
     """
-    registry = ToolRegistry()
+    registry = ToolRegistry(max_timeout=surroundings.max_timeout)
     for source in (*builtin_sources(surroundings), *more):
         registry.add(source, is_builtin=True)
     register_modules(registry, surroundings.modules)

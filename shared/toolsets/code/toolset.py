@@ -1,21 +1,40 @@
 """The code tools as one source (REG-07, REG-12)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.config import Config
+from shared.sandbox.command import CommandRunner
 from shared.sandbox.paths import PathPolicy
+from shared.sandbox.process import ProcessRunner
+from shared.sandbox.redact import Redactor
 from shared.tools.definition import ToolDefinition
+from shared.toolsets.code.edit_file import edit_file_tool
 from shared.toolsets.code.list_dir import list_dir_tool
 from shared.toolsets.code.read_file import read_file_tool
+from shared.toolsets.code.run_command import CommandTool
 from shared.toolsets.code.search import search_tool
 from shared.toolsets.code.write_file import write_file_tool
 
 
-def code_tools(policy: PathPolicy | None = None, config: Config | None = None) -> tuple[ToolDefinition, ...]:
+def code_tools(
+    policy: PathPolicy | None = None,
+    config: Config | None = None,
+    *,
+    runner: CommandRunner | None = None,
+    redactor: Redactor | None = None,
+) -> tuple[ToolDefinition, ...]:
     """Return the code tools under one policy; without one, the default patterns and no home of our own."""
     rules, wanted = policy or PathPolicy(), config or Config()
     read_file = read_file_tool(rules, instruction_files=wanted.instructions.files)
-    return (list_dir_tool(rules), read_file, search_tool(rules), write_file_tool(rules))
+    command = CommandTool(rules, runner or ProcessRunner(), wanted.commands, redactor or Redactor())
+    return (
+        edit_file_tool(rules),
+        list_dir_tool(rules),
+        read_file,
+        command.definition(),
+        search_tool(rules),
+        write_file_tool(rules),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +43,8 @@ class CodeTools:
 
     policy: PathPolicy | None = None
     config: Config | None = None
+    runner: CommandRunner = field(default_factory=ProcessRunner)
+    redactor: Redactor = field(default_factory=Redactor)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return code_tools(self.policy, self.config)
+        return code_tools(self.policy, self.config, runner=self.runner, redactor=self.redactor)

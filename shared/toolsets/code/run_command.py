@@ -1,0 +1,177 @@
+"""code.run_command: one program with its arguments, to its end, with all that it started (CMD-01, CMD-05, EXE-07..09).
+
+No shell is between, nothing is expanded. A program may still be an interpreter: the argv says what is run, not what
+that does. So the tool is dangerous, outside every tool set until configuration lets it in, and each call is asked; what
+is shown is what is executed.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from shared.config import CommandsConfig
+from shared.jsontext import JsonObject
+from shared.sandbox.command import Command, CommandRunner, Finished
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
+from shared.sandbox.paths import PathPolicy
+from shared.sandbox.process import ProcessRunner
+from shared.sandbox.redact import Redactor
+from shared.sandbox.transcript import STREAMS, Transcript
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from shared.tools.result import ErrorType, ToolError, ToolResult
+from shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
+from shared.toolsets.code.command_result import partial_of, result_of
+from shared.toolsets.code.places import integer, string
+from shared.toolsets.code.program_kinds import is_network_client
+
+DEFAULT_TIMEOUT: Final = timedelta(milliseconds=120_000)
+PROGRESS_EVERY: Final = timedelta(seconds=1.5)
+"""At least every 2 s while a command runs, also where writing it down takes a while (EXE-09)."""
+_PROGRESS_LINES: Final = 5
+_PROGRESS_CHARS: Final = 200
+_LATER: Final = timedelta(seconds=1)
+"""The pipeline's time limit is first: it ends the call by cancelling it. This one is for calls without a pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTool:
+    """How commands are run here. ``timeout`` is the longest time of one; a model may ask for less, never for more."""
+
+    policy: PathPolicy
+    runner: CommandRunner = field(default_factory=ProcessRunner)
+    config: CommandsConfig = field(default_factory=CommandsConfig)
+    redactor: Redactor = field(default_factory=Redactor)
+    timeout: timedelta = DEFAULT_TIMEOUT
+    progress_every: timedelta = PROGRESS_EVERY
+
+    def definition(self) -> ToolDefinition:
+        limit_ms = self._limit_ms
+        return ToolDefinition(
+            name="code.run_command",
+            title="Run command",
+            description=(
+                "Run one program with its arguments and wait for its end. argv is a list: no shell, no expansion, no "
+                "pipe, no background. All processes it started end with it. Standard input is empty."
+            ),
+            search_hint="execute shell exec bash terminal process build test",
+            input_schema={
+                "type": "object",
+                "properties": {
+                    "argv": {
+                        "type": "array",
+                        "items": string("One argument; nothing in it is expanded."),
+                        "minItems": 1,
+                        "maxItems": MAX_ARGUMENTS,
+                        "description": 'Program and arguments, for example ["git", "status", "--short"].',
+                    },
+                    "cwd": string("Directory to start in, inside the project or a write root; the project if absent."),
+                    "timeout_ms": integer(f"Longest run in ms; more than {limit_ms} counts as that.", limit_ms, 1),
+                },
+                "required": ["argv"],
+            },
+            handler=self.run,
+            permission=Permission.WRITE,
+            tags=frozenset({"code", "write", "filesystem", "dangerous"}),
+            timeout=self.timeout,
+            traits=_traits,
+            target=self.target,
+        )
+
+    def target(self, context: ToolContext, call_input: JsonObject) -> Target:
+        """Compute what a person is asked; a call that cannot succeed is refused here and never asked."""
+        return self._resolved(context, call_input).target()
+
+    async def run(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        """Run what was permitted and return its result; cancelled, hand over what it said so far."""
+        call = await asyncio.to_thread(self._resolved, context, call_input)
+        if call.shown != context.target.shown:
+            problem = f"{call.shown} is not what was permitted"
+            raise ToolError(ErrorType.PATH_CONFLICT, problem, hint="call again to be asked anew")
+        transcript = Transcript(self.config.max_output_bytes, self.redactor)
+        with opened_directory(call.cwd) as folder:
+            _check_unchanged(context, call, folder)
+            return await self._ended(context, call, transcript, folder)
+
+    async def _ended(self, context: ToolContext, call: CommandCall, transcript: Transcript, folder: int) -> ToolResult:
+        command = Command(
+            argv=call.argv,
+            cwd=folder,
+            cwd_path=call.cwd,
+            env=call.environment,
+            timeout=timedelta(milliseconds=call.timeout_ms) + _LATER,
+            max_stdout_bytes=0,
+            max_stderr_bytes=0,
+            overflow="discard",
+            heard=transcript.hear,
+        )
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            finished = await self._watched(context, transcript, self.runner.run(command))
+        except asyncio.CancelledError:
+            context.keep_partial(partial_of(transcript))
+            raise
+        return result_of(context.tool_call_id, call, finished, transcript, round((loop.time() - begun) * 1000))
+
+    async def _watched(
+        self, context: ToolContext, transcript: Transcript, running: Coroutine[object, object, Finished]
+    ) -> Finished:
+        """Report while it runs. Whatever ends the waiting, a lost run too, ends the command before it goes on."""
+        task, loop = asyncio.ensure_future(running), asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            while not (await asyncio.wait({task}, timeout=self.progress_every.total_seconds()))[0]:
+                await _report(context, transcript, round((loop.time() - begun) * 1000))
+        finally:
+            task.cancel()
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):  # asked twice; there is still one command to end
+                    await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # looked at, should the report have failed as well
+        return task.result()
+
+    def _resolved(self, context: ToolContext, call_input: JsonObject) -> CommandCall:
+        return resolve(self.policy, self.config, self._limit_ms, context, call_input)
+
+    @property
+    def _limit_ms(self) -> int:
+        return round(self.timeout.total_seconds() * 1000)
+
+
+def _check_unchanged(context: ToolContext, call: CommandCall, folder: int) -> None:
+    """Hold program and folder to what was shown. A change in the microseconds until the start is not seen.
+
+    Raises:
+        PathRefusedError: another program or folder stands there now.
+    """
+    status = os.fstat(folder)
+    if call.precondition(f"{status.st_dev}:{status.st_ino}") != context.precondition:
+        problem = "or its folder was replaced after it was permitted"
+        raise PathRefusedError(PathRefusal.CHANGED, call.argv[0], problem, "call again to be asked anew")
+
+
+async def _report(context: ToolContext, transcript: Transcript, elapsed_ms: int) -> None:
+    lines = {stream: transcript.last_lines(stream, _PROGRESS_LINES, _PROGRESS_CHARS) for stream in STREAMS}
+    last = next((said[-1] for said in (lines["stdout"], lines["stderr"]) if said), "")
+    message = f"running for {elapsed_ms // 1000} s, {sum(transcript.said.values())} bytes"
+    await context.progress.report(
+        f"{message}: {last}" if last else message,
+        {
+            "elapsed_ms": elapsed_ms,
+            "stdout_bytes": transcript.said["stdout"],
+            "stderr_bytes": transcript.said["stderr"],
+            "stdout": list(lines["stdout"]),
+            "stderr": list(lines["stderr"]),
+        },
+    )
+
+
+def _traits(call_input: JsonObject) -> Traits:
+    argv = call_input.get("argv")
+    name = argv[0] if isinstance(argv, list | tuple) and argv and isinstance(argv[0], str) else ""
+    return Traits(is_open_world=is_network_client(name))

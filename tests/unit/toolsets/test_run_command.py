@@ -1,0 +1,414 @@
+import asyncio
+import shutil
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from shared.config import CommandsConfig
+from shared.permissions.scope import offered_scope
+from shared.sandbox.command import Command, Finished
+from shared.sandbox.process import ProcessRunner
+from shared.sandbox.redact import redactor
+from shared.tools.definition import Permission, Traits
+from shared.tools.result import ErrorType
+from shared.toolsets.code import code_tools
+from shared.toolsets.code.command_call import quoted
+from shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
+from tests.unit.sandbox.families import STAYING, is_alive, pids, until
+from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    return make_commands(tmp_path)
+
+
+@pytest.mark.spec("CMD-01", "CMD-06")
+def test_the_tool_writes_is_dangerous_and_has_two_minutes() -> None:
+    tool = next(tool for tool in code_tools() if tool.name == "code.run_command")
+
+    assert (tool.permission, tool.timeout) == (Permission.WRITE, timedelta(milliseconds=120_000))
+    assert {"code", "write", "dangerous"} <= tool.tags
+    assert timedelta(seconds=2) > PROGRESS_EVERY
+    assert timedelta(milliseconds=120_000) == DEFAULT_TIMEOUT
+
+
+@pytest.mark.spec("CMD-01")
+async def test_a_command_says_what_it_printed_and_how_it_ended(commands: Commands) -> None:
+    result = await commands.run("/bin/sh", commands.program("hello", "echo hello; echo careful >&2\n").name)
+
+    assert result.error is None, result.error
+    assert text_of(result) == "hello\n\nstderr:\ncareful\n"
+    data = data_of(result)
+    assert data.pop("duration_ms") > 0
+    assert data == {"exit_code": 0, "ended": "exited", "stdout_bytes": 6, "stderr_bytes": 8, "truncated": False}
+
+
+@pytest.mark.spec("CMD-01")
+async def test_a_command_starts_in_the_project_or_in_a_folder_below(commands: Commands) -> None:
+    (commands.root / "below").mkdir()
+
+    assert text_of(await commands.run("pwd")) == f"{commands.root}\n"
+    assert text_of(await commands.run("pwd", cwd="below")) == f"{commands.root}/below\n"
+    assert text_of(await commands.run("pwd", cwd=str(commands.root / "below"))) == f"{commands.root}/below\n"
+
+
+@pytest.mark.spec("CMD-01")
+async def test_another_root_may_be_started_in(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, place={"write_roots": (tmp_path / "outside",)})
+
+    assert text_of(await commands.run("pwd", cwd=str(commands.outside))) == f"{commands.outside}\n"
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize("way", ["absolute", "dots", "link"])
+async def test_no_command_starts_outside_the_roots(commands: Commands, way: str) -> None:
+    (commands.root / "link").symlink_to(commands.outside)
+    cwd = {"absolute": str(commands.outside), "dots": "../outside", "link": "link"}[way]
+
+    failure = await commands.failure("touch", "made", cwd=cwd)
+
+    assert failure.type is ErrorType.PATH_OUTSIDE_ROOTS
+    assert str(commands.root) in failure.hint
+    assert not list(commands.outside.iterdir())
+    assert not commands.bench.gate.asked
+
+
+@pytest.mark.parametrize(
+    ("cwd", "expected"), [("absent", ErrorType.FILE_NOT_FOUND), ("file", ErrorType.INVALID_INPUT)], ids=str
+)
+async def test_a_folder_that_is_none_is_refused(commands: Commands, cwd: str, expected: ErrorType) -> None:
+    (commands.root / "file").touch()
+
+    assert (await commands.failure("pwd", cwd=cwd)).type is expected
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize("code", [1, 3, 127])
+async def test_another_exit_code_than_zero_is_an_error_with_code_and_stderr(commands: Commands, code: int) -> None:
+    result = await commands.python(f"import sys; print('out'); print('it broke', file=sys.stderr); sys.exit({code})")
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.EXECUTION_FAILED
+    assert f"exit code {code}: it broke" in result.error.message
+    assert result.error.details == {"exit_code": code, "stderr": "it broke"}
+    assert data_of(result)["exit_code"] == code
+    assert "out\n" in text_of(result)
+    assert "stderr:\nit broke" in text_of(result)
+
+
+async def test_a_silent_error_is_told_by_the_last_line_of_output(commands: Commands) -> None:
+    failure = await commands.failure("/bin/sh", commands.program("x", "echo first; echo 1 failed; exit 1").name)
+
+    assert failure.message.endswith("exit code 1: 1 failed")
+
+
+async def test_an_end_by_a_signal_is_named(commands: Commands) -> None:
+    failure = await commands.failure("/bin/sh", commands.program("x", "kill -SEGV $$").name)
+
+    assert "signal 11 (SIGSEGV)" in failure.message
+
+
+async def test_success_without_output_says_so(commands: Commands) -> None:
+    assert text_of(await commands.run("true")) == "[exit code 0, no output]"
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["no-such-program"], ErrorType.FILE_NOT_FOUND),
+        (["./absent"], ErrorType.FILE_NOT_FOUND),
+        (["./text"], ErrorType.INVALID_INPUT),
+        (["."], ErrorType.NOT_REGULAR_FILE),
+        (["./broken"], ErrorType.FILE_NOT_FOUND),
+        (["./garbage"], ErrorType.EXECUTION_FAILED),
+    ],
+    ids=str,
+)
+async def test_a_program_that_cannot_be_run_is_a_named_error(
+    commands: Commands, argv: list[str], expected: ErrorType
+) -> None:
+    (commands.root / "text").write_text("text")
+    commands.program("broken", "#!/no/such/interpreter\n")
+    commands.program("garbage", "\x7fELF but not really")
+
+    assert (await commands.failure(*argv)).type is expected
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize("argv", [["sh", "-c", "id"], ["env", "bash", "-lc", "id"], ["./link", "-c", "id"]], ids=str)
+async def test_a_shell_with_a_command_string_is_refused_and_nobody_is_asked(
+    commands: Commands, argv: list[str]
+) -> None:
+    (commands.root / "link").symlink_to("/bin/sh")
+
+    failure = await commands.failure(*argv)
+
+    assert failure.type is ErrorType.SHELL_NOT_ALLOWED
+    assert "argv" in failure.hint
+    assert not commands.bench.gate.asked
+
+
+@pytest.mark.spec("CMD-01", "PER-06")
+async def test_the_whole_command_is_shown_as_it_will_be_executed(commands: Commands) -> None:
+    await commands.run("ls", "a b", "$(id)", "new\nline", "\u202etxt", timeout_ms=5000)
+
+    where = f"in {commands.root}, at most 5 s"
+    assert commands.target.kind == "command"
+    assert commands.target.shown.endswith(f"ls 'a b' '$(id)' $'new\\nline' $'\\U0000202etxt' {where}")
+    assert commands.target.shown.startswith("/")
+    assert "environment: HOME, PATH" in commands.target.preview
+
+
+def test_words_are_quoted_so_that_different_commands_look_different() -> None:
+    words = [["a", "b"], ["a b"], ["a\nb"], ["a\\nb"], ["$'a\\nb'"], ["'a'", "b"], ["", "a", "b"], ["a\u200bb"], ["ab"]]
+
+    assert len({quoted(each) for each in words}) == len(words)
+
+
+@pytest.mark.spec("PER-08", "PER-04")
+async def test_a_plain_tool_is_granted_with_its_folder_and_others_with_their_very_words(commands: Commands) -> None:
+    (commands.root / "below").mkdir()
+    scopes: list[str] = []
+    for argv, cwd in ((["ls", "-l"], "."), (["ls", "-a"], "."), (["ls", "-l"], "below")):
+        await commands.run(*argv, cwd=cwd)
+        scopes.append(commands.target.scope)
+
+    assert scopes[0] == scopes[1] != scopes[2]
+    assert offered_scope(commands.target, str(Path.home())) == scopes[2]
+
+
+@pytest.mark.spec("PER-08")
+async def test_what_the_run_itself_can_write_is_granted_with_its_very_words(commands: Commands) -> None:
+    shutil.copy("/bin/true", commands.root / "tool")
+    scopes = []
+    for word in "a", "b":
+        await commands.run("./tool", word)
+        scopes.append(commands.target.scope)
+
+    assert scopes[0] != scopes[1]
+    assert "can write" in commands.target.preview
+
+
+async def test_a_command_too_long_to_be_read_is_not_granted_for_a_session(commands: Commands) -> None:
+    await commands.run(sys.executable, "-c", "#" * 5000)
+
+    assert commands.target.scope == ""
+
+
+@pytest.mark.spec("CMD-01")
+@pytest.mark.parametrize("what", ["program", "folder"])
+async def test_a_program_or_folder_replaced_after_the_permission_is_not_run(commands: Commands, what: str) -> None:
+    tool = commands.program("tool", "#!/bin/sh\necho asked for\n")
+    folder = commands.root / "below"
+    folder.mkdir()
+
+    async def replace_it() -> None:
+        if what == "program":
+            commands.program("new", "#!/bin/sh\ntouch evil\n").replace(tool)
+        else:
+            folder.rename(commands.root / "old")
+            folder.mkdir()
+
+    commands.bench.gate.before = replace_it
+
+    failure = await commands.failure(str(tool), cwd="below")
+
+    assert failure.type is ErrorType.PATH_CONFLICT
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.spec("CMD-01", "EXE-08")
+async def test_time_is_over_for_the_whole_family_and_the_partial_output_is_kept(commands: Commands) -> None:
+    result = await commands.python(STAYING, str(commands.root), timeout_ms=4000)
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.TIMEOUT
+    assert "4 s" in result.error.message
+    assert result.metadata["partial"] is True
+    assert "ready" in text_of(result)
+    assert len(pids(commands.root)) == 4
+    assert not any(map(is_alive, pids(commands.root).values()))
+
+
+@pytest.mark.spec("EXE-08")
+@pytest.mark.parametrize(("asked", "shown"), [(1500, "1.5 s"), (10**9, "60 s"), (60_001, "60 s")])
+async def test_a_model_can_ask_for_less_time_and_never_for_more(commands: Commands, asked: int, shown: str) -> None:
+    await commands.run("true", timeout_ms=asked)
+
+    assert commands.target.shown.endswith(f"at most {shown}")
+
+
+@pytest.mark.spec("CMD-01", "EXE-07")
+async def test_an_abort_ends_the_whole_family_and_keeps_the_partial_output(commands: Commands) -> None:
+    task = asyncio.ensure_future(commands.python(STAYING, str(commands.root)))
+    await until(lambda: len(pids(commands.root)) == 4 or task.done())
+    await asyncio.sleep(0.2)  # its last word is on the way
+
+    task.cancel("the user pressed stop")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    ended = commands.bench.ended
+    assert ended.error is not None
+    assert (ended.error.type, ended.metadata["partial"]) == (ErrorType.ABORTED, True)
+    assert ended.metadata["abort_reason"] == "the user pressed stop"
+    assert "ready" in text_of(ended)
+    assert not any(map(is_alive, pids(commands.root).values()))
+
+
+@pytest.mark.spec("EXE-07", "RES-03")
+async def test_a_large_partial_output_becomes_an_artifact(commands: Commands) -> None:
+    code = "import time\nfor n in range(9000): print('line', n)\nprint('the end', flush=True); time.sleep(60)"
+
+    result = await commands.python(code, timeout_ms=3000)
+
+    assert result.metadata["truncated"] is True
+    assert "the end" in text_of(result)
+    assert b"line 0\n" in commands.bench.artifacts.stored[0]
+    assert b"line 8999\n" in commands.bench.artifacts.stored[0]
+
+
+@pytest.mark.spec("RES-03", "CMD-01")
+async def test_large_output_becomes_an_artifact_and_its_end_is_in_the_preview(commands: Commands) -> None:
+    result = await commands.python("for n in range(9000): print('line', n)")
+
+    assert result.error is None
+    assert len(text_of(result)) <= 12_000
+    assert "line 8999" in text_of(result)
+    assert result.artifacts
+    assert b"line 4500\n" in commands.bench.artifacts.stored[0]
+
+
+@pytest.mark.spec("CMD-01")
+async def test_output_is_kept_up_to_the_configured_amount(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, config=CommandsConfig(max_output_bytes=50_000))
+
+    result = await commands.python("import sys\nfor n in range(200_000): print('line', n)\nprint('the end')")
+
+    data = data_of(result)
+    assert (data["truncated"], data["stdout_bytes"]) == (True, 2_288_898)
+    whole = commands.bench.artifacts.stored[0].decode()
+    assert "bytes left out" in whole
+    assert "line 0\n" in whole
+    assert whole.endswith("the end\n")
+    assert len(whole) < 300_000
+
+
+@pytest.mark.spec("EXE-09")
+async def test_a_running_command_reports_what_it_says(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, progress_every=timedelta(milliseconds=100))
+    code = "import os, time; print('step one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+
+    task = asyncio.ensure_future(commands.python(code))
+    await until(lambda: any("step one" in each["message"] for each in commands.progress) or task.done())
+    (commands.root / "go").touch()
+    await task
+
+    report = next(each for each in commands.progress if "step one" in each["message"])
+    assert report["data"]["stdout"] == ["step one"]
+    assert report["data"]["stdout_bytes"] == 9
+    assert report["data"]["elapsed_ms"] >= 100
+
+
+async def test_a_report_that_cannot_be_written_ends_the_command(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, progress_every=timedelta(milliseconds=50))
+
+    class LostError(Exception):
+        pass
+
+    async def lose(type: str, data: object) -> None:
+        if len(pids(commands.root)) == 4:
+            raise LostError
+
+    commands.bench.log.note = lose  # type: ignore[method-assign]  # a log whose run is no longer ours
+
+    result = await commands.python(STAYING, str(commands.root))
+
+    assert result.error is not None
+    assert not any(map(is_alive, pids(commands.root).values()))
+
+
+@pytest.mark.spec("CMD-05")
+async def test_the_configured_variables_are_passed_and_secret_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PASSED", "HIDDEN", "OTHER"):
+        monkeypatch.setenv(name, f"value-of-{name}")
+    commands = make_commands(tmp_path, config=CommandsConfig(env=("PASSED", "HIDDEN"), secret_env=("HIDDEN",)))
+
+    result = await commands.run("env")
+
+    names = {line.partition("=")[0] for line in text_of(result).splitlines()}
+    assert "PASSED" in names
+    assert names <= {"PATH", "HOME", "TMPDIR", "PASSED"}
+
+
+async def test_another_runner_can_stand_between_tool_and_system(tmp_path: Path) -> None:
+    class MarkingRunner:
+        """A sandbox in miniature: it runs each program through another, which is all that a real one does."""
+
+        seen: list[Command]
+
+        def __init__(self) -> None:
+            self.seen = []
+
+        async def run(self, command: Command) -> Finished:
+            self.seen.append(command)
+            wrapped = ("/usr/bin/env", "INSIDE=sandbox", *command.argv)
+            return await ProcessRunner().run(replace(command, argv=wrapped))
+
+    runner = MarkingRunner()
+    commands = make_commands(tmp_path, runner=runner)
+
+    result = await commands.run("env")
+
+    assert "INSIDE=sandbox" in text_of(result)
+    assert runner.seen[0].argv[0].endswith("/env")
+    assert "sandbox" not in commands.target.shown
+
+
+@pytest.mark.spec("EVT-05")
+async def test_a_secret_is_in_no_result_report_or_artifact_whole_or_in_pieces(tmp_path: Path) -> None:
+    secret = "canary-" + "k3y" * 10
+    several_lines = "first-half-of-it\nsecond-half-of-it"
+    commands = make_commands(
+        tmp_path, redactor=redactor([secret, several_lines]), progress_every=timedelta(milliseconds=40)
+    )
+    code = f"""
+import sys, time
+def say(text):
+    sys.stdout.write(text); sys.stdout.flush(); time.sleep(0.15)
+for char in range(0, {len(secret)}, 5): say({secret!r}[char:char + 5])
+say('\\nkey: AKIA'); say('IOSFODNN7EXAMPLE\\n')
+say('first-half-of-it\\n'); say('second-half-of-it\\n')
+say('-----BEGIN RSA PRIVATE KEY-----\\n'); say('MIIEpAIBAAKCAQEA\\n'); say('-----END RSA PRIVATE KEY-----\\n')
+print({secret!r} * 3000)
+"""
+
+    result = await commands.run(sys.executable, commands.program("say.py", code).name)
+
+    everything = repr((result, commands.bench.log.notes, commands.bench.log.ends, commands.bench.artifacts.stored))
+    assert len(commands.progress) > 3
+    for piece in ("canary-k3", "k3yk3y", "AKIAIOS", "MIIEpA", "first-half", "second-half"):
+        assert piece not in everything
+    assert "[redacted]" in text_of(result)
+
+
+def test_a_program_made_for_the_network_counts_as_reaching_out() -> None:
+    tool = next(tool for tool in code_tools() if tool.name == "code.run_command")
+
+    assert tool.traits_of({"argv": ["curl", "https://example.org"]}) == Traits(is_open_world=True)
+    assert tool.traits_of({"argv": ["ls"]}) == Traits()
+
+
+async def test_a_process_stopped_by_the_command_is_ended_too(commands: Commands) -> None:
+    stopping = "import os, signal, subprocess\np = subprocess.Popen(['/bin/sleep', '300'])"
+
+    result = await commands.python(f"{stopping}\nos.kill(p.pid, signal.SIGSTOP)\nprint(p.pid)")
+
+    assert not is_alive(int(text_of(result)))

@@ -182,13 +182,15 @@ def until(condition: Callable[[], object], what: str, more: Callable[[], str] = 
 
 
 class Terminal:
-    """A command on a terminal of its own: what it shows, and keys to press."""
+    """A command on a terminal of its own: what it shows, and keys to press. ``output`` takes its standard output."""
 
-    def __init__(self, scene_: Scene, *arguments: str) -> None:
+    def __init__(self, scene_: Scene, *arguments: str, output: Path | None = None) -> None:
         self.shown = ""
         pid, self._descriptor = pty.fork()
         if pid == 0:
             os.chdir(scene_.folder)
+            if output is not None:
+                os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), 1)
             os.execve(CONSOLE_SCRIPT[0], [*CONSOLE_SCRIPT, *arguments], scene_.env)
         self.pid = pid
         os.set_blocking(self._descriptor, False)

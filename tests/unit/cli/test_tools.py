@@ -1,0 +1,295 @@
+"""``soong tools``: what there is, who gets it and why, and a call without a model, as a person and as a program."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.cli.tools import _rule
+from shared.settings import load_settings
+from shared.tasks.plan import PlanStep
+from tests.unit.cli.test_main import soong
+
+TOOLS = """
+from soong import Permission, Toolset
+
+tools = Toolset()
+
+
+@tools.tool("team.paint", permission=Permission.READONLY)
+def paint() -> str:
+    '''Paint the terminal.'''
+    return "\\x1b[2Jover\\rwritten \\u202e"
+
+
+@tools.tool("team.big", permission=Permission.READONLY)
+def big() -> str:
+    '''Say much.'''
+    return "x" * 50_000
+
+
+@tools.tool("team.block", permission=Permission.READONLY)
+def block() -> None:
+    '''Hold a thread that nothing stops.'''
+    import time
+
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "team_tools.py").write_text(TOOLS)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("hello\n")
+    return folder
+
+
+def tools(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    modules = project.parent / "modules"
+    where = ("--project", str(project)) if words[0] == "call" else ()
+    return soong("tools", *words, *where, home=project.parent, SOONG_TOOLS="team_tools", PYTHONPATH=str(modules))
+
+
+def told(project: Path, *words: str) -> Any:
+    done = tools(project, *words, "--json")
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.spec("REG-09", "OPS-04")
+def test_tools_are_listed_in_registry_order_with_their_source(project: Path) -> None:
+    listed = told(project, "list")
+    shown = tools(project, "list").stdout.splitlines()
+
+    names = [tool["name"] for tool in listed]
+    sources = {tool["name"]: tool["source"] for tool in listed}
+    assert names[-3:] == ["team.big", "team.block", "team.paint"]
+    assert names[:-3] == sorted(names[:-3])
+    assert (sources["code.read_file"], sources["team.big"]) == ("built-in", "module team_tools")
+    assert [line.split()[0] for line in shown[1:]] == names
+
+
+def test_a_roles_list_is_its_tool_set(project: Path) -> None:
+    names = [tool["name"] for tool in told(project, "list", "--role", "worker")]
+
+    assert "code.read_file" in names
+    assert not {"code.write_file", "team.big"} & set(names)
+
+
+def test_listing_tools_imports_no_model_library_and_no_server_client(project: Path) -> None:
+    code = "import sys; sys.argv = ['soong', 'tools', 'list']\n"
+    code += "from orchestrator.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "heavy = 'pydantic_ai celery redis sqlalchemy psycopg jsonschema psutil orchestrator.client'.split()\n"
+    code += "print([name for name in heavy if name in sys.modules])"
+
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_tool_is_shown_with_all_that_a_caller_needs(project: Path) -> None:
+    text = tools(project, "show", "code.read_file").stdout
+    facts = told(project, "show", "code.read_file")
+
+    assert all(word in text for word in ("start_line", "required", "[1]", "readonly", "filesystem", "built-in"))
+    assert facts["input_schema"]["required"] == ["path"]
+    assert facts["permission"] == "readonly"
+
+
+@pytest.mark.parametrize("command", ["show", "call"])
+def test_an_unknown_tool_is_a_usage_error_with_the_close_ones(project: Path, command: str) -> None:
+    done = tools(project, command, "code.raed_file")
+
+    assert done.returncode == 2
+    assert "there is no tool 'code.raed_file'; did you mean code.read_file" in done.stderr
+
+
+@pytest.mark.spec("ETS-08", "ETS-01")
+def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
+    catalogue = Catalogue.of(load_settings(agent_home=project.parent / "soong"))
+    step = PlanStep("a", allowed_tools=("code.write_file", "code.search"))
+    stored = catalogue.surface_of(step)["decisions"]
+
+    explained = told(project, "explain", "--role", "worker", "--allowed-tools", "code.write_file,code.search")
+
+    own = {"team.big", "team.block", "team.paint"}
+    rows = [[each["tool"], each["is_in"], each["rule"]] for each in explained["decisions"] if each["tool"] not in own]
+    assert rows == stored
+    assert explained["tools"] == ["code.search", "code.write_file"]
+
+
+@pytest.mark.spec("ETS-08")
+@pytest.mark.parametrize(
+    ("words", "tool", "is_in", "rule"),
+    [
+        (["--role", "worker"], "code.write_file", False, "not in agent definition"),
+        (["--role", "main"], "code.write_file", True, "default of role main: *"),
+        (["--role", "main", "--mode", "plan"], "code.write_file", False, "mode plan: not readonly"),
+        (["--role", "sub", "--allowed-tools", "code.*"], "code.search", True, "allowed_tools: code.*"),
+        (["--role", "main"], "team.big", True, "default of role main: *"),
+    ],
+    ids=["worker", "main", "plan", "sub", "own"],
+)
+def test_every_tool_is_in_or_out_by_a_named_rule(
+    project: Path, words: list[str], tool: str, is_in: bool, rule: str
+) -> None:
+    decisions = {each["tool"]: each for each in told(project, "explain", *words)["decisions"]}
+
+    assert (decisions[tool]["is_in"], decisions[tool]["rule"]) == (is_in, rule)
+
+
+@pytest.mark.spec("ETS-08")
+def test_what_config_hides_is_explained_and_not_callable(project: Path) -> None:
+    home = project.parent / "soong"
+    home.mkdir()
+    (home / "config.toml").write_text('[tools]\nhidden = ["code.search"]\n')
+
+    decisions = {each["tool"]: each for each in told(project, "explain")["decisions"]}
+    done = tools(project, "call", "code.search", "query=x")
+
+    assert decisions["code.search"]["rule"].startswith("hidden by code.search")
+    assert done.returncode == 3
+    assert "hidden by code.search" in done.stderr
+
+
+def test_an_asked_name_that_is_no_tool_is_told(project: Path) -> None:
+    done = tools(project, "explain", "--allowed-tools", "code.raed_file, code.search")
+
+    assert "no tool is called 'code.raed_file'; did you mean code.read_file" in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.spec("EXE-12", "RES-06")
+def test_a_call_tells_a_person_the_content_and_a_program_the_whole_result(project: Path) -> None:
+    person = tools(project, "call", "code.read_file", "path=notes.txt")
+    program = told(project, "call", "code.read_file", "path=notes.txt")
+
+    assert (person.returncode, person.stdout) == (0, "     1\thello\n\n")
+    assert program["data"]["text"] == "hello\n"
+    assert program.keys() == {
+        "v",
+        "tool_call_id",
+        "tool",
+        "is_error",
+        "content",
+        "summary",
+        "data",
+        "artifacts",
+        "error",
+        "metadata",
+        "evidence",
+        "context_nodes",
+        "run_id",
+        "run_dir",
+    }
+    assert (Path(program["run_dir"]) / "events.jsonl").exists()
+
+
+@pytest.mark.spec("RES-06", "RES-03")
+def test_large_output_names_the_file_that_keeps_it(project: Path) -> None:
+    program = told(project, "call", "team.big")
+    person = tools(project, "call", "team.big")
+
+    (artifact,) = program["artifacts"]
+    assert Path(artifact["path"]).read_text() == "x" * 50_000
+    assert artifact["path"] in person.stdout
+
+
+@pytest.mark.spec("RES-06")
+def test_nothing_that_a_tool_says_reaches_the_terminal_alive(project: Path) -> None:
+    done = tools(project, "call", "team.paint")
+
+    assert "over" in done.stdout
+    assert not {"\x1b", "\r", "\u202e"} & set(done.stdout + done.stderr)
+
+
+CALLS: dict[str, tuple[list[str], int, str]] = {
+    "the tool fails": (["code.read_file", "path=nothing"], 1, "file_not_found"),
+    "the input is wrong": (["code.read_file", "path=x", "max_lines=5000"], 1, "invalid_input"),
+    "nobody to ask": (["code.write_file", "path=x", "content=y"], 3, "add one, for example --allow"),
+    "needs a step": (["agent.task_get"], 3, "it works on the step that a run holds"),
+    "outside the role": (["code.write_file", "path=x", "content=y", "--role", "worker"], 3, "role worker"),
+    "an unknown argument": (["code.read_file", "pth=x"], 2, "did you mean 'path'?"),
+    "no argument": (["code.read_file", "notes.txt"], 2, "write name=value"),
+    "bad JSON": (["code.read_file", "--args", "{"], 2, "--args is not the JSON of an object"),
+    "too long": (["code.read_file", "path=x", "--timeout-ms", "600001"], 2, "at most 600000 ms"),
+    "no time": (["code.read_file", "path=x", "--timeout-ms", "0"], 2, "--timeout-ms"),
+    "a bad rule": (["code.write_file", "path=x", "content=", "--allow", "/"], 2, "too wide"),
+    "a rule without scope": (["code.write_file", "path=x", "content=", "--allow", "code.*"], 2, "say for what"),
+    "no such role": (["code.read_file", "path=x", "--role", "boss"], 2, "boss"),
+    "no such option": (["code.read_file", "path=x", "--alow", "/"], 2, "--alow"),
+    "no name": ([], 2, "NAME"),
+}
+
+
+@pytest.mark.spec("EXE-12", "PER-05")
+@pytest.mark.parametrize(("words", "code", "says"), CALLS.values(), ids=CALLS.keys())
+def test_every_way_of_not_getting_a_result_is_a_sentence_and_a_code(
+    project: Path, words: list[str], code: int, says: str
+) -> None:
+    done = tools(project, "call", *words)
+
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("scope", ["{project}", "code.write_file:{project}"], ids=["scope", "tool and scope"])
+def test_a_rule_on_the_command_line_allows_the_call(project: Path, scope: str) -> None:
+    done = tools(project, "call", "code.write_file", "path=x", "content=y", "--allow", scope.format(project=project))
+
+    assert done.returncode == 0, done.stderr
+    assert (project / "x").read_text() == "y"
+
+
+@pytest.mark.parametrize(
+    ("rule", "read"),
+    [
+        ("/work", "code.x:/work"),
+        ("~/work", "code.x:~/work"),
+        ("host:a.test", "code.x:host:a.test"),
+        ("exact:git", "code.x:exact:git"),
+        ("code.*:/work", "code.*:/work"),
+    ],
+)
+def test_a_scope_alone_is_a_rule_for_the_tool_that_is_called(rule: str, read: str) -> None:
+    assert _rule("code.x", rule) == read
+
+
+@pytest.mark.spec("EXE-08")
+def test_a_function_that_blocks_does_not_hold_the_command(project: Path) -> None:
+    done = tools(project, "call", "team.block", "--timeout-ms", "200")
+
+    assert done.returncode == 1
+    assert "timeout: no result within 0.2 s" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["list"], ["call", "team.big"], ["call", "team.big", "--json"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_error(project: Path, words: list[str]) -> None:
+    command = f"{sys.executable} -P -m orchestrator.cli tools {' '.join(words)}"
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "SOONG_AGENT_HOME": str(project.parent / "soong"),
+        "SOONG_TOOLS": "team_tools",
+        "PYTHONPATH": f"{project.parent / 'modules'}",
+    }
+
+    for shell in (f"{command} | head -c 1 >/dev/null", f"{command} >&-"):
+        done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, env=environment, check=False)
+        assert done.stderr == ""
+
+
+def test_a_module_that_cannot_be_imported_is_named(project: Path) -> None:
+    done = soong("tools", "list", home=project.parent, SOONG_TOOLS="nothing_of_that_name")
+
+    assert done.returncode == 2
+    assert "SOONG_TOOLS names 'nothing_of_that_name', which is not there" in done.stderr

@@ -1,0 +1,392 @@
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shared.jsontext import Json
+from shared.sandbox.descriptors import PathRefusedError
+from shared.tools.definition import ToolContext
+from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.code import code_tools, replace
+from tests.unit.tools.parts import make_identity, make_workplace
+from tests.unit.toolsets.parts import Project
+
+HUNK = "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
+DIFF = f"--- a/x\n+++ b/x\n{HUNK}"
+
+
+def edits(*pairs: Sequence[str]) -> list[Json]:
+    return [{"old": old, "new": new} for old, new in pairs]
+
+
+@pytest.mark.spec("FS-05")
+async def test_edits_apply_in_order_each_to_the_result_of_the_last(project: Project) -> None:
+    path = project.file("x", "one\ntwo\nthree\n")
+
+    data = await project.data("edit_file", path="x", edits=edits(("two", "2"), ("2\nthree", "2\n3")))
+
+    content = b"one\n2\n3\n"
+    assert path.read_bytes() == content
+    assert data == {
+        "path": "x",
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "created": False,
+        "edits": 2,
+        "replacements": 2,
+        "first_changed_line": 2,
+    }
+
+
+@pytest.mark.spec("FS-05")
+async def test_a_diff_is_applied_and_the_result_is_a_deliverable(project: Project) -> None:
+    path = project.file("x", "one\ntwo\nthree\n")
+
+    result = await project.call("edit_file", path="x", unified_diff=DIFF)
+
+    assert path.read_text() == "one\n2\nthree\n"
+    assert isinstance(result.data, dict)
+    assert (result.data["hunks"], result.data["first_changed_line"]) == (1, 2)
+    assert result.metadata["deliverable"] == {
+        "path": str(path),
+        "size": 12,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "created": False,
+    }
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize("form", [{}, {"edits": edits(("one", "1")), "unified_diff": DIFF}], ids=["neither", "both"])
+async def test_exactly_one_form_is_taken(project: Project, form: dict[str, Any]) -> None:
+    path = project.file("x", "one\ntwo\nthree\n")
+
+    assert await project.error("edit_file", path="x", **form) is ErrorType.INVALID_INPUT
+    assert path.read_text() == "one\ntwo\nthree\n"
+
+
+@pytest.mark.spec("FS-05")
+async def test_replace_all_replaces_every_place_and_belongs_to_edits(project: Project) -> None:
+    path = project.file("x", "a b a b a\n")
+
+    data = await project.data("edit_file", path="x", edits=edits(("a", "cc")), replace_all=True)
+
+    assert (path.read_text(), data["replacements"]) == ("cc b cc b cc\n", 3)
+    assert await project.error("edit_file", path="x", unified_diff=DIFF, replace_all=True) is ErrorType.INVALID_INPUT
+
+
+@pytest.mark.spec("FS-05")
+async def test_a_text_that_stands_nowhere_is_not_found_even_with_replace_all(project: Project) -> None:
+    project.file("x", "one\n\n  two   words\n")
+
+    for flag in (False, True):
+        result = await project.call("edit_file", path="x", edits=edits(("absent", "y")), replace_all=flag)
+        assert result.error is not None
+        assert result.error.type is ErrorType.TEXT_NOT_FOUND
+    near = await project.call("edit_file", path="x", edits=edits(("two words", "y")))
+    assert near.error is not None
+    assert near.error.details == {"edit": 1, "near_line": 3}
+    assert project.bench.gate.asked == []
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize(
+    ("content", "old", "lines"),
+    [("a\nb\na\n", "a", [1, 3]), ("aaa", "aa", [1, 1]), ("x\r\ny\nx\n", "x\n", [1, 3])],
+    ids=["twice", "overlapping", "whatever-ends-the-line"],
+)
+async def test_a_text_at_several_places_is_ambiguous_and_the_lines_are_named(
+    project: Project, content: str, old: str, lines: list[int]
+) -> None:
+    path = project.file("x", content)
+
+    result = await project.call("edit_file", path="x", edits=edits((old, "new")))
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.AMBIGUOUS_EDIT
+    assert (result.error.details["lines"], result.error.details["count"]) == (lines, 2)
+    assert path.read_bytes() == content.encode()
+
+
+async def test_many_places_are_counted_and_the_first_are_listed(project: Project) -> None:
+    project.file("x", "a\n" * 1000)
+
+    result = await project.call("edit_file", path="x", edits=edits(("a\n", "b\n")))
+
+    assert result.error is not None
+    assert (len(result.error.details["lines"]), result.error.details["count"]) == (20, 1000)  # type: ignore[arg-type]
+    assert "and more" in result.error.message
+
+
+@pytest.mark.spec("FS-05")
+async def test_one_edit_that_fails_leaves_the_file_as_it_was(project: Project) -> None:
+    path = project.file("x", "one\ntwo\n")
+
+    result = await project.call("edit_file", path="x", edits=edits(("one", "1"), ("one\ntwo", "y")))
+
+    assert result.error is not None
+    assert "earlier edit" in result.error.hint
+    assert path.read_text() == "one\ntwo\n"
+
+
+@pytest.mark.spec("FS-05")
+async def test_a_missing_file_is_not_found_unless_it_may_be_created(project: Project) -> None:
+    for form in ({"edits": edits(("one", "1"))}, {"unified_diff": DIFF}):
+        assert await project.error("edit_file", path="x", **form) is ErrorType.FILE_NOT_FOUND
+    wanted = {"create_if_missing": True}
+
+    assert await project.error("edit_file", path="x", edits=edits(("a", "b")), **wanted) is ErrorType.TEXT_NOT_FOUND
+    assert await project.error("edit_file", path="x", unified_diff=DIFF, **wanted) is ErrorType.FILE_NOT_FOUND
+    assert list(project.root.iterdir()) == []
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"edits": edits(("", "one\n"), ("one", "1"))},
+        {"unified_diff": "--- /dev/null\n+++ b/a/x\n@@ -0,0 +1 @@\n+1\n"},
+        {
+            "unified_diff": "diff --git a/a/x b/a/x\nnew file mode 100644\nindex 0000000..d00491f\n"
+            "--- /dev/null\n+++ b/a/x\n@@ -0,0 +1 @@\n+1\n"
+        },
+    ],
+    ids=["edits", "diff", "git-diff"],
+)
+async def test_a_missing_file_is_created_with_its_directories_when_asked(
+    project: Project, form: dict[str, Any]
+) -> None:
+    data = await project.data("edit_file", path="a/x", create_if_missing=True, **form)
+
+    assert (project.root / "a/x").read_text() == "1\n"
+    assert data["created"] is True
+    assert project.target.precondition == "absent"
+
+
+@pytest.mark.spec("FS-05")
+async def test_creating_what_exists_is_refused(project: Project) -> None:
+    path = project.file("x", "theirs\n")
+    diff = "--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+mine\n"
+
+    for form, expected in (
+        ({"unified_diff": diff}, ErrorType.PATH_CONFLICT),
+        ({"edits": edits(("", "mine\n"))}, ErrorType.INVALID_INPUT),
+    ):
+        assert await project.error("edit_file", path="x", create_if_missing=True, **form) is expected
+    assert path.read_text() == "theirs\n"
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize(
+    ("before", "old", "new", "after"),
+    [
+        (b"a\r\nb\r\nc", "a\nb", "a\nx\ny", b"a\r\nx\r\ny\r\nc"),
+        (b"a\r\nb\r\n", "b", "b\nc", b"a\r\nb\r\nc\r\n"),
+        (b"a\r\nb\r\n", "a\r\nb", "a\nb", b"a\nb\r\n"),
+        (b"a\nb\r\nc\nd\r\n", "b\nc", "b\nX\nc", b"a\nb\r\nX\nc\nd\r\n"),
+        (b"a\nb\r\nc\nd", "\nd", "\ne\nf", b"a\nb\r\nc\ne\nf"),
+        (b"a\nb\r\nc", "b", "b\nB", b"a\nb\r\nB\r\nc"),
+        (b"\xef\xbb\xbfa\nb", "a", "x", b"\xef\xbb\xbfx\nb"),
+        (b"caf\xe9 = 1\nb\n", "= 1", "= 2", b"caf\xe9 = 2\nb\n"),
+        ("é = 1".encode(), "é", "ö", "ö = 1".encode()),
+        (b"a\rb\rc", "b", "x", b"a\rx\rc"),
+    ],
+    ids=["crlf", "crlf-new-line", "literal-cr", "mixed", "mixed-end", "mixed-one", "bom", "latin-1", "utf-8", "cr"],
+)
+async def test_bytes_outside_the_edit_and_the_way_lines_end_are_kept(
+    project: Project, before: bytes, old: str, new: str, after: bytes
+) -> None:
+    path = project.file("x", before)
+
+    result = await project.call("edit_file", path="x", edits=edits((old, new)))
+
+    assert result.error is None, result.error
+    assert path.read_bytes() == after
+    assert ("encoding" in result.metadata) == (before.startswith(b"caf"))
+
+
+@pytest.mark.spec("FS-05")
+async def test_every_place_of_a_file_with_mixed_endings_is_replaced_in_its_own_way(project: Project) -> None:
+    path = project.file("x", b"k\r\nv\nk\nv\r\nk\r\nv\r\n")
+
+    await project.data("edit_file", path="x", edits=edits(("k\nv", "k\nw\nv")), replace_all=True)
+
+    assert path.read_bytes() == b"k\r\nw\nv\nk\nw\r\nv\r\nk\r\nw\r\nv\r\n"
+
+
+@pytest.mark.parametrize("content", [b"a\0b", "ab".encode("utf-16")], ids=["nul", "utf-16"])
+@pytest.mark.parametrize("form", [{"edits": edits(("a", "b"))}, {"unified_diff": DIFF}], ids=["edits", "diff"])
+async def test_a_binary_file_is_refused(project: Project, content: bytes, form: dict[str, Any]) -> None:
+    path = project.file("x", content)
+
+    assert await project.error("edit_file", path="x", **form) is ErrorType.BINARY_FILE
+    assert path.read_bytes() == content
+
+
+async def test_what_is_too_large_before_within_or_after_is_refused(project: Project) -> None:
+    limit = 4 * 1024 * 1024
+    project.file("large", b"a" * (limit + 1))
+    project.file("x", b"a" * 3000)
+
+    for arguments in (
+        {"path": "large", "edits": edits(("b", "c"))},
+        {"path": "x", "edits": edits(("a" * limit, "b"))},
+        {"path": "x", "unified_diff": "x" * (limit + 1)},
+        {"path": "x", "edits": edits(("a", "b" * 2000)), "replace_all": True},
+    ):
+        assert await project.error("edit_file", **arguments) is ErrorType.LIMIT_EXCEEDED
+    assert (project.root / "x").read_bytes() == b"a" * 3000
+
+
+@pytest.mark.spec("FS-05", "FS-07", "PER-06")
+async def test_what_is_asked_shows_the_effect_and_binds_it_to_the_content(project: Project) -> None:
+    path = project.file("x", "head\n" * 5000 + "one\ntwo\nthree\n" + "tail\n" * 5000)
+
+    await project.call("edit_file", path="x", edits=edits(("two", "2")))
+
+    assert (project.target.shown, project.target.scope) == (str(path), str(project.root))
+    assert "@@ -4999,7 +4999,7 @@" in project.target.preview
+    assert " one\n-two\n+2\n three\n" in project.target.preview
+    assert project.target.precondition.startswith(f"{path.stat().st_dev}:")
+
+
+@pytest.mark.spec("FS-05")
+async def test_mode_and_name_stay_and_the_file_is_replaced_at_once(project: Project) -> None:
+    path = project.file("x", "one\n")
+    path.chmod(0o751)
+    inode = path.stat().st_ino
+
+    await project.data("edit_file", path="x", edits=edits(("one", "1")))
+
+    assert (path.stat().st_mode & 0o777, path.read_text()) == (0o751, "1\n")
+    assert path.stat().st_ino != inode
+    assert [entry.name for entry in project.root.iterdir()] == ["x"]
+
+
+@pytest.mark.spec("FS-05", "FS-07")
+@pytest.mark.parametrize("change", ["content", "same-size", "other-file", "gone", "link"])
+async def test_a_file_that_changed_while_asking_is_left_alone(project: Project, change: str) -> None:
+    path = project.file("x", "one\n")
+
+    async def act() -> None:
+        match change:
+            case "content":
+                path.write_text("one\ntheirs\n")
+            case "same-size":
+                path.write_text("ONE\n")
+            case "gone":
+                path.unlink()
+            case "link":
+                path.unlink()
+                path.symlink_to(project.outside / "x")
+            case _:
+                path.rename(project.root / "y")
+                path.write_text("one\n")
+
+    project.bench.gate.before = act
+
+    error = await project.error("edit_file", path="x", edits=edits(("one", "1")))
+
+    assert error in {ErrorType.PATH_CONFLICT, ErrorType.FILE_NOT_FOUND}
+    assert change != "same-size" or path.read_text() == "ONE\n"
+    assert not (project.outside / "x").exists()
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize("late", ["in place", "replaced"])
+async def test_a_change_between_reading_and_renaming_is_not_lost(
+    project: Project, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = project.file("x", "one\n")
+    original = replace._is_unchanged
+
+    def unchanged(folder: int, name: str, before: replace.State) -> bool:
+        if late == "in place":
+            path.write_text("ONE\n")
+        else:
+            (project.root / "y").write_text("one\n")
+            (project.root / "y").rename(path)
+        return original(folder, name, before)
+
+    monkeypatch.setattr(replace, "_is_unchanged", unchanged)
+    theirs = {"in place": "ONE\n", "replaced": "one\n"}[late]
+
+    assert await project.error("edit_file", path="x", edits=edits(("one", "1"))) is ErrorType.PATH_CONFLICT
+    assert [(entry.name, entry.read_text()) for entry in project.root.iterdir()] == [("x", theirs)]
+
+
+@pytest.mark.spec("FS-05", "FS-06")
+async def test_nothing_of_a_sensitive_file_is_told_before_it_is_permitted(project: Project) -> None:
+    project.file(".env", "PASSWORD=hunter2\n")
+
+    await project.call("edit_file", path=".env", edits=edits(("PASSWORD=h", "PASSWORD=H")))
+    asked = project.target
+    await project.call("edit_file", path=".env", edits=edits(("PASSWORD=guess", "x")))
+
+    assert [call.target.preview for call in project.bench.gate.asked] == [asked.preview] * 2
+    assert asked.is_sensitive
+    assert "hunter2" not in asked.preview
+    assert (project.root / ".env").read_text() == "PASSWORD=Hunter2\n"
+
+
+@pytest.mark.spec("FS-06", "FS-07")
+@pytest.mark.parametrize("name", [".env", "outside", "linked"])
+async def test_a_handler_called_round_the_pipeline_has_no_consent(project: Project, name: str) -> None:
+    (project.outside / "x").write_text("one\n")
+    os.link(project.outside / "x", project.root / "linked")
+    project.file(".env", "one\n")
+    path = str(project.outside / "x") if name == "outside" else name
+    tool = next(tool for tool in code_tools() if tool.name == "code.edit_file")
+    context = ToolContext(make_identity(), make_workplace(project.root), "c", "e", 1, None)  # type: ignore[arg-type]
+
+    with pytest.raises((ToolError, PathRefusedError), match="not permitted"):
+        await tool.handler(context, {"path": path, "edits": edits(("one", "1"))})
+
+    assert (project.outside / "x").read_text() == "one\n"
+
+
+@pytest.mark.spec("FS-05")
+async def test_hunks_that_went_elsewhere_than_they_said_are_named(project: Project) -> None:
+    path = project.file("x", "zero\nnull\none\ntwo\nthree\n")
+    diff = DIFF.replace("-1,3 +1,3", "-2,3 +2,3")
+
+    data = await project.data("edit_file", path="x", unified_diff=diff)
+
+    assert data["offsets"] == [{"hunk": 1, "line": 3, "offset": 1}]
+    assert path.read_text() == "zero\nnull\none\n2\nthree\n"
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        ("x", "--- a/x\n+++ b/x\n"),
+        ("./x", "--- x\n+++ x\n"),
+        ("x", "--- x\t2024-01-01 10:00:00.000 +0000\n+++ x\t2024-01-02 10:00:00 +0000\n"),
+        ("x", "some words\n\ndiff --git a/x b/x\nindex 1111111..2222222 100644\n--- a/x\n+++ b/x\n"),
+        ("x", "diff --git i/x w/x\nindex 1111111..2222222 100755\n"),
+        ("a b/x y", "diff --git a/a b/x y b/a b/x y\n--- a/a b/x y\t\n+++ b/a b/x y\t\n"),
+        ("ä\t", '--- "a/\\303\\244\\t"\n+++ "b/\\303\\244\\t"\n'),
+        ("ä\t", 'diff --git "a/\\303\\244\\t" "b/\\303\\244\\t"\n--- "a/\\303\\244\\t"\n+++ "b/\\303\\244\\t"\n'),
+        ("deep/er/x", "--- a/deep/er/x\n+++ b/deep/er/x\n"),
+    ],
+)
+async def test_a_header_may_name_the_file_in_the_usual_ways(project: Project, path: str, header: str) -> None:
+    file = project.file(path, "one\ntwo\nthree\n")
+
+    result = await project.call("edit_file", path=path, unified_diff=header + HUNK)
+
+    assert result.error is None, result.error
+    assert file.read_text() == "one\n2\nthree\n"
+
+
+@pytest.mark.spec("FS-05")
+async def test_a_header_may_name_an_absolute_path_from_the_project(project: Project) -> None:
+    file = project.file("sub/x", "one\ntwo\nthree\n")
+
+    for name in (f"a{file}", str(file), "a/sub/x"):
+        file.write_text("one\ntwo\nthree\n")
+        diff = f"--- {name}\n+++ {name}\n{HUNK}"
+        await project.data("edit_file", path=str(file), unified_diff=diff)
+        assert file.read_text() == "one\n2\nthree\n"

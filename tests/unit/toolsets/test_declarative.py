@@ -172,6 +172,8 @@ def test_everything_wrong_with_every_file_is_told_at_once(home: Path) -> None:
         ({"command_type": "bash"}, "command_type: is wrong"),
         ({"command": None}, "command: is missing"),
         ({"command": ""}, "command: is wrong"),
+        ({"command": "a\0b", "command_type": "shell"}, "command: holds a NUL"),
+        ({"command": "a\0b"}, "command: 'a\\x00b' is neither"),
         ({"command": "./echo"}, "command: './echo' is neither"),
         ({"command": "{{text}}"}, "command: holds a field"),
         ({"args": "{{text}}"}, "args: is wrong"),
@@ -305,6 +307,13 @@ def test_a_file_that_is_no_sound_definition_is_refused_by_name(
     said = complaint(home)
     assert str(path) in said
     assert expected in said
+
+
+def test_more_files_than_are_read_are_an_error(home: Path) -> None:
+    for number in range(501):
+        write(home, f"{number:03}", name=f"team.n{number}")
+
+    assert complaint(home) == f"{home}/tools: holds 501 files; keep at most 500"
 
 
 def test_a_folder_that_others_can_write_is_refused_whole(home: Path) -> None:

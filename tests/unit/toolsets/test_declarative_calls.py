@@ -12,12 +12,14 @@ import pytest
 
 from shared.config import parse_config
 from shared.identity import Role
+from shared.jsontext import JsonObject
 from shared.permissions.scope import offered_scope
+from shared.tools.definition import ToolContext
 from shared.tools.execution import PROGRESS_EVENT
 from shared.tools.ports import ToolCall, Verdict
-from shared.tools.result import ErrorType
+from shared.tools.result import ErrorType, ToolError
 from shared.tools.surface import SurfaceRequest, compute_surface
-from tests.unit.tools.parts import make_bench
+from tests.unit.tools.parts import make_bench, make_identity, make_workplace
 from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
 
 SAY_ALL = """
@@ -25,6 +27,13 @@ import json, os, sys
 print(json.dumps({"data": {"stdin": json.load(sys.stdin), "cwd": os.getcwd(), "env": dict(os.environ),
                            "argv": sys.argv[1:]}}))
 """
+
+
+class Unheard:
+    """Progress of a call outside a pipeline."""
+
+    async def report(self, message: str, data: JsonObject | None = None) -> None:
+        pass
 
 
 @pytest.fixture
@@ -346,6 +355,26 @@ async def test_a_shell_line_is_outside_every_surface_until_it_is_enabled(declare
     assert surface("", is_dangerous_enabled=False) == ()
     assert surface("[tools]\nshell = true\n", is_dangerous_enabled=False) == ("team.tool",)
     assert surface("", is_dangerous_enabled=True) == ("team.risky",)
+
+
+async def test_arguments_that_are_together_too_long_are_invalid_input(declared: Declared) -> None:
+    declared.write(args=["{{text}}"] * 40)
+
+    type_, message = await declared.error(text="x" * 130_000)
+
+    assert (type_, "command line" in message) == (ErrorType.INVALID_INPUT, True)
+
+
+@pytest.mark.spec("EXE-08")
+async def test_a_handler_keeps_to_its_time_without_a_pipeline(declared: Declared) -> None:
+    declared.python("import time; time.sleep(100)", timeout_ms=500)
+    (tool,) = declared.tools()
+    context = ToolContext(make_identity(), make_workplace(declared.project), "call_1", "effect", 1, Unheard())
+
+    with pytest.raises(ToolError) as caught:
+        await tool.handler(context, {})
+
+    assert caught.value.failure.type is ErrorType.TIMEOUT
 
 
 async def test_the_same_python_answers_with_its_arguments(declared: Declared) -> None:

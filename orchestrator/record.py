@@ -2,23 +2,27 @@
 
 ``runs/<run>/`` in the home gets ``events.jsonl`` (CloudEvents), ``logs/tools.jsonl``, ``logs/errors.jsonl`` and
 ``deliverables/``, from rows and artifacts, when the task has ended. The rows stay the truth: a folder can be deleted
-and written again. Runs that called no tool and did not fail get none.
+and written again. Runs that called no tool and ended well get none.
 """
 
 import asyncio
-from collections.abc import Sequence
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from orchestrator.scheduler import Ended
 from shared.errors import NotFoundError, UnavailableError
-from shared.jsontext import Json, dump
+from shared.jsontext import Json, JsonObject, dump
 from shared.log import get_logger
 from shared.runs.events import Event, EventType
 from shared.runs.record import Run
 from shared.runs.status import RunStatus
 from shared.runs.store import RunStore
+from shared.tools.rendering import log_line
 
 log = get_logger(__name__)
 
@@ -66,7 +70,7 @@ class RunFolders:
     async def _write_task(self, task_id: str) -> None:
         try:
             for run in await self.runs.runs(task_id=task_id, limit=100_000):
-                if run.usage.tool_calls or run.status is RunStatus.FAILED:
+                if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
                     await self._write_run(run)
         except (OSError, UnavailableError):
             log.exception("run_folder_failed", task=task_id)
@@ -75,8 +79,9 @@ class RunFolders:
         events = await self._events(run.id)
         folder = self.folder / run.id
         await asyncio.to_thread(_write_lines, folder, lines_of(events))
+        names = deliverable_names(events)
         for event in events:
-            await write_deliverable(folder, event, self.artifacts)
+            await write_deliverable(folder, event, self.artifacts, names)
 
     async def _events(self, run_id: str) -> list[Event]:
         found: list[Event] = []
@@ -89,17 +94,37 @@ def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
     """Return what each file of a run folder says of these events, in order; every file is named."""
     return {
         "events.jsonl": [event.envelope() for event in events],
-        "logs/tools.jsonl": [_line(event) for event in events if event.type in TOOL_EVENTS],
-        "logs/errors.jsonl": [_line(event) for event in events if event.type in ERROR_EVENTS],
+        "logs/tools.jsonl": [_facts(event) for event in events if event.type in TOOL_EVENTS],
+        "logs/errors.jsonl": [_error(event) for event in events if event.type in ERROR_EVENTS],
     }
 
 
-async def write_deliverable(folder: Path, event: Event, artifacts: StoredArtifacts) -> None:
+def deliverable_names(events: Sequence[Event]) -> dict[str, str]:
+    """Return the file name of each delivered path: its own, with a mark of the path where two would be one."""
+    names: dict[str, str] = {}
+    for event in events:
+        deliverable = event.data.get("deliverable")
+        if isinstance(deliverable, dict) and _path_of(deliverable) not in names:
+            path, name = _path_of(deliverable), PurePosixPath(str(deliverable["name"])).name
+            mark = hashlib.sha256(path.encode("utf-8", "replace")).hexdigest()[:8]
+            names[path] = f"{mark}-{name}" if name in names.values() else name
+    return names
+
+
+def _path_of(deliverable: JsonObject) -> str:
+    return str(deliverable.get("path") or deliverable["name"])
+
+
+async def write_deliverable(
+    folder: Path, event: Event, artifacts: StoredArtifacts, names: Mapping[str, str] | None = None
+) -> None:
     """Write the deliverable that an event speaks of, if it does, into the run's folder."""
     deliverable = event.data.get("deliverable")
     if not isinstance(deliverable, dict):
         return
-    name = PurePosixPath(str(deliverable["name"])).name
+    name = (names or {}).get(_path_of(deliverable)) or PurePosixPath(str(deliverable["name"])).name
+    if name in ("", ".", ".."):
+        return
     try:
         data = await artifacts.get(str(deliverable["digest"]))
     except NotFoundError:
@@ -114,7 +139,14 @@ def make_folders(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _line(event: Event) -> dict[str, Json]:
+def _facts(event: Event) -> dict[str, Json]:
+    """Return a call's event without what it was given and what it gave (RES-06)."""
+    return log_line(event.data, seq=event.seq, time_us=event.time_us, type=event.type)
+
+
+def _error(event: Event) -> dict[str, Json]:
+    if event.type in TOOL_EVENTS:
+        return {**_facts(event), "message": event.data.get("message", "")}
     return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
 
 
@@ -125,5 +157,13 @@ def _write_lines(folder: Path, files: dict[str, list[dict[str, Json]]]) -> None:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
+    """Put a file in place as a whole; a link that a run has left there is replaced and never followed."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_bytes(data)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

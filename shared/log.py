@@ -5,13 +5,20 @@ The configuration lives here; modules call ``get_logger(__name__)`` and log noun
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import cast
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+Clean = Callable[[str], str]
 
 
-def configure(level: str, *, process: str) -> None:
-    """Set up logging for a process named ``process`` (orchestrator, worker, cli)."""
+def configure(level: str, *, process: str, clean: Clean = str) -> None:
+    """Set up logging for a process named ``process`` (orchestrator, worker, cli).
+
+    ``clean`` takes secrets out of every text before it is written, tracebacks among them (EVT-05).
+    """
     renderer = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
@@ -19,6 +26,7 @@ def configure(level: str, *, process: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _cleaner(clean),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -30,3 +38,21 @@ def configure(level: str, *, process: str) -> None:
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     return cast("structlog.stdlib.BoundLogger", structlog.get_logger(module=name))
+
+
+def _cleaner(clean: Clean) -> Callable[[WrappedLogger, str, EventDict], EventDict]:
+    def clean_all(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {name: _cleaned(value, clean) for name, value in event.items()}
+
+    return clean_all
+
+
+def _cleaned(value: object, clean: Clean) -> object:
+    """Return a field without secrets; what is neither text nor a plain collection is written as its text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {clean(str(name)): _cleaned(item, clean) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_cleaned(item, clean) for item in value]
+    return clean(value if isinstance(value, str) else repr(value))

@@ -16,7 +16,7 @@ from shared.clock import SystemClock
 from shared.config import Config, load_config
 from shared.errors import InvalidConfigError
 from shared.log import configure
-from shared.sandbox.redact import redactor
+from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
 from shared.store import Store
 from worker.agent_step import AgentRuns
@@ -34,7 +34,9 @@ SWITCH_INTERVAL_S = 0.001
 
 def run_worker(settings: Settings, name: str) -> int:
     """Run one worker process until it is told to stop; return its exit code."""
-    configure(settings.log_level, process="worker")
+    config = load_config(settings.home)
+    clean = redactor(secret_values(settings, config.commands.secret_env))
+    configure(settings.log_level, process="worker", clean=clean.text)
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if not settings.redis_url:
@@ -46,7 +48,7 @@ def run_worker(settings: Settings, name: str) -> int:
     thread.start()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    process = thread.submit(_build(settings, node_name, thread, watcher)).result()
+    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher)).result()
     thread.submit(process.start()).result()
     watcher.start()
     try:
@@ -59,7 +61,12 @@ def run_worker(settings: Settings, name: str) -> int:
 
 
 async def _build(
-    settings: Settings, node_name: str, thread: LoopThread, watcher: FlowerEvents | NoFlower
+    settings: Settings,
+    config: Config,
+    clean: Redactor,
+    node_name: str,
+    thread: LoopThread,
+    watcher: FlowerEvents | NoFlower,
 ) -> WorkerProcess:
     clock = SystemClock()
     store = await open_store(settings.effective_database_url, migrate=False)
@@ -69,8 +76,6 @@ async def _build(
     incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store, switchboard, "")
-    config = load_config(settings.home)
-    clean = redactor(secret_values(settings, config.commands.secret_env))
     runner = Runner(PythonSteps(executor), _agents(settings, config, store, ring, inbox, incarnation), clean)
     return WorkerProcess(
         store=store,

@@ -4,8 +4,8 @@ import asyncio
 import signal
 
 from orchestrator.cli.console import say
+from orchestrator.logs import configure_logs
 from shared.errors import UsageError
-from shared.log import configure
 from shared.settings import Settings, load_settings
 
 
@@ -15,7 +15,7 @@ def command() -> None:
     missing = [f"SOONG_{name.upper()}" for name in ("database_url", "redis_url") if not getattr(settings, name)]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be set; for a service on this machine alone run `soong up`")
-    configure(settings.log_level, process="orchestrator")
+    configure_logs(settings)
     asyncio.run(_serve(settings))
 
 

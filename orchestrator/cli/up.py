@@ -8,7 +8,7 @@ from orchestrator.cli.console import say
 from orchestrator.embedded.service import EmbeddedService, Owner
 from orchestrator.embedded.service_file import ServiceHeldError
 from orchestrator.embedded.starter import EXIT_HELD
-from shared.log import configure
+from orchestrator.logs import configure_logs
 from shared.settings import Settings, load_settings
 from shared.store import Store
 
@@ -21,7 +21,7 @@ def command(
 ) -> None:
     """Start Redis, the database, an orchestrator and workers on this machine, and stay."""
     settings = load_settings(workers=workers, slots=slots)
-    configure(settings.log_level, process="orchestrator")
+    configure_logs(settings)
     service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral)
 
     def ready() -> None:

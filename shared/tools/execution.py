@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from shared.clock import Clock
+from shared.clock import Clock, SystemClock
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.redact import Redactor
 from shared.tools.bounds import UnfitError, plain, storable
@@ -32,7 +32,7 @@ class Course:
     """How far one call has come; the only thing here that changes. ``signal`` is an abort that waited for its end."""
 
     call: ToolCall
-    fence: int
+    fence: int = 0
     inputs: CallInputs = field(default_factory=CallInputs)
     gate_call: GateCall | None = None
     verdict: Verdict | None = None
@@ -85,7 +85,7 @@ class CallProgress:
     log: CallLog
     redactor: Redactor
     course: Course
-    clock: Clock
+    clock: Clock = field(default_factory=SystemClock)
     _room: float = PROGRESS_BURST
     _filled_s: float = 0.0
     _left_out: int = 0

@@ -5,6 +5,7 @@ Owns what makes a definition acceptable. Leaves which of them a run may use to :
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 MAX_TIMEOUT = timedelta(milliseconds=600_000)
+
+_NAMESPACE_TAGS = frozenset({"code", "agent", "internal", "mcp"})
+_TAG = re.compile(r"[a-z0-9][a-z0-9_-]*", re.ASCII)
 
 Function: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -69,6 +73,8 @@ class ToolRegistry:
         Raises:
             InvalidToolError: as :meth:`register`.
         """
+        if isinstance(input_schema, type):
+            more["metadata"] = _with_native(input_schema, more)
         schema = from_pydantic(input_schema, tool=name) if isinstance(input_schema, type) else input_schema
         definition = ToolDefinition(name, description, schema, handler, permission, frozenset(tags), **more)
         return self.register(definition)
@@ -134,13 +140,22 @@ class ToolRegistry:
         if definition.timeout is not None and not timedelta(0) < definition.timeout <= self.max_timeout:
             limit = self.max_timeout // timedelta(milliseconds=1)
             raise InvalidToolError(definition.name, f"its timeout must be above 0 and at most {limit} ms")
+        self._check_tags(definition)
         if definition.max_result_chars is not None and definition.max_result_chars < 1:
             raise InvalidToolError(definition.name, "max_result_chars must be at least 1")
-
         try:
             digest(_promise(definition))
         except InvalidJsonError as error:
             raise InvalidToolError(definition.name, f"its schemas cannot be said in JSON: {error}") from error
+
+    def _check_tags(self, definition: ToolDefinition) -> None:
+        odd = sorted(tag for tag in definition.tags if not _TAG.fullmatch(tag))
+        if odd:
+            raise InvalidToolError(definition.name, f"the tag {odd[0]!r} is not made of a-z, 0-9, '_' and '-'")
+        other = Permission.READONLY if definition.permission is Permission.WRITE else Permission.WRITE
+        if other.value in definition.tags:
+            problem = f"is tagged {other.value!r} and declares permission {definition.permission.value!r}; say one"
+            raise InvalidToolError(definition.name, problem)
 
     def _check_free(self, definition: ToolDefinition) -> None:
         for name in (definition.name, *definition.aliases):
@@ -173,7 +188,19 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
     more.setdefault("description", inspect.getdoc(function) or "")
     more.setdefault("validate_input", _validator(model))
     more["tags"] = frozenset(more.get("tags", ()))
+    more["metadata"] = _with_native(model, more)
     return ToolDefinition(name=name, input_schema=from_pydantic(model, tool=name), handler=handler, **more)
+
+
+def _with_native(model: "type[BaseModel]", more: dict[str, Any]) -> dict[str, Json]:
+    """Return a tool's metadata with the schema as its source says it, not yet in the subset (REG-05)."""
+    return {"native_schema": model.model_json_schema(), **more.get("metadata", {})}
+
+
+def _tags_of(definition: ToolDefinition) -> frozenset[str]:
+    namespace = definition.name.partition(".")[0]
+    own = {namespace} & _NAMESPACE_TAGS
+    return definition.tags | {definition.permission.value} | own
 
 
 def _validator(model: "type[BaseModel]") -> Callable[[JsonObject], str | None]:

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-from shared.errors import InvalidJsonError
-from shared.jsontext import JsonObject, parse_strict
+from shared.jsontext import Json, JsonObject
 from shared.tools.definition import ToolDefinition
+from shared.tools.intake import parsed
 from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, ToolResult
+from shared.tools.result import ErrorType, ToolError, ToolResult
 from shared.tools.risk import effective_traits
 from shared.tools.surface import DELEGATION_TOOLS
 
 DEFAULT_PARALLEL_LIMIT: Final = 10
 QUEUED_EVENT: Final = "tool_queued"
 YIELDED_EVENT: Final = "tool_yielded"
+ABORTED_EVENT: Final = "aborted_tools"
 
 
 class GroupKind(StrEnum):
@@ -86,16 +87,18 @@ async def run_turn(
     """
     groups = plan_groups(calls, executor.resolve)
     if note is not None:
-        await note(QUEUED_EVENT, {"groups": [[call.id for call in group.calls] for group in groups]})
+        await note(QUEUED_EVENT, _queued(groups))
     ended: list[ToolResult] = []
     begun: set[int] = set()
     for position, group in enumerate(groups):
         limit = agent_limit if group.kind is GroupKind.AGENTS else parallel_limit
         try:
             results = await _run_group(group, executor, limit, begun)
-        except asyncio.CancelledError:
-            later = [call for each in groups[position:] for call in each.calls if id(call) not in begun]
-            await _abort_all(later, executor)
+        except asyncio.CancelledError as signal:
+            unfinished = [call for each in groups[position:] for call in each.calls]
+            if note is not None:  # kept back, so it is written with the ends of the calls that follow
+                await note(ABORTED_EVENT, _aborted(unfinished, signal))
+            await _abort_all([call for call in unfinished if id(call) not in begun], executor)
             raise
         ended += results
         if group.kind is GroupKind.WRITE and results[-1].is_error:
@@ -106,6 +109,21 @@ async def run_turn(
     if note is not None:
         await note(YIELDED_EVENT, {"calls": [result.tool_call_id for result in ended]})
     return ended
+
+
+def _queued(groups: Sequence[Group]) -> dict[str, Json]:
+    """Return what a watcher is told of a turn: its groups in order, and every call with its tool (EXE-11)."""
+    return {
+        "groups": [[call.id for call in group.calls] for group in groups],
+        "kinds": [group.kind.value for group in groups],
+        "tools": {call.id: call.tool for group in groups for call in group.calls},
+    }
+
+
+def _aborted(calls: Sequence[ToolCall], signal: asyncio.CancelledError) -> dict[str, Json]:
+    """Return what is said of the calls that had no result when the abort came; one not to be cut may still end."""
+    reason = str(signal.args[0]) if signal.args else "the run was interrupted"
+    return {"calls": [call.id for call in calls], "reason": reason}
 
 
 async def _run_group(group: Group, executor: Executor, limit: int | None, begun: set[int]) -> list[ToolResult]:
@@ -154,7 +172,7 @@ def _kind_of(call: ToolCall, definition: ToolDefinition | None) -> GroupKind:
 def _input_of(call: ToolCall) -> JsonObject:
     """Return the arguments for the trait functions; ones that are not an object will be refused and touch nothing."""
     try:
-        value = parse_strict(call.arguments or "{}") if isinstance(call.arguments, str) else call.arguments
-    except InvalidJsonError:
+        value = parsed(call.arguments)
+    except ToolError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -101,3 +101,64 @@ async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> N
 
     assert (tmp_path / "runs" / run_id / "deliverables" / "escaped").read_bytes() == b"x"
     assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.spec("EVT-03")
+async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> None:
+    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    events = []
+    for folder in ("a", "b"):
+        ref = await artifacts.put(folder.encode(), name="report.md")
+        delivered: dict[str, Json] = {"name": "report.md", "path": f"/p/{folder}/report.md", "digest": ref.digest}
+        events.append(NewEvent(EventType.TOOL_COMPLETED, {"deliverable": delivered}, START_US))
+    ended, run_id = await ended_run(store, *events)
+    folders = RunFolders(store, artifacts, tmp_path / "runs")
+
+    await folders.write(ended)
+    await folders.close()
+
+    kept = sorted((tmp_path / "runs" / run_id / "deliverables").iterdir())
+    assert {path.read_bytes() for path in kept} == {b"a", b"b"}
+    assert all(path.name.endswith("report.md") for path in kept)
+
+
+@pytest.mark.spec("EVT-03")
+async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    ref = await artifacts.put(b"ours", name="x")
+    ended, run_id = await ended_run(
+        store, NewEvent(EventType.TOOL_COMPLETED, {"deliverable": {"name": "x", "digest": ref.digest}}, START_US)
+    )
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"untouched")
+    place = tmp_path / "runs" / run_id / "deliverables"
+    place.mkdir(parents=True)
+    (place / "x").symlink_to(victim)
+
+    folders = RunFolders(store, artifacts, tmp_path / "runs")
+    await folders.write(ended)
+    await folders.close()
+
+    assert victim.read_bytes() == b"untouched"
+    assert ((place / "x").is_symlink(), (place / "x").read_bytes()) == (False, b"ours")
+
+
+@pytest.mark.spec("RES-06", "EVT-03")
+async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(tmp_path: Path) -> None:
+    store = MemoryStore()
+    facts: dict[str, Json] = {"tool_call_id": "c1", "tool": "code.search", "status": "failed", "duration_ms": 12}
+    ended, run_id = await ended_run(
+        store,
+        NewEvent(EventType.TOOL_STARTED, {"tool_call_id": "c1", "input": {"query": "the question"}}, START_US),
+        NewEvent(EventType.TOOL_FAILED, {**facts, "summary": "a line of content", "message": "it broke"}, START_US),
+    )
+    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+
+    await folders.write(ended)
+    await folders.close()
+
+    logs = tmp_path / "runs" / run_id / "logs"
+    assert lines(logs / "tools.jsonl")[1].items() >= facts.items()
+    assert "question" not in (logs / "tools.jsonl").read_text()
+    assert "content" not in (logs / "tools.jsonl").read_text()
+    assert lines(logs / "errors.jsonl")[0]["message"] == "it broke"

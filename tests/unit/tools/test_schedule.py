@@ -167,10 +167,29 @@ async def test_queued_and_yielded_are_one_event_each_for_a_turn() -> None:
 
     await run_turn(calls("rrw"), Executor(), note=note)
 
+    tools = {"r0": "code.read", "r1": "code.read", "w2": "code.write"}
     assert notes == [
-        ("tool_queued", {"groups": [["r0", "r1"], ["w2"]]}),
+        ("tool_queued", {"groups": [["r0", "r1"], ["w2"]], "kinds": ["reads", "write"], "tools": tools}),
         ("tool_yielded", {"calls": ["r0", "r1", "w2"]}),
     ]
+
+
+@pytest.mark.spec("EXE-07")
+async def test_an_abort_is_said_once_with_all_calls_that_had_no_result() -> None:
+    notes: list[tuple[str, JsonObject]] = []
+
+    async def note(type: str, data: JsonObject) -> None:
+        notes.append((type, data))
+
+    executor = Executor(holding=frozenset({"w1"}))
+    task = asyncio.ensure_future(run_turn(calls("rwr"), executor, note=note))
+    await asyncio.wait_for(executor.reached.wait(), 5)
+
+    task.cancel("a person pressed stop")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert notes[-1] == ("aborted_tools", {"calls": ["w1", "r2"], "reason": "a person pressed stop"})
 
 
 @pytest.mark.spec("EXE-07", "EXE-05")

@@ -1,0 +1,16 @@
+"""Logs of an orchestrator process: set up once, without the secrets that the process knows (EVT-05)."""
+
+from shared.config import load_config
+from shared.log import configure
+from shared.sandbox.redact import redactor
+from shared.settings import Settings, secret_values
+
+
+def configure_logs(settings: Settings) -> None:
+    """Set up logging under the settings and the configuration of the home.
+
+    Raises:
+        InvalidConfigError: the configuration cannot be used, and with it what it calls secret is unknown.
+    """
+    known = redactor(secret_values(settings, load_config(settings.home).commands.secret_env))
+    configure(settings.log_level, process="orchestrator", clean=known.text)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shared.sandbox.process import ProcessRunner
 from shared.tools.definition import Permission, ToolDefinition
 from shared.tools.registry import ToolRegistry
 from shared.toolsets.declarative.toolset import DeclarativeTools
+from shared.toolsets.sources import Surroundings, make_registry
 from tests.unit.tools.parts import make_tool
 
 FIELD: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -123,6 +125,24 @@ def test_declared_tools_come_after_the_built_in_ones(home: Path) -> None:
 
     assert [tool.name for tool in registry.definitions()] == ["code.x", "a.first"]
     assert registry.source_of("a.first") == f"file {home}/tools/echo.json"
+
+
+@pytest.mark.spec("REG-07", "SKL-01")
+def test_every_process_registers_skills_and_the_declared_tools_of_its_home(home: Path) -> None:
+    write(home, name="a.first")
+
+    names = [tool.name for tool in make_registry(Surroundings(home)).definitions()]
+
+    assert names[-1] == "a.first"
+    assert {"internal.list_skills", "internal.load_skill", "code.read_file"} <= set(names[:-1])
+
+
+@pytest.mark.spec("CMD-02")
+def test_no_process_starts_with_a_broken_definition_in_its_home(home: Path) -> None:
+    path = write(home, timeout_ms=600_001)
+
+    with pytest.raises(InvalidConfigError, match=re.escape(f"{path}: timeout_ms: is 600001")):
+        make_registry(Surroundings(home))
 
 
 @pytest.mark.spec("REG-02")

@@ -261,7 +261,8 @@ ROWS = [
             ("read-only", "sandbox_denied", lambda scene: scene.file("x", "old").chmod(0o444)),
         )
     ),
-    Row("row-29-too-large", "write_file", {"path": "x", "content": "x" * (64 * 2**20)}, "limit_exceeded"),
+    Row("row-29-too-large", "write_file", {"path": "x", "content": "x" * (5 * 2**20)}, "limit_exceeded"),
+    Row("row-29-far-too-large", "write_file", {"path": "x", "content": "x" * (64 * 2**20)}, "invalid_input"),
     *(
         Row(f"row-30-{path}", "write_file", {"path": path, "content": "x", "overwrite": True}, "path_protected")
         for path in (

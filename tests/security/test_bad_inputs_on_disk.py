@@ -138,10 +138,11 @@ async def test_row_17_a_configured_pattern_holds_in_both_forms(tmp_path: Path, f
 
 
 def disguised(name: str, form: str) -> str:
-    if form == "NFC" or form == "NFD" or form == "NFKC":
-        return unicodedata.normalize(form, name)
-    if form == "zero width":
-        return f"{name[:2]}\u200b{name[2:]}"
+    match form:
+        case "NFC" | "NFD" | "NFKC":
+            return unicodedata.normalize(form, name)
+        case "zero width":
+            return f"{name[:2]}\u200b{name[2:]}"
     return "".join(chr(ord(char) + 0xFEE0) if char.isalpha() else char for char in name)
 
 

@@ -51,10 +51,6 @@ class Transcript:
     def is_cut(self) -> bool:
         return any(self.left_out(stream) for stream in STREAMS)
 
-    def is_binary(self, stream: Stream) -> bool:
-        """Say whether a stream is no text: it holds NUL."""
-        return b"\0" in self._heads[stream] or b"\0" in self._tails[stream]
-
     def raw(self, stream: Stream) -> str:
         """Return what was said without secrets, otherwise as it was; bytes that are no text are lone surrogates."""
         head, tail = self._heads[stream], self._tails[stream]

@@ -17,6 +17,7 @@ from shared.tools.result import ArtifactRef, ContentBlock, ContextNode, JsonBloc
 
 MAX_MESSAGE_CHARS: Final = 2_000
 MAX_SUMMARY_CHARS: Final = 200
+_SUFFIXES: Final = {"application/json": "json", "text/plain": "txt", "application/octet-stream": "bin"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +61,25 @@ class Fitter:
     async def fit(self, definition: ToolDefinition, result: ToolResult) -> ToolResult:
         """Replace content over the limit by a preview and a reference to the whole (RES-03)."""
         texts = [_text_of(block) for block in result.content]
-        size = sum(map(len, texts))
+        size = sum(map(_size_of, result.content))
         limit = self.max_chars if definition.max_result_chars is None else definition.max_result_chars
         result = self._fit_data(result, size)
         if size <= limit or definition.keeps_whole_output:
-            return result
-        whole = "\n".join(text for text in texts if text)
-        media_type = (
-            "application/json" if all(isinstance(block, JsonBlock) for block in result.content) else "text/plain"
-        )
+            return _without_originals(result)
+        shown = "\n".join(text for text in texts if text)
+        whole = b"\n".join(part for part in map(_bytes_of, result.content) if part)
+        media_type = _media_type(result.content, whole)
         kept = tuple(block for block in result.content if isinstance(block, ArtifactRef))
         metadata: dict[str, Json] = {**result.metadata, "truncated": True, "actual_chars": size, "max_chars": limit}
         if self.artifacts is not None:
-            name = f"{definition.name}-{result.tool_call_id}.{'json' if media_type == 'application/json' else 'txt'}"
+            name = f"{definition.name}-{result.tool_call_id}.{_SUFFIXES[media_type]}"
             try:
-                kept += (await self.artifacts.put(whole.encode("utf-8", "replace"), media_type, name),)
+                kept += (await self.artifacts.put(whole, media_type, name),)
             except (OSError, SoongError) as error:
                 # The call has happened, and its result must say so although the whole of it could not be kept.
                 metadata["artifact_error"] = _cut(str(error), MAX_SUMMARY_CHARS)
         note = f"\n[truncated: {size} characters, at most {limit} are shown]"
-        preview = TextBlock(whole[: max(0, limit - len(note))] + note)
+        preview = TextBlock(shown[: max(0, limit - len(note))] + note)
         return replace(result, content=(preview, *kept), artifacts=_joined(result.artifacts, kept), metadata=metadata)
 
     def _fit_data(self, result: ToolResult, content_chars: int) -> ToolResult:
@@ -94,12 +94,20 @@ class Fitter:
 
     def _redact_block(self, block: ContentBlock) -> ContentBlock:
         if isinstance(block, TextBlock):
-            text = self.redactor.text(block.text)
-            return block if text is block.text else TextBlock(text)
+            text, original = self.redactor.text(block.text), self._redact_bytes(block.original)
+            is_same = text is block.text and original is block.original
+            return block if is_same else replace(block, text=text, original=original)
         if isinstance(block, JsonBlock):
             value = self.redactor.value(block.value)
             return block if value is block.value else JsonBlock(value)
         return self._redact_ref(block)
+
+    def _redact_bytes(self, original: bytes) -> bytes:
+        if not original:
+            return original
+        text = original.decode("utf-8", "surrogateescape")
+        clean = self.redactor.text(text)
+        return original if clean is text else clean.encode("utf-8", "surrogateescape")
 
     def _redact_ref(self, ref: ArtifactRef) -> ArtifactRef:
         name = self.redactor.text(ref.name)
@@ -122,6 +130,27 @@ def _text_of(block: ContentBlock) -> str:
     if isinstance(block, TextBlock):
         return block.text
     return dump(block.value) if isinstance(block, JsonBlock) else ""
+
+
+def _size_of(block: ContentBlock) -> int:
+    return max(len(_text_of(block)), len(block.original) if isinstance(block, TextBlock) else 0)
+
+
+def _bytes_of(block: ContentBlock) -> bytes:
+    return (isinstance(block, TextBlock) and block.original) or _text_of(block).encode("utf-8", "replace")
+
+
+def _without_originals(result: ToolResult) -> ToolResult:
+    if not any(isinstance(block, TextBlock) and block.original for block in result.content):
+        return result
+    blocks = (replace(block, original=b"") if isinstance(block, TextBlock) else block for block in result.content)
+    return replace(result, content=tuple(blocks))
+
+
+def _media_type(content: Sequence[ContentBlock], whole: bytes) -> str:
+    if all(isinstance(block, JsonBlock) for block in content):
+        return "application/json"
+    return "application/octet-stream" if b"\0" in whole else "text/plain"
 
 
 def _joined(first: Sequence[ArtifactRef], second: Sequence[ArtifactRef]) -> tuple[ArtifactRef, ...]:

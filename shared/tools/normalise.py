@@ -83,7 +83,7 @@ def _sound_block(block: ContentBlock) -> ContentBlock:
     match block:
         case TextBlock(text):
             kept = _text(text, "content")
-            return block if kept is text else TextBlock(kept)
+            return block if kept is text else replace(block, text=kept)
         case JsonBlock(value):
             plain_value = _plain(value, "content")
             return block if plain_value is value else JsonBlock(plain_value)

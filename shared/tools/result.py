@@ -127,8 +127,13 @@ class ToolFailure:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
+    """Text for the model. ``original`` is what it was made of, where that differs (a program's bytes with its escape
+    sequences): an artifact keeps it in place of the text when either is too long to be shown; nothing else ever does.
+    """
+
     text: str
     kind: Literal["text"] = "text"
+    original: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

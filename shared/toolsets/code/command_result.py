@@ -7,6 +7,7 @@ from typing import Final
 
 from shared.jsontext import Json
 from shared.sandbox.command import Finished, Stream
+from shared.sandbox.terminal_text import inert_text
 from shared.sandbox.transcript import Transcript
 from shared.tools.normalise import refusal
 from shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolFailure, ToolResult
@@ -73,13 +74,17 @@ def _signal_name(number: int) -> str:
 
 def _blocks(transcript: Transcript) -> list[ContentBlock]:
     """Return output and then stderr, which is a log: each led by its last part where it is long."""
-    blocks: list[ContentBlock] = []
     streams: tuple[tuple[Stream, str], ...] = (("stdout", ""), ("stderr", "stderr:\n"))
-    for stream, title in streams:
-        text = transcript.shown(stream)
-        if len(text) > LONG_CHARS:
-            tail = text[-LONG_CHARS // 2 :].partition("\n")[2]
-            text = f"[the end, the whole follows]\n{tail}\n[the whole]\n{text}"
-        if text:
-            blocks.append(TextBlock(title + text))
-    return blocks
+    return [_block(transcript, stream, title) for stream, title in streams if transcript.said[stream]]
+
+
+def _block(transcript: Transcript, stream: Stream, title: str) -> TextBlock:
+    raw = transcript.raw(stream)
+    original = (title + raw).encode("utf-8", "surrogateescape")
+    if "\0" in raw and len(raw) > LONG_CHARS:
+        return TextBlock(f"{title}[{transcript.said[stream]} bytes that are no text]", original=original)
+    text = inert_text(raw)
+    if len(text) > LONG_CHARS:
+        tail = text[-LONG_CHARS // 2 :].partition("\n")[2]
+        text = f"[the end, the whole follows]\n{tail}\n[the whole]\n{text}"
+    return TextBlock(title + text, original=original)

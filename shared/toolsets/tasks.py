@@ -51,6 +51,7 @@ class TaskTools:
                 handler=self._get,
                 permission=Permission.READONLY,
                 tags=_TAGS,
+                errors=(ErrorType.STEP_NOT_CLAIMED,),
             ),
             ToolDefinition(
                 name="agent.task_query_steps",
@@ -61,6 +62,7 @@ class TaskTools:
                 handler=self._query,
                 permission=Permission.READONLY,
                 tags=_TAGS,
+                errors=(ErrorType.STEP_NOT_CLAIMED,),
             ),
             ToolDefinition(
                 name="agent.task_claim_step",
@@ -71,6 +73,7 @@ class TaskTools:
                 handler=self._claim,
                 permission=Permission.READONLY,
                 tags=_TAGS,
+                errors=(ErrorType.STEP_NOT_CLAIMED, ErrorType.STEP_NOT_CLAIMABLE),
                 traits=_changes_state,
             ),
             ToolDefinition(
@@ -89,6 +92,7 @@ class TaskTools:
                 handler=self._update,
                 permission=Permission.READONLY,
                 tags=_TAGS,
+                errors=(ErrorType.STEP_NOT_CLAIMED,),
                 traits=_changes_state,
             ),
         )

@@ -15,7 +15,7 @@ from shared.sandbox.names import readable
 from shared.sandbox.paths import PathPolicy, shown_path
 from shared.sandbox.threads import check, run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
-from shared.tools.result import TextBlock, ToolResult
+from shared.tools.result import ErrorType, TextBlock, ToolResult
 from shared.toolsets.code.places import (
     check_object,
     flag,
@@ -59,6 +59,7 @@ def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
         handler=handle,
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
+        errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.PATH_CONFLICT),
         target=target,
     )
 

@@ -76,6 +76,12 @@ class CommandTool:
             handler=self.run,
             permission=Permission.WRITE,
             tags=frozenset({"code", "write", "filesystem", "dangerous"}),
+            errors=(
+                ErrorType.SHELL_NOT_ALLOWED,
+                ErrorType.FILE_NOT_FOUND,
+                ErrorType.PATH_CONFLICT,
+                ErrorType.PATH_OUTSIDE_ROOTS,
+            ),
             timeout=self.timeout,
             traits=_traits,
             target=self.target,

@@ -52,6 +52,7 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
         handler=handle,
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
+        errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.PATH_CONFLICT),
         target=target,
     )
 

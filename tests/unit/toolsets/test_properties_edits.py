@@ -1,0 +1,339 @@
+"""code.edit_file held to ``git diff`` and ``git apply``: on random files, on damaged diffs, on real histories."""
+
+import asyncio
+import random
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shared.tools.result import ErrorType
+from shared.toolsets.code.diff_fault import STRICTER_THAN_GIT, DiffError, Fault
+from shared.toolsets.code.diff_names import FileNames
+from shared.toolsets.code.exact_edits import Edit, apply_edits
+from shared.toolsets.code.line_image import apply_diff
+from shared.toolsets.code.unified_diff import parse_diff
+from tests.spec_plugin import ROOT
+from tests.unit.toolsets.examples import fixed
+from tests.unit.toolsets.hardened_git import Git
+from tests.unit.toolsets.parts import make_project
+
+NAMES: Final = FileNames(frozenset({"x"}))
+
+_WORDS: Final = st.sampled_from(
+    ["a", "b", "", "}", "  x", "x  ", "\té", "\N{SNOWMAN}", "-- ", "+++ b/x", "@@ -1 +1 @@", "\\ No"]
+)
+_LINES: Final = st.lists(_WORDS, max_size=14)
+_RARELY: Final = st.sampled_from([False, False, False, True])
+_ENDINGS: Final = st.sampled_from(["\n", "\n", "\r\n"])
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    """Any small text: repeated lines, either ending or both, with or without a last newline, or empty."""
+    ending = draw(st.one_of(_ENDINGS.map(lambda one: lambda: one), st.just(lambda: draw(_ENDINGS))))
+    text = "".join(line + ending() for line in draw(_LINES))
+    return (text.rstrip("\r\n") if draw(st.booleans()) else text).encode()
+
+
+@st.composite
+def edited(draw: st.DrawFn, before: bytes) -> bytes:
+    """Return a file after some insertions, deletions and changes of lines."""
+    lines = before.split(b"\n")
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(lines)))
+        kept = draw(st.integers(0, 2))
+        put = [word.encode() for word in draw(st.lists(_WORDS, max_size=2))]
+        lines[at : at + kept] = put
+    return b"\n".join(lines)
+
+
+def ours(before: bytes | None, diff: bytes) -> bytes | Fault:
+    """Apply a diff of the file ``x`` as the tool does, or say why not."""
+    try:
+        parsed = parse_diff(diff)
+        NAMES.check(parsed.header)
+        if before is None and not parsed.may_create:
+            return Fault.MISMATCH
+        if before is not None and parsed.creates:
+            return Fault.EXISTS
+        return apply_diff(before or b"", parsed)[0]
+    except DiffError as error:
+        return error.fault
+
+
+def compare(git: Git, before: bytes | None, diff: bytes, outcomes: Counter[str]) -> None:
+    """Hold our outcome to git's: its bytes where it accepts, a refusal where it refuses."""
+    expected, actual = git.apply(before, diff), ours(before, diff)
+    if isinstance(actual, bytes):
+        assert actual == expected
+        outcomes["applied"] += 1
+    elif expected is None:
+        outcomes["refused"] += 1
+    else:
+        assert actual in STRICTER_THAN_GIT | {Fault.OTHER_FILE, Fault.NOT_AN_EDIT}
+        outcomes["stricter"] += 1
+
+
+@pytest.mark.spec("FS-05")
+def test_what_git_diff_makes_is_applied_as_git_apply_does(tmp_path: Path) -> None:
+    git, outcomes = Git.at(tmp_path / "git"), Counter[str]()
+
+    @fixed(400)
+    @given(st.data(), files(), st.integers(0, 5))
+    def check(data: st.DataObject, before: bytes, context: int) -> None:
+        after = data.draw(edited(before))
+        diff = git.diff(before, after, context)
+        if not diff:
+            return
+        compare(git, before, diff, outcomes)
+        if context:
+            assert ours(before, diff) == after
+
+    check()
+
+    assert outcomes["applied"] > 250
+    assert outcomes["stricter"] < outcomes["applied"] / 10
+
+
+@pytest.mark.spec("FS-05")
+def test_a_new_file_is_made_as_git_makes_it(tmp_path: Path) -> None:
+    git = Git.at(tmp_path / "git")
+
+    @fixed(60)
+    @given(files())
+    def check(after: bytes) -> None:
+        diff = git.diff(None, after)
+        assert ours(None, diff) == after == git.apply(None, diff)
+        assert ours(b"x\n", diff) is Fault.EXISTS
+
+    check()
+
+
+Damage = Callable[[list[bytes], int, random.Random], None]
+
+
+def _drop(lines: list[bytes], at: int, _: random.Random) -> None:
+    del lines[at]
+
+
+def _double(lines: list[bytes], at: int, _: random.Random) -> None:
+    lines.insert(at, lines[at])
+
+
+def _insert(lines: list[bytes], at: int, chance: random.Random) -> None:
+    lines.insert(at, chance.choice([b"", b" a", b"+a", b"-a", b"\\ No newline at end of file", b"words"]))
+
+
+def _swap(lines: list[bytes], at: int, chance: random.Random) -> None:
+    other = chance.randrange(len(lines))
+    lines[at], lines[other] = lines[other], lines[at]
+
+
+def _mark(lines: list[bytes], at: int, chance: random.Random) -> None:
+    lines[at] = chance.choice([b" ", b"+", b"-", b"\\", b"@"]) + lines[at][1:]
+
+
+def _content(lines: list[bytes], at: int, chance: random.Random) -> None:
+    lines[at] += chance.choice([b"\r", b" ", b"x"])
+
+
+def _count(lines: list[bytes], at: int, chance: random.Random) -> None:
+    hunks = [place for place, line in enumerate(lines) if line.startswith(b"@@")]
+    at = chance.choice(hunks or [at])
+    numbers = list(re.finditer(rb"\d+", lines[at]))
+    if numbers:
+        one = chance.choice(numbers)
+        changed = str(max(0, int(one[0]) + chance.choice([-3, -1, 1, 2, 40]))).encode()
+        lines[at] = lines[at][: one.start()] + changed + lines[at][one.end() :]
+
+
+def _shuffle(lines: list[bytes], _: int, chance: random.Random) -> None:
+    starts = [place for place, line in enumerate(lines) if line.startswith(b"@@")]
+    if len(starts) > 1 and lines[-1] == b"":
+        hunks = [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines) - 1], strict=True)]
+        chance.shuffle(hunks)
+        lines[starts[0] : -1] = [line for hunk in hunks for line in hunk]
+
+
+def _cut(lines: list[bytes], at: int, _: random.Random) -> None:
+    del lines[at:]
+
+
+DAMAGES: Final[Sequence[Damage]] = (_drop, _double, _insert, _swap, _mark, _content, _count, _count, _shuffle, _cut)
+
+
+def damaged(diff: bytes, chance: random.Random) -> bytes:
+    lines = diff.split(b"\n")
+    for _ in range(chance.randint(1, 2)):
+        if lines:
+            chance.choice(DAMAGES)(lines, chance.randrange(len(lines)), chance)
+    return b"\n".join(lines)
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize("is_new", [False, True], ids=["change", "creation"])
+def test_a_damaged_diff_is_refused_where_git_refuses_it_and_gives_gits_bytes_where_not(
+    tmp_path: Path, is_new: bool
+) -> None:
+    git, outcomes = Git.at(tmp_path / "git"), Counter[str]()
+
+    @fixed(120 if is_new else 450)
+    @given(st.data(), files(), st.integers(0, 4), st.integers(0, 2**32), _RARELY)
+    def check(data: st.DataObject, before: bytes, context: int, seed: int, has_drifted: bool) -> None:
+        after = data.draw(edited(before))
+        diff = git.diff(None if is_new else before, after, context)
+        if diff:
+            found = data.draw(edited(before)) if has_drifted else before
+            compare(git, None if is_new else found, damaged(diff, random.Random(seed)), outcomes)
+
+    check()
+
+    assert outcomes["applied"] > (20 if is_new else 60)
+    assert outcomes["refused"] > (30 if is_new else 150)
+    assert outcomes["stricter"] < sum(outcomes.values()) / 4
+
+
+@pytest.mark.spec("FS-05")
+def test_a_refused_diff_leaves_the_file_and_an_applied_one_gives_what_was_computed(tmp_path: Path) -> None:
+    git, project = Git.at(tmp_path / "git"), make_project(tmp_path)
+    outcomes = Counter[bool]()
+
+    with asyncio.Runner() as runner:
+
+        @fixed(150)
+        @given(st.data(), files(), st.integers(0, 2**32), _RARELY)
+        def check(data: st.DataObject, before: bytes, seed: int, is_damaged: bool) -> None:
+            diff = git.diff(before, data.draw(edited(before)))
+            diff = damaged(diff, random.Random(seed)) if is_damaged else diff
+            expected, file = ours(before, diff), project.file("x", before)
+            inode = file.stat().st_ino
+
+            result = runner.run(project.call("edit_file", path="x", unified_diff=diff.decode("utf-8", "replace")))
+
+            outcomes[result.ok] += 1
+            if result.ok:
+                assert file.read_bytes() == expected
+            else:
+                assert result.error is not None
+                assert not isinstance(expected, bytes)
+                assert result.error.type in {
+                    ErrorType.PATCH_APPLY_FAILED,
+                    ErrorType.INVALID_INPUT,
+                    ErrorType.PATH_CONFLICT,
+                }
+                assert (file.read_bytes(), file.stat().st_ino) == (before, inode)
+
+        check()
+
+    assert min(outcomes[True], outcomes[False]) > 30
+    assert [entry.name for entry in project.root.iterdir()] == ["x"]
+
+
+def versions(source: bytes, chance: random.Random) -> Iterator[bytes]:
+    """Yield successive versions of a source: blocks moved, removed, indented, renamed, put in."""
+    lines = source.split(b"\n")
+    for _ in range(4):
+        for _ in range(chance.randint(1, 6)):
+            at, count = chance.randrange(len(lines)), chance.randint(1, 12)
+            block = lines[at : at + count]
+            match chance.randrange(5):
+                case 0:
+                    lines[at : at + count] = []
+                case 1:
+                    lines[at : at + count] = [b"    " + line for line in block]
+                case 2:
+                    lines[at : at + count] = [line.replace(b"self", b"me") for line in block]
+                case 3:
+                    lines[at:at] = block
+                case _:
+                    lines[at : at + count] = []
+                    place = chance.randrange(len(lines) + 1)
+                    lines[place:place] = block
+            lines = lines or [b""]
+        yield b"\n".join(lines)
+
+
+@pytest.mark.spec("FS-05")
+def test_a_history_of_installed_sources_is_applied_step_by_step_and_out_of_step(tmp_path: Path) -> None:
+    git, outcomes, chance = Git.at(tmp_path / "git"), Counter[str](), random.Random(3)
+    library = Path(sysconfig.get_paths()["purelib"])
+    sources = sorted(path for path in (library / "celery").rglob("*.py") if 3_000 < path.stat().st_size < 60_000)
+
+    for path in sources[::7][:16]:
+        history = [path.read_bytes(), *versions(path.read_bytes(), chance)]
+        for step, (before, after) in enumerate(pairwise(history)):
+            diff = git.diff(before, after, chance.choice([1, 2, 3, 3, 5]))
+            if diff:
+                assert ours(before, diff) == after == git.apply(before, diff)
+                compare(git, history[step - 1] if step else history[-1], diff, outcomes)
+
+    assert outcomes["applied"] > 3
+    assert outcomes["refused"] > 10
+
+
+@pytest.mark.spec("FS-05")
+def test_the_changes_of_our_own_history_are_applied(tmp_path: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone: there is no history")
+    git, count = Git.at(tmp_path / "git"), 0
+    limits = ("--no-merges", "--diff-filter=M", "-n", "40", "--format=%H", "--name-only", "-z")
+    log = git.run("log", *limits, "--", "*.py", "*.md", cwd=ROOT).stdout.decode()
+
+    for commit, paths in re.findall(r"([0-9a-f]{40})\0\n?((?:[^\0]+\0)+?)(?=[0-9a-f]{40}\0|\0|$)", log):
+        for path in paths.strip("\0\n").split("\0")[:3]:
+            before, after = (git.run("show", f"{at}:{path}", cwd=ROOT).stdout for at in (f"{commit}^", commit))
+            diff = git.run("diff", "--no-ext-diff", "-U3", f"{commit}^", commit, "--", path, cwd=ROOT).stdout
+            parsed = parse_diff(diff)
+            FileNames(frozenset({path})).check(parsed.header)
+            assert apply_diff(before, parsed)[0] == after
+            count += 1
+
+    assert count > 20
+
+
+@pytest.mark.spec("FS-05")
+@fixed(500)
+@given(files(), st.integers(0, 200), st.integers(1, 40), st.text("ab\n é", max_size=8))
+def test_an_exact_edit_changes_the_chosen_text_and_no_other_byte(
+    before: bytes, start: int, length: int, new: str
+) -> None:
+    text = before.decode()
+    chosen = text[start % (len(text) + 1) :][:length]
+    assume(chosen not in ("", new) and text.find(chosen) == text.rfind(chosen))
+    # Otherwise endings are adapted, which is the next property.
+    assume("\r\n" not in text or "\r" in chosen + new or "\n" not in chosen + new)
+
+    result = apply_edits(before, [Edit(chosen.encode(), new.encode())], replaces_all=False, max_bytes=10_000)
+
+    head, _, tail = text.partition(chosen)
+    assert result.content == (head + new + tail).encode()
+
+
+@pytest.mark.spec("FS-05")
+@fixed(500)
+@given(files(), st.integers(0, 12), st.integers(1, 3), st.lists(_WORDS, max_size=3))
+def test_an_edit_that_knows_only_newlines_keeps_the_endings_of_all_other_lines(
+    before: bytes, first: int, count: int, put: list[str]
+) -> None:
+    lines = before.split(b"\n")[:-1]
+    chosen = lines[first : first + count]
+    plain = b"".join(line.removesuffix(b"\r") + b"\n" for line in chosen)
+    new = "".join(f"{word}\n" for word in put).encode()
+    flat = before.replace(b"\r\n", b"\n")
+    assume(plain not in (b"", new) and flat.find(plain) == flat.rfind(plain) and b"\r" not in plain)
+
+    content = apply_edits(before, [Edit(plain, new)], replaces_all=False, max_bytes=10_000).content
+
+    at = flat[: flat.find(plain)].count(b"\n")
+    rest = before.split(b"\n")[at + count :]
+    assert content.replace(b"\r\n", b"\n") == flat.replace(plain, new)
+    assert content.split(b"\n")[:at] == lines[:at]
+    assert content.endswith(b"\n".join(rest))

@@ -1,0 +1,131 @@
+"""code.read_file page by page is the file; code.search finds what ripgrep's own output tells."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.sandbox.paths import PathPolicy
+from shared.toolsets.code import rg
+from tests.unit.toolsets.examples import fixed
+from tests.unit.toolsets.parts import Project, make_project
+
+_UNPRINTED: Final = st.characters(codec="utf-8", exclude_characters="\0\n", exclude_categories=["Cs"])
+_TEXTS: Final = st.one_of(
+    st.text("ab \té", max_size=30),
+    st.text(_UNPRINTED, max_size=60),
+    st.integers(0, 1023).map(lambda size: "\N{SNOWMAN}" * size),
+    st.integers(0, 4096).map(lambda size: "x" * size),
+)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """Any text whose lines are within the limit, whatever ends them, with or without a last newline."""
+    ending = st.sampled_from(["\n", "\n", "\r\n", "\n\n"])
+    whole = "".join(line[:4094] + draw(ending) for line in draw(st.lists(_TEXTS, max_size=40)))
+    return whole + draw(st.sampled_from(["", "", "end", "\r"]))
+
+
+async def reassembled(project: Project, page_lines: int) -> str:
+    """Read a file page by page as its results tell, and hold each page to its own words."""
+    start, parts = 1, []
+    while True:
+        data = await project.data("read_file", path="x", start_line=start, max_lines=page_lines)
+        parts.append(data["text"])
+        assert (data["start_line"], data["truncated_lines"]) == (start, [])
+        if not data["truncated"]:
+            return "".join(parts)
+        assert data["next_start_line"] == data["end_line"] + 1 > start
+        start = data["next_start_line"]
+
+
+@pytest.mark.spec("FS-01")
+def test_a_file_read_page_by_page_is_the_file(tmp_path: Path) -> None:
+    project, pages = make_project(tmp_path), Counter[bool]()
+    with asyncio.Runner() as runner:
+
+        @fixed(250)
+        @given(texts(), st.integers(1, 12))
+        def check(text: str, page_lines: int) -> None:
+            project.file("x", text)
+            pages[text.count("\n") > page_lines] += 1
+
+            assert runner.run(reassembled(project, page_lines)) == text
+
+        check()
+
+    assert min(pages.values()) > 30
+
+
+_NAMES: Final = st.sampled_from(
+    [
+        "a",
+        "b.py",
+        "ä.md",
+        "with space",
+        ".hidden",
+        ".env",
+        "x.key",
+        ".git",
+        "sub",
+        "node.pem",
+        ".ENV",
+        "-r",
+        "new\nline",
+    ]
+)
+_LINES: Final = st.lists(
+    st.sampled_from(["hit", "a hit é", "miss", "", "HIT", "hit hit", "\thit\r", "x" * 30]), max_size=6
+)
+_QUERIES: Final = st.sampled_from(["hit", "^hit", "h.t$", "(?i)hit", "é", "^$", "x{30}", "[hm]i[ts]+", r"\bhit\b"])
+_SECRET: Final = PathPolicy().is_sensitive
+
+
+def rows_of_ripgrep(root: Path, query: str) -> list[tuple[str, int, str]]:
+    """Return what rg's JSON output tells of all files that are neither sensitive nor in .git."""
+    argv = [rg.program(), "--no-config", "--json", "--hidden", "--no-ignore", f"--regexp={query}", "."]
+    output = subprocess.run(argv, cwd=root, capture_output=True, check=False, timeout=60).stdout
+    records = (json.loads(line) for line in output.splitlines())
+    rows = [_row(record["data"]) for record in records if record["type"] == "match"]
+    return sorted(row for row in rows if not _SECRET(row[0]) and ".git" not in row[0].split("/"))
+
+
+def _row(match: dict[str, Any]) -> tuple[str, int, str]:
+    text = match["lines"]["text"].removesuffix("\n").rstrip("\r")
+    return match["path"]["text"].removeprefix("./"), match["line_number"], text
+
+
+@pytest.mark.spec("FS-03", "FS-06")
+def test_a_search_finds_what_ripgrep_itself_finds(tmp_path: Path) -> None:
+    project, found = make_project(tmp_path), Counter[bool]()
+    trees = st.dictionaries(st.lists(_NAMES, min_size=1, max_size=3).map(tuple), _LINES, max_size=6)
+    with asyncio.Runner() as runner:
+
+        @fixed(120)
+        @given(trees, _QUERIES)
+        def check(tree: dict[tuple[str, ...], list[str]], query: str) -> None:
+            shutil.rmtree(project.root)
+            project.root.mkdir()
+            for parts, lines in tree.items():
+                path = project.root.joinpath(*parts)
+                if not any(parent.is_file() for parent in path.parents) and not path.exists():
+                    project.file("/".join(parts), "\n".join(lines))
+
+            data = runner.run(project.data("search", query=query, limit=1000))
+
+            expected = rows_of_ripgrep(project.root, query)
+            assert [(row["path"], row["line"], row["text"]) for row in data["matches"]] == expected
+            assert (data["count"], data["truncated"]) == (len(expected), False)
+            found[bool(expected)] += 1
+
+        check()
+
+    assert min(found.values()) > 20

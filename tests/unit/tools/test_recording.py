@@ -1,0 +1,409 @@
+"""What is recorded of a call: its inputs, facts and decision apart, its events, what it adds to the context."""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from shared.jsontext import Json, JsonObject, digest
+from shared.sandbox.redact import redactor
+from shared.testing.clock import FakeClock
+from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
+from shared.tools.execution import PROGRESS_BURST
+from shared.tools.hooks import HookCall, Hooks, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
+from shared.tools.ports import CallInputs, ToolCall, Verdict
+from shared.tools.result import ContextNode, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
+from tests.unit.tools.parts import make_bench, make_tool
+
+SECRET = "hunter2-very-secret"
+SKILL = ContextNode("skill", "review", "how to review")
+DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
+
+
+def gives(output: Any) -> Any:
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        return output  # type: ignore[no-any-return]
+
+    return handler
+
+
+def adds(*nodes: ContextNode) -> Any:
+    return gives(ToolResult("", (TextBlock("done"),), context_nodes=nodes))
+
+
+async def rewriting(call: HookCall) -> PreOutcome:
+    return PreOutcome(call_input={"text": f"{call.call_input['text']}!"})
+
+
+REWRITES = Hooks((NamedPreHook("rewrites", rewriting),))
+
+
+# -- inputs, facts and decision
+@pytest.mark.spec("EXE-02")
+async def test_the_four_inputs_are_recorded_apart_also_of_a_read() -> None:
+    bench = make_bench([make_tool()], hooks=REWRITES)
+
+    await bench.call("test.echo", '{"text": "a"}')
+
+    inputs = bench.log.records[0].inputs
+    assert inputs == CallInputs({"text": "a"}, {"text": "a"}, {"text": "a!"}, {"text": "a!"})
+    assert CallInputs.from_json(inputs.as_json()) == inputs
+    assert inputs.as_json()["call_input"] == {"same": True}
+
+
+@pytest.mark.spec("EXE-02")
+@pytest.mark.parametrize(
+    ("arguments", "inputs"),
+    [
+        pytest.param({"text": 1}, CallInputs({"text": 1}), id="invalid"),
+        pytest.param("{", CallInputs("{"), id="no json"),
+        pytest.param({"text": "a"}, CallInputs({"text": "a"}, {"text": "a"}, {"text": "a"}), id="denied"),
+    ],
+)
+async def test_a_call_that_does_not_run_has_the_inputs_that_it_came_to(arguments: Json, inputs: CallInputs) -> None:
+    bench = make_bench([make_tool()], verdict=DENIED)
+
+    await bench.call("test.echo", arguments)
+
+    assert bench.log.records[0].inputs == inputs
+    assert CallInputs.from_json(inputs.as_json()) == inputs
+
+
+@pytest.mark.spec("EXE-02", "EVT-05")
+async def test_inputs_are_recorded_without_secrets_and_digested_with_them() -> None:
+    bench = make_bench([make_tool()], redactor=redactor([SECRET]))
+
+    result = await bench.call("test.echo", text=SECRET)
+
+    (record,) = bench.log.records
+    assert SECRET not in repr((record, bench.log.ends, result))
+    assert record.input_digest == digest({"text": SECRET})
+    assert bench.gate.asked[0].permission_input == {"text": SECRET}
+
+
+@pytest.mark.spec("PER-19")
+@pytest.mark.parametrize("is_allowed", [True, False])
+async def test_facts_and_decision_of_every_judged_call_are_recorded_apart(is_allowed: bool) -> None:
+    verdict = Verdict(is_allowed, "grant", rule="code.*:/p", decision_id="dec_1", error=None)
+    target = Target("path", f"/p/{SECRET}", f"/p/{SECRET}/x")
+    tool = make_tool(permission=Permission.WRITE, tags=frozenset({"filesystem"}), target=lambda *_: target)
+    bench = make_bench([tool], verdict=verdict, redactor=redactor([SECRET]))
+
+    await bench.call("test.echo", text="x")
+
+    (record,) = bench.log.records
+    assert (
+        record.facts.items()
+        >= {
+            "traits": Traits().as_json(),
+            "risk": "write",
+            "scope": "/p/[redacted]",
+            "shown": "/p/[redacted]/x",
+        }.items()
+    )  # type: ignore[operator]  # values are compared, not hashed
+    assert (record.decision["author"], record.decision["rule"]) == ("grant", "code.*:/p")
+    assert (record.decision["is_allowed"], record.decision_id, record.is_write) == (is_allowed, "dec_1", True)
+
+
+@pytest.mark.spec("PER-19")
+async def test_a_call_that_its_own_tool_refuses_has_its_decision_as_an_event() -> None:
+    bench = make_bench([make_tool(check_permissions=lambda *_: "deny")])
+
+    await bench.call("test.echo", text="x")
+
+    (decided,) = bench.log.decided
+    assert (decided["choice"], decided["source"], decided["tool_call_id"]) == ("deny", "tool", "call_1")
+    assert cast("Mapping[str, Json]", decided["facts"])["risk"] == "read"
+
+
+# -- evidence
+@pytest.mark.spec("RES-01")
+async def test_a_result_names_the_events_of_its_call() -> None:
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        await context.progress.report("half way")
+        return "done"
+
+    bench = make_bench([make_tool(handler=handler)])
+
+    result = await bench.call("test.echo")
+
+    start, note = bench.log.starts[0], bench.log.notes[0][1]
+    assert result.evidence == (start.record.event_id, note["event_id"], bench.log.records[-1].event_id)
+    assert len(set(result.evidence)) == 3
+    assert bench.ended.evidence == result.evidence
+
+
+@pytest.mark.spec("RES-01")
+async def test_a_tool_cannot_name_its_own_evidence() -> None:
+    bench = make_bench([make_tool(handler=gives(ToolResult("", evidence=("forged",))))])
+
+    assert "forged" not in (await bench.call("test.echo")).evidence
+
+
+# -- context nodes
+@pytest.mark.spec("RES-01")
+async def test_a_call_that_runs_alone_may_add_context() -> None:
+    bench = make_bench([make_tool(handler=adds(SKILL), traits=lambda _: Traits(is_read_only=True))])
+
+    assert (await bench.call("test.echo")).context_nodes == (SKILL,)
+    assert bench.ended.context_nodes == (SKILL,)
+
+
+@pytest.mark.spec("RES-01", "RES-05")
+async def test_a_call_that_runs_beside_others_may_not_unless_its_tool_declares_it() -> None:
+    bench = make_bench(
+        [make_tool("test.plain", handler=adds(SKILL)), make_tool("test.skill", handler=adds(SKILL), adds_context=True)]
+    )
+
+    plain, skill = await bench.call("test.plain"), await bench.call("test.skill")
+
+    assert plain.error is not None
+    assert (plain.error.type, plain.context_nodes) == (ErrorType.INVALID_OUTPUT, ())
+    assert skill.context_nodes == (SKILL,)
+
+
+@pytest.mark.spec("RES-01")
+@pytest.mark.parametrize(
+    "nodes", [(ContextNode("skill", "big", "x" * 100_001),), (SKILL,) * 17], ids=["characters", "nodes"]
+)
+async def test_what_a_call_adds_is_bounded(nodes: tuple[ContextNode, ...]) -> None:
+    bench = make_bench([make_tool(handler=adds(*nodes), adds_context=True)])
+
+    result = await bench.call("test.echo")
+
+    assert result.error is not None
+    assert (result.error.type, result.context_nodes) == (ErrorType.INVALID_OUTPUT, ())
+
+
+@pytest.mark.spec("RES-01")
+async def test_a_failed_call_adds_nothing() -> None:
+    failed = ToolResult("", error=ToolFailure(ErrorType.EXECUTION_FAILED, "no"), context_nodes=(SKILL,))
+    bench = make_bench([make_tool(handler=gives(failed), adds_context=True)])
+
+    assert (await bench.call("test.echo")).context_nodes == ()
+
+
+@pytest.mark.spec("RES-01", "EVT-05")
+async def test_added_context_holds_no_secret_and_nothing_that_cannot_be_stored() -> None:
+    node = ContextNode("memory_context", f"of {SECRET}", f"key {SECRET} \ud800")
+    bench = make_bench([make_tool(handler=adds(node), adds_context=True)], redactor=redactor([SECRET]))
+
+    (kept,) = (await bench.call("test.echo")).context_nodes
+
+    assert kept == ContextNode("memory_context", "of [redacted]", "key [redacted] \ufffd")
+
+
+@pytest.mark.spec("RES-03")
+async def test_a_sensitive_read_adds_no_node_that_would_be_kept() -> None:
+    target = Target("path", "/p", "/p/.env", is_sensitive=True)
+    bench = make_bench([make_tool(handler=adds(SKILL), adds_context=True, target=lambda *_: target)])
+
+    result = await bench.call("test.echo")
+
+    assert (result.context_nodes, bench.ended.context_nodes) == ((), ())
+
+
+# -- output of foreign code
+@pytest.mark.spec("RES-05", "RES-01")
+@pytest.mark.parametrize(
+    "output",
+    [
+        pytest.param({1: 2}, id="keys that are no text"),
+        pytest.param({"a": (1, None)}, id="a tuple"),
+        pytest.param(b"bytes", id="bytes"),
+        pytest.param({"n": 10**5_000}, id="an endless integer"),
+        pytest.param(ToolResult("", content="text"), id="content that is no tuple"),  # type: ignore[arg-type]
+        pytest.param(ToolResult("", (TextBlock(3),)), id="a text that is none"),  # type: ignore[arg-type]
+        pytest.param(ToolResult("", metadata={"a": object()}), id="metadata"),  # type: ignore[dict-item]
+        pytest.param(ToolResult("", (JsonBlock({"a": {1, 2}}),)), id="a set"),  # type: ignore[dict-item]
+    ],
+)
+async def test_whatever_a_tool_returns_the_call_ends_and_can_be_stored(output: Any) -> None:
+    bench = make_bench([make_tool(handler=gives(output))])
+
+    result = await bench.call("test.echo")
+
+    assert result.ok or (result.error is not None and result.error.type is ErrorType.INVALID_OUTPUT)
+    assert bench.ended == result
+
+
+@pytest.mark.spec("RES-05")
+async def test_output_of_ten_thousand_levels_is_invalid_and_ends_no_run() -> None:
+    value: Any = 1
+    for _ in range(10_000):
+        value = [value]
+    bench = make_bench(
+        [
+            make_tool("test.deep", handler=gives(value)),
+            make_tool("test.data", handler=_raising(ToolError(ErrorType.EXECUTION_FAILED, "no", data=value))),
+        ]
+    )
+
+    for name in ("test.deep", "test.data"):
+        result = await bench.call(name)
+        assert result.error is not None
+        assert result.error.type is ErrorType.INVALID_OUTPUT
+
+
+def _raising(error: BaseException) -> Any:
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        raise error
+
+    return handler
+
+
+@pytest.mark.spec("RES-05", "EXE-13")
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_a_tool_cannot_speak_as_a_hook_and_stop_the_run(is_raised: bool) -> None:
+    details: dict[str, Json] = {"stop_run": True}
+    failure = ToolFailure(ErrorType.HOOK_DENIED, "stop", details=details)
+    error = ToolError(ErrorType.HOOK_DENIED, "stop", details=details)
+    handler = _raising(error) if is_raised else gives(ToolResult("", error=failure))
+
+    result = await make_bench([make_tool(handler=handler)]).call("test.echo")
+
+    assert result.error is not None
+    assert (result.error.type, dict(result.error.details)) == (
+        ErrorType.EXECUTION_FAILED,
+        {"said_type": "hook_denied"},
+    )
+
+
+@pytest.mark.spec("EVT-04")
+async def test_a_tool_cannot_choose_which_file_is_kept_as_its_deliverable() -> None:
+    def delivering(path: str) -> Any:
+        return gives(ToolResult("", metadata={"deliverable": {"path": path}}))
+
+    target = Target("path", "/p", "/p/report.md")
+    own = make_tool("test.own", handler=delivering("/p/report.md"), target=lambda *_: target)
+    other = make_tool("test.other", handler=delivering("/etc/shadow"), target=lambda *_: target)
+    bench = make_bench([own, other])
+
+    assert "deliverable" in (await bench.call("test.own")).metadata
+    assert "deliverable" not in (await bench.call("test.other")).metadata
+
+
+@pytest.mark.spec("EVT-05")
+async def test_a_secret_is_not_cut_into_halves_that_nobody_recognises() -> None:
+    text = "x" * 190 + SECRET + "y" * 3_000
+    message = "m" * 1_995 + SECRET
+    bench = make_bench(
+        [
+            make_tool("test.summary", handler=gives(text)),
+            make_tool("test.message", handler=_raising(ValueError(message))),
+        ],
+        redactor=redactor([SECRET]),
+    )
+
+    summary, failed = await bench.call("test.summary"), await bench.call("test.message")
+
+    assert failed.error is not None
+    assert len(summary.summary) <= 201
+    assert "hunt" not in summary.summary + failed.error.message + failed.summary
+
+
+@pytest.mark.spec("RES-04")
+async def test_a_handler_that_cancels_itself_has_failed_and_the_run_goes_on() -> None:
+    for interrupt in ("cancel", "block"):
+        tool = make_tool(handler=_raising(asyncio.CancelledError()), interrupt=interrupt)
+        result = await make_bench([tool]).call("test.echo")
+
+        assert result.error is not None
+        assert result.error.type is ErrorType.EXECUTION_FAILED
+
+
+# -- partial output and progress
+@pytest.mark.spec("EXE-07", "RES-03")
+async def test_large_partial_output_of_an_abort_becomes_an_artifact() -> None:
+    reached = asyncio.Event()
+
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        try:
+            reached.set()
+            await asyncio.Event().wait()
+        finally:
+            context.keep_partial(f"{SECRET} " * 2_000)
+        return None
+
+    bench = make_bench([make_tool(handler=handler)], redactor=redactor([SECRET]))
+    task = asyncio.ensure_future(bench.call("test.echo"))
+    await asyncio.wait_for(reached.wait(), 5)
+
+    task.cancel("a person pressed stop")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert bench.ended.metadata.items() >= {"aborted": True, "partial": True}.items()
+    assert bench.ended.metadata["abort_reason"] == "a person pressed stop"
+    assert len(bench.ended.artifacts) == 1
+    assert bench.artifacts.stored[0].count(b"[redacted]") == 2_000
+
+
+@pytest.mark.spec("EXE-09")
+async def test_a_chatty_tool_costs_a_bounded_number_of_events_and_says_what_was_left_out() -> None:
+    clock = FakeClock()
+
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        for number in range(1_000):
+            await context.progress.report(f"line {number}")
+        clock.advance(timedelta(seconds=1))
+        await context.progress.report("the last line")
+        return None
+
+    bench = make_bench([make_tool(handler=handler)], clock=clock)
+
+    await bench.call("test.echo")
+
+    assert len(bench.log.notes) == PROGRESS_BURST + 1
+    assert bench.log.notes[-1][1].items() >= {"message": "the last line", "left_out": 1_000 - PROGRESS_BURST}.items()
+
+
+@pytest.mark.spec("EXE-09", "EVT-05")
+async def test_progress_that_cannot_be_stored_ends_nothing() -> None:
+    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        await context.progress.report(f"{SECRET} \ud800", {"a": object()})  # type: ignore[dict-item]
+        return "done"
+
+    bench = make_bench([make_tool(handler=handler)], redactor=redactor([SECRET]))
+
+    assert (await bench.call("test.echo")).ok
+    (note,) = [data for _, data in bench.log.notes]
+    assert note["message"] == "[redacted] \ufffd"
+
+
+# -- hooks
+@pytest.mark.spec("EXE-03", "EXE-02")
+async def test_a_hook_cannot_make_a_write_of_a_call_that_runs_beside_others() -> None:
+    def traits(call_input: JsonObject) -> Traits:
+        is_safe = "!" not in str(call_input.get("text"))
+        return Traits(is_read_only=is_safe, is_concurrency_safe=is_safe)
+
+    bench = make_bench([make_tool(traits=traits)], hooks=REWRITES)
+
+    result = await bench.call("test.echo", text="a")
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.INVALID_INPUT
+    assert bench.gate.asked == []
+
+
+@pytest.mark.spec("RES-01")
+async def test_content_that_a_hook_replaces_is_held_to_the_same_rules() -> None:
+    async def replacing(_call: HookCall, _result: ToolResult) -> PostOutcome:
+        return PostOutcome(content=(TextBlock("lone \ud800"),))
+
+    bench = make_bench([make_tool()], hooks=Hooks(post=(NamedPostHook("replaces", replacing),)))
+
+    assert (await bench.call("test.echo", text="x")).content == (TextBlock("lone \ufffd"),)
+
+
+@pytest.mark.spec("REG-10", "REG-03")
+async def test_a_call_that_is_not_made_is_recorded_under_the_canonical_name_too() -> None:
+    bench = make_bench([make_tool("code.x", aliases=("Read",))])
+
+    await bench.pipeline.refuse(ToolCall("c", "Read", {}), ErrorType.ABORTED, "stopped")
+
+    assert bench.log.ends[0][0].tool == "code.x"
+    assert bench.ended.metadata == {"aborted": True, "partial": False, "abort_reason": "stopped"}

@@ -1,0 +1,196 @@
+"""One result, four readers: each gets what it needs and must not get what is another's (RES-06)."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.jsontext import dump
+from shared.tools import stored
+from shared.tools.rendering import (
+    for_model,
+    for_person,
+    for_telemetry,
+    inert,
+    line_for_person,
+    log_line,
+    status_of,
+)
+from shared.tools.result import ArtifactRef, ContextNode, ErrorType, JsonBlock, TextBlock, ToolFailure, ToolResult
+
+REF = ArtifactRef("ab" * 32, 5_000, "text/plain", "out.txt")
+FULL = ToolResult(
+    "c1",
+    (TextBlock("the content"), JsonBlock({"k": "inner"}), REF),
+    summary="a summary",
+    data={"data": "for programs"},
+    artifacts=(REF,),
+    metadata={"truncated": True, "hook_context": ["a hook says"], "secret_word": "meta"},
+    context_nodes=(ContextNode("skill", "review", "how to review"),),
+    evidence=("c1.1.1", "c1.1.2"),
+)
+FAILED = ToolResult(
+    "c2",
+    (TextBlock("text_not_found: no such text\nlook again"), TextBlock("until then:\nhalf of it")),
+    summary="text_not_found: no such text",
+    data={"near": 3},
+    error=ToolFailure(ErrorType.TEXT_NOT_FOUND, "no such text", "look again", {"line": 3}),
+)
+
+
+@pytest.mark.spec("RES-06")
+def test_a_model_gets_the_content_and_what_hooks_added_and_no_metadata() -> None:
+    told = for_model(FULL)
+
+    assert told.content == [
+        "the content",
+        {"k": "inner"},
+        f"[whole output: artifact {REF.digest}, 5000 bytes, text/plain]",
+        "a hook says",
+    ]
+    assert (told.outcome, told.metadata) == ("success", {"data": {"data": "for programs"}})
+    assert "meta" not in dump(told.content)
+    assert "for programs" not in dump(told.content)
+
+
+@pytest.mark.spec("RES-06", "EXE-08")
+def test_a_model_gets_an_error_with_what_to_do_and_what_there_was_until_then() -> None:
+    told = for_model(FAILED)
+
+    assert told.content == {
+        "is_error": True,
+        "error": {
+            "type": "text_not_found",
+            "message": "no such text",
+            "retryable": False,
+            "hint": "look again",
+        },
+        "content": ["until then:\nhalf of it"],
+    }
+    assert told.outcome == "failed"
+
+
+def test_a_refusal_is_told_apart_from_a_failure() -> None:
+    denied = ToolResult("c", error=ToolFailure(ErrorType.PERMISSION_DENIED, "no"))
+
+    assert for_model(denied).outcome == "denied"
+    assert status_of(denied) == "denied"
+    assert status_of(ToolResult("c", error=denied.error, metadata={"aborted": True})) == "aborted"
+
+
+@pytest.mark.spec("RES-06")
+def test_a_person_is_shown_the_content_and_neither_data_nor_metadata() -> None:
+    shown = for_person(FULL)
+
+    assert shown.startswith("the content\n")
+    assert "for programs" not in shown
+    assert "secret_word" not in shown
+    assert for_person(FAILED).splitlines() == [
+        "text_not_found: no such text",
+        "hint: look again",
+        "until then:",
+        "half of it",
+    ]
+    assert line_for_person(FAILED) == "text_not_found: no such text"
+
+
+HOSTILE = [
+    "\x1b[2J\x1b]0;owned\x07",
+    "safe\rrm -rf",
+    "invoice\u202egpj.exe",
+    "a\u2066b\u2069",
+    "nul\0byte",
+    "c1\x9bcontrol",
+    "\ufeffbom",
+    "line\u2028separator",
+    "tag\U000e0041",
+    "\ud800",
+]
+
+
+@pytest.mark.spec("RES-06")
+@pytest.mark.parametrize("text", HOSTILE, ids=repr)
+def test_what_a_person_is_shown_moves_hides_and_paints_nothing(text: str) -> None:
+    result = ToolResult("c", (TextBlock(text), JsonBlock({"t": text})), summary=text)
+
+    for shown in (for_person(result), line_for_person(result)):
+        assert all(char in "\n\t" or char.isprintable() for char in shown)
+        assert shown.encode()
+
+
+@given(st.text())
+def test_inert_text_is_printable_and_plain_text_stays(text: str) -> None:
+    shown = inert(text)
+
+    assert all(char in "\n\t\u200c\u200d" or char.isprintable() or char.isspace() for char in shown)
+    assert not text.isprintable() or shown == text
+    assert inert("Grüße, 世界 — 👩‍💻\n\tx") == "Grüße, 世界 — 👩‍💻\n\tx"
+
+
+def test_long_text_for_a_person_is_cut_and_says_by_how_much() -> None:
+    result = ToolResult("c", (TextBlock("x" * 10_000),), summary="y" * 1_000)
+
+    assert for_person(result, max_chars=100).endswith("… 9900 more characters")
+    assert len(line_for_person(result)) == 200
+
+
+@pytest.mark.spec("RES-06", "EVT-03")
+def test_telemetry_keeps_facts_and_nothing_of_what_was_said() -> None:
+    told = for_telemetry("code.search", FULL, duration_ms=12)
+    failed = for_telemetry("code.search", FAILED, duration_ms=1)
+
+    assert told == {
+        "tool_call_id": "c1",
+        "tool": "code.search",
+        "status": "completed",
+        "duration_ms": 12,
+        "content_chars": len("the content") + len('{"k":"inner"}'),
+        "artifacts": [REF.digest],
+        "truncated": True,
+        "context_nodes": 1,
+    }
+    assert (failed["status"], failed["error"], failed["retryable"]) == ("failed", "text_not_found", False)
+    for word in ('content"', "inner", "summary", "programs", "review", "no such text", "half", "near"):
+        assert word not in dump([told, failed])
+
+
+@pytest.mark.spec("RES-06", "EVT-03")
+def test_a_line_of_the_tool_log_leaves_out_input_summary_and_message() -> None:
+    data: Any = {
+        "tool_call_id": "c1",
+        "tool": "code.search",
+        "input": {"query": "q"},
+        "summary": "s",
+        "message": "m",
+        "duration_ms": 3,
+        "status": "failed",
+    }
+
+    assert log_line(data, seq=4, time_us=5, type="tool_failed") == {
+        "seq": 4,
+        "time_us": 5,
+        "type": "tool_failed",
+        "tool_call_id": "c1",
+        "tool": "code.search",
+        "duration_ms": 3,
+        "status": "failed",
+    }
+
+
+@pytest.mark.spec("RES-06", "RES-01")
+def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_nodes() -> None:
+    for result in (FULL, FAILED):
+        back = stored.from_json(stored.to_json("code.search", result))
+
+        assert (back.content, back.data, back.error, back.metadata, back.evidence) == (
+            result.content,
+            result.data,
+            result.error,
+            result.metadata,
+            result.evidence,
+        )
+    assert "how to review" not in dump(stored.to_json("code.search", FULL))
+    payload = stored.context_to_json("c1", "internal.load_skill", FULL.context_nodes[0])
+    assert stored.context_from_json("skill", payload) == FULL.context_nodes[0]
+    assert stored.context_from_json("system", {"v": 1, "text": "you are a worker"}) is None

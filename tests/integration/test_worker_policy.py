@@ -1,0 +1,230 @@
+"""A plan's step under two configurations: the client's makes the session's policy, the worker's only tightens it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.submission import submission
+from shared.adapters.artifacts import FolderArtifacts
+from shared.clock import SystemClock
+from shared.config import parse_config
+from shared.errors import InvalidConfigError
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import Event, EventType
+from shared.sessions.session import AnswerMode
+from shared.settings import load_settings
+from shared.tasks.inputs import bind_step
+from shared.tasks.reading import plan_from_json
+from shared.tasks.step import StepEnd
+from shared.testing.builders import make_owner
+from shared.testing.memory import MemoryStore
+from shared.testing.memory.ring import MemorySwitchboard
+from tests.integration.consent import until
+from worker.agent_step import AgentRuns
+from worker.gate import DecisionInbox
+from worker.incarnation import Incarnation
+from worker.interruption import Interruption
+from worker.time_limit import TimeLimit
+
+WRITE: JsonObject = {
+    "call": "code.write_file",
+    "with": {"path": "${workplace.project}/out/a.md", "content": "x"},
+    "save": "done",
+}
+READ: JsonObject = {"call": "code.read_file", "with": {"path": "${workplace.project}/notes.md"}, "save": "done"}
+
+
+@dataclass
+class Site:
+    """A project, a client's home and a worker's home, over one store; the worker is a runner in this process."""
+
+    root: Path
+    client_config: str = ""
+    worker_config: str = ""
+    allow: Sequence[str] = ()
+    store: MemoryStore = field(default_factory=MemoryStore)
+
+    @property
+    def project(self) -> Path:
+        return self.root / "project"
+
+    async def run(self, *calls: JsonObject, tools: Sequence[str]) -> tuple[StepEnd, list[Event]]:
+        """Plan these calls as one step's script, run it, and return its end and its run's events."""
+        for folder in ("client", "worker", "project/out"):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        (self.project / "notes.md").write_text("notes", encoding="utf-8")
+        (self.root / "client" / "config.toml").write_text(self.client_config, encoding="utf-8")
+        catalogue = Catalogue.of(load_settings(agent_home=self.root / "client"))
+        finish: Json = {"finish": {"error": '${done.error.type | default("")}'}}
+        step: JsonObject = {"id": "a", "instructions": "x", "allowed_tools": list(tools), "script": [*calls, finish]}
+        prepared = submission(
+            plan_from_json({"title": "t", "steps": [step]}, "plan", catalogue.known()),
+            {},
+            project=self.project,
+            answer_mode=AnswerMode.NONE,
+            model="script",
+            allow=self.allow,
+            catalogue=catalogue,
+            clock=SystemClock(),
+        )
+        owner = make_owner()
+        await self.store.register_owner(owner)
+        await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.create_task(prepared.task)
+        return await self._work()
+
+    async def _work(self) -> tuple[StepEnd, list[Event]]:
+        settings = load_settings(agent_home=self.root / "worker")
+        clock, board = SystemClock(), MemorySwitchboard()
+        incarnation = Incarnation(self.store, clock, "w@here", 1, ("default",), ())
+        worker_id = await incarnation.register()
+        runs = AgentRuns(
+            store=self.store,
+            ring=board,
+            inbox=DecisionInbox(self.store, board, worker_id),
+            incarnation=incarnation,
+            artifacts=FolderArtifacts(self.root / "artifacts"),
+            clock=clock,
+            settings=settings,
+            config=parse_config(self.worker_config),
+        )
+        advance = await self.store.advance(
+            worker_id,
+            (),
+            claim=1,
+            pools=("default",),
+            capabilities=incarnation.capabilities,
+            live_workers=1,
+            now_us=clock.now_us(),
+        )
+        (claim,) = advance.claims
+        async with TimeLimit(timedelta(seconds=20).total_seconds()) as limit:
+            end = await runs.run(
+                claim, bind_step(claim.spec, claim.task_inputs, claim.dependencies), limit, Interruption()
+            )
+        await self.store.append(
+            claim.identity.run_id, claim.fence, events=end.events, nodes=end.nodes, now_us=clock.now_us()
+        )
+        return end, list(await self.store.events(claim.identity.run_id))
+
+
+def error_of(end: StepEnd) -> str:
+    assert isinstance(end.output, Mapping)
+    return str(end.output["error"])
+
+
+def rule(effect: str, scope: str, tools: str = "code.*") -> str:
+    return f'[[permission.rules]]\neffect = "{effect}"\ntools = "{tools}"\nscope = "{scope}"\n'
+
+
+@pytest.mark.spec("PER-10", "PER-19", "REG-08")
+async def test_an_allow_rule_of_the_clients_configuration_lets_a_worker_write(tmp_path: Path) -> None:
+    site = Site(tmp_path, client_config=rule("allow", f"{tmp_path}/project/out"))
+
+    end, events = await site.run(WRITE, tools=["code.write_file"])
+
+    assert error_of(end) == ""
+    assert (site.project / "out/a.md").read_text() == "x"
+    (decided,) = [event for event in events if event.type == EventType.PERMISSION_DECIDED]
+    assert (decided.data["author"], decided.data["source"]) == ("rule", "config.toml")
+    types = [event.type for event in events]
+    assert types.index(EventType.PERMISSION_DECIDED) < types.index(EventType.TOOL_STARTED)
+
+
+@pytest.mark.spec("PER-10", "PER-18")
+async def test_a_workers_own_deny_rule_beats_what_the_session_allows(tmp_path: Path) -> None:
+    site = Site(tmp_path, worker_config=rule("deny", f"{tmp_path}/project/out"))
+    site.allow = (f"code.write_file:{tmp_path}/project/out",)
+
+    end, events = await site.run(WRITE, tools=["code.write_file"])
+
+    (decided,) = [event for event in events if event.type == EventType.PERMISSION_DECIDED]
+    assert (error_of(end), decided.data["source"]) == ("permission_denied", "the worker's config.toml")
+    assert not (site.project / "out/a.md").exists()
+
+
+@pytest.mark.spec("PER-10", "PER-18", "PER-20")
+@pytest.mark.parametrize("tighter", ["ask", "strict"])
+async def test_a_workers_own_ask_rule_or_mode_asks_for_what_the_session_allows(tmp_path: Path, tighter: str) -> None:
+    own = '[permission]\nmode = "strict"\n' if tighter == "strict" else rule("ask", f"{tmp_path}/project/out")
+    site = Site(tmp_path, worker_config=own, allow=(f"code.write_file:{tmp_path}/project/out",))
+
+    running = asyncio.create_task(site.run(WRITE, tools=["code.write_file"]))
+    await until(lambda: running.done() or bool(site.store.rows.requests))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    (request,) = site.store.rows.requests.values()
+    assert request.tool == "code.write_file"
+    assert not (site.project / "out/a.md").exists()
+
+
+@pytest.mark.spec("PER-10")
+async def test_a_workers_own_allow_rule_opens_nothing(tmp_path: Path) -> None:
+    site = Site(
+        tmp_path,
+        client_config=rule("deny", f"{tmp_path}/project/out"),
+        worker_config=rule("allow", f"{tmp_path}/project/out"),
+    )
+
+    end, _ = await site.run(WRITE, tools=["code.write_file"])
+
+    assert error_of(end) == "permission_denied"
+    assert not (site.project / "out/a.md").exists()
+
+
+@pytest.mark.spec("ETS-01", "ETS-05", "ETS-02")
+async def test_what_the_client_hides_is_in_no_run_and_what_the_worker_hides_is_not_there(tmp_path: Path) -> None:
+    hidden = '[tools]\nhidden = ["code.read_file"]\n'
+    at_client = Site(tmp_path / "one", client_config=hidden)
+    at_worker = Site(tmp_path / "two", worker_config=hidden)
+
+    planned, _ = await at_client.run(READ, tools=["code.read_file", "code.list_dir"])
+    offered, _ = await at_worker.run(READ, tools=["code.read_file", "code.list_dir"])
+
+    assert (error_of(planned), error_of(offered)) == ("tool_not_available", "tool_not_available")
+
+
+@pytest.mark.spec("FS-07")
+async def test_a_configured_write_root_is_inside_and_others_are_outside(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    outside = {**WRITE, "with": {"path": str(shared / "a.md"), "content": "x"}}
+    opened = Site(tmp_path / "one", worker_config=f'[paths]\nallowed_write_roots = ["{shared}"]\n')
+    opened.allow = (f"code.write_file:{shared}",)
+    closed = Site(tmp_path / "two", allow=opened.allow)
+
+    _, inside = await opened.run(outside, tools=["code.write_file"])
+    _, beyond = await closed.run({**outside, "with": {"path": str(shared / "b.md"), "content": "x"}}, tools=["code.*"])
+
+    def is_inside(events: list[Event]) -> object:
+        facts = next(event for event in events if event.type == EventType.PERMISSION_DECIDED).data["facts"]
+        assert isinstance(facts, Mapping)
+        return facts["is_inside_roots"]
+
+    assert (is_inside(inside), is_inside(beyond)) == (True, False)
+
+
+@pytest.mark.spec("PER-21")
+async def test_a_run_that_reads_a_file_is_tainted_and_one_that_writes_is_not(tmp_path: Path) -> None:
+    reader, writer = Site(tmp_path / "one"), Site(tmp_path / "two")
+    writer.allow = (f"code.write_file:{writer.project}/out",)
+
+    _, read = await reader.run(READ, tools=["code.read_file"])
+    _, written = await writer.run(WRITE, tools=["code.write_file"])
+
+    assert await reader.store.is_tainted(read[0].run_id)
+    assert not await writer.store.is_tainted(written[0].run_id)
+
+
+@pytest.mark.spec("PER-10")
+async def test_a_worker_with_a_wrong_configuration_does_not_start(tmp_path: Path) -> None:
+    site = Site(tmp_path, worker_config=rule("allow", "/"))
+
+    with pytest.raises(InvalidConfigError, match=r"permission\.rules\[0\]"):
+        await site.run(READ, tools=["code.read_file"])

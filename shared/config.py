@@ -79,6 +79,12 @@ class CommandsConfig(_Section):
     max_output_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="Output kept of one command."
     )
+    timeout_ms: int = Field(
+        default=120_000,
+        ge=1,
+        le=600_000,
+        description="Longest run of one command, within `SOONG_TOOL_MAX_TIMEOUT_MS`; a model can only ask for less.",
+    )
 
 
 class NetworkConfig(_Section):

@@ -63,7 +63,8 @@ class Surroundings:
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
     config, known = surroundings.config, surroundings.redactor
-    return (CodeTools(surroundings.paths, config, surroundings.runner, known), SkillTools(surroundings.home, config))
+    code = CodeTools(surroundings.paths, config, surroundings.runner, known, surroundings.max_timeout)
+    return (code, SkillTools(surroundings.home, config))
 
 
 def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:

@@ -1,6 +1,7 @@
 """The code tools as one source (REG-07, REG-12)."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from shared.config import Config
 from shared.sandbox.command import CommandRunner
@@ -8,6 +9,7 @@ from shared.sandbox.paths import PathPolicy
 from shared.sandbox.process import ProcessRunner
 from shared.sandbox.redact import Redactor
 from shared.tools.definition import ToolDefinition
+from shared.tools.registry import MAX_TIMEOUT
 from shared.toolsets.code.edit_file import edit_file_tool
 from shared.toolsets.code.list_dir import list_dir_tool
 from shared.toolsets.code.read_file import read_file_tool
@@ -22,11 +24,13 @@ def code_tools(
     *,
     runner: CommandRunner | None = None,
     redactor: Redactor | None = None,
+    max_timeout: timedelta = MAX_TIMEOUT,
 ) -> tuple[ToolDefinition, ...]:
     """Return the code tools under one policy; without one, the default patterns and no home of our own."""
     rules, wanted = policy or PathPolicy(), config or Config()
     read_file = read_file_tool(rules, instruction_files=wanted.instructions.files)
-    command = CommandTool(rules, runner or ProcessRunner(), wanted.commands, redactor or Redactor())
+    limit = min(timedelta(milliseconds=wanted.commands.timeout_ms), max_timeout)
+    command = CommandTool(rules, runner or ProcessRunner(), wanted.commands, redactor or Redactor(), limit)
     return (
         edit_file_tool(rules),
         list_dir_tool(rules),
@@ -45,6 +49,9 @@ class CodeTools:
     config: Config | None = None
     runner: CommandRunner = field(default_factory=ProcessRunner)
     redactor: Redactor = field(default_factory=Redactor)
+    max_timeout: timedelta = MAX_TIMEOUT
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return code_tools(self.policy, self.config, runner=self.runner, redactor=self.redactor)
+        return code_tools(
+            self.policy, self.config, runner=self.runner, redactor=self.redactor, max_timeout=self.max_timeout
+        )

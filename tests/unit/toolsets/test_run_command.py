@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import CommandsConfig
+from shared.config import CommandsConfig, Config
 from shared.permissions.scope import offered_scope
 from shared.sandbox.command import Command, Finished
 from shared.sandbox.process import ProcessRunner
@@ -241,6 +241,16 @@ async def test_a_model_can_ask_for_less_time_and_never_for_more(commands: Comman
     await commands.run("true", timeout_ms=asked)
 
     assert commands.target.shown.endswith(f"at most {shown}")
+
+
+@pytest.mark.spec("EXE-08")
+@pytest.mark.parametrize(("configured", "maximum", "expected"), [(300_000, 600_000, 300), (300_000, 60_000, 60)])
+def test_configuration_sets_the_longest_time_within_the_maximum(configured: int, maximum: int, expected: int) -> None:
+    config = Config(commands=CommandsConfig(timeout_ms=configured))
+
+    tools = code_tools(config=config, max_timeout=timedelta(milliseconds=maximum))
+
+    assert next(tool.timeout for tool in tools if tool.name == "code.run_command") == timedelta(seconds=expected)
 
 
 @pytest.mark.spec("CMD-01", "EXE-07")

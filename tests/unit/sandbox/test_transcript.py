@@ -1,0 +1,83 @@
+import pytest
+
+from shared.sandbox.redact import redactor
+from shared.sandbox.transcript import TAIL_BYTES, Transcript
+
+SECRET = "canary-secret-value"
+
+
+def make_transcript(max_bytes: int = 1_000_000, *secrets: str) -> Transcript:
+    return Transcript(max_bytes, redactor(secrets))
+
+
+def test_what_fits_is_kept_whole_with_bytes_that_are_no_text() -> None:
+    transcript = make_transcript()
+    transcript.hear("stdout", b"caf\xc3")
+    transcript.hear("stdout", b"\xa9 \xff\n")
+    transcript.hear("stderr", b"log")
+
+    assert transcript.raw("stdout") == "café \udcff\n"
+    assert transcript.shown("stdout") == "café \ufffd\n"
+    assert (transcript.said, transcript.is_cut()) == ({"stdout": 8, "stderr": 3}, False)
+
+
+def test_what_exceeds_the_limit_by_no_more_than_the_ring_is_still_whole() -> None:
+    transcript = make_transcript(10)
+    transcript.hear("stdout", b"x" * 10 + b"y" * TAIL_BYTES)
+
+    assert transcript.raw("stdout") == "x" * 10 + "y" * TAIL_BYTES
+
+
+def test_of_a_flood_the_beginning_and_the_end_are_kept() -> None:
+    transcript = make_transcript(100_000)
+    for number in range(200_000):
+        transcript.hear("stdout", f"line {number}\n".encode())
+
+    text = transcript.shown("stdout")
+    assert transcript.is_cut()
+    assert text.startswith("line 0\n")
+    assert text.endswith("line 199999\n")
+    assert f"some {transcript.left_out('stdout')} bytes left out" in text
+    assert len(text) < 400_000
+
+
+@pytest.mark.parametrize("shift", range(0, 4 * len(SECRET), 5))
+@pytest.mark.spec("EVT-05")
+def test_no_piece_of_a_secret_is_kept_at_a_border_wherever_it_falls(shift: int) -> None:
+    transcript = make_transcript(30_000 + shift, SECRET)
+    for _ in range(20_000):
+        transcript.hear("stdout", f"{'.' * 40} {SECRET}\n".encode())
+
+    text = transcript.raw("stdout")
+
+    assert "canary" not in text
+    assert "value" not in text
+    assert "…" in text
+
+
+def test_only_whole_lines_are_told_as_progress() -> None:
+    transcript = make_transcript()
+    for piece in (b"one\ntwo\n", b"half a secr"):
+        transcript.hear("stdout", piece)
+
+    assert transcript.last_lines("stdout", 5, 100) == ["one", "two"]
+    transcript.hear("stdout", b"et\r")
+    assert transcript.last_lines("stdout", 2, 100) == ["two", "half a secret"]
+    assert transcript.last_lines("stderr", 5, 100) == []
+
+
+@pytest.mark.spec("EVT-05")
+def test_the_first_lines_of_a_secret_of_several_are_not_told_before_the_last() -> None:
+    transcript = make_transcript(1000, "first line\nsecond line\nthird")
+    transcript.hear("stdout", b"hello\nfirst line\nsecond line\n")
+
+    assert transcript.last_lines("stdout", 5, 100) == ["hello"]
+    transcript.hear("stdout", b"third\n")
+    assert transcript.last_lines("stdout", 5, 100) == ["hello", "[redacted]"]
+
+
+def test_a_line_of_progress_is_inert_and_bounded() -> None:
+    transcript = make_transcript()
+    transcript.hear("stdout", b"\x1b[31m" + b"r" * 500 + b"\x1b]52;c;x\x07\n")
+
+    assert transcript.last_lines("stdout", 5, 100) == ["r" * 100]

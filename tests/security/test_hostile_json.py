@@ -1,0 +1,116 @@
+"""Arguments and results that were made to hurt whoever reads them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.jsontext import Json, dump
+from shared.tools.ports import ToolCall
+from shared.tools.result import ErrorType, TextBlock, ToolResult
+from tests.security.scene import Scene
+from tests.security.test_bad_inputs import check_alive
+from tests.unit.tools.parts import make_bench, make_tool
+from tests.unit.toolsets.parts import text_of
+
+
+def nested(depth: int, leaf: Any = 1) -> Any:
+    for _ in range(depth):
+        leaf = [leaf]
+    return leaf
+
+
+ARGUMENTS: dict[str, Callable[[], Any]] = {
+    "duplicate keys": lambda: '{"path": "a", "path": "b"}',
+    "nan": lambda: '{"path": NaN}',
+    "infinity": lambda: '{"path": "a", "start_line": -Infinity}',
+    "10,000 levels": lambda: '{"path": ' + "[" * 10_000 + "]" * 10_000 + "}",
+    "10,000 levels of objects": lambda: '{"a":' * 10_000 + "1" + "}" * 10_000,
+    "1,000,000 levels, open": lambda: "[" * 1_000_000,
+    "100 MB": lambda: '{"path": "' + "x" * 100_000_000 + '"}',
+    "100 MB of keys": lambda: "{" + ",".join(f'"{n}":1' for n in range(2_000_000)) + "}",
+    "half": lambda: '{"path": "a"',
+    "escaped half character": lambda: '{"path": "\\ud800"}',
+    "utf-7": lambda: "+AHs-",
+    "levels, read already": lambda: {"path": nested(10_000)},
+    "levels of objects, read already": lambda: {"path": "a", **deep_object(5_000)},
+    "100 MB, read already": lambda: {"path": "x" * 100_000_000},
+    "half character in a key": lambda: {"path": "a", "\udfff": 1},
+    "number as key": lambda: {1: "a"},
+    "bytes": lambda: {"path": b"a"},
+    "a set": lambda: {"path": {"a"}},
+    "not an object": lambda: [1, 2],
+}
+
+
+def deep_object(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.spec("SCH-03", "RES-04")
+@pytest.mark.parametrize("make", ARGUMENTS.values(), ids=ARGUMENTS)
+async def test_hostile_arguments_are_invalid_input_and_nobody_is_asked(scene: Scene, make: Callable[[], Json]) -> None:
+    async with asyncio.timeout(60):
+        result = await scene.bench.pipeline.execute(ToolCall("call_1", "code.read_file", make()))
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.INVALID_INPUT
+    assert len(result.error.message) < 5_000
+    assert scene.gate.asked == []
+    await check_alive(scene)
+
+
+class Odd:
+    def __repr__(self) -> str:
+        raise RuntimeError("not even a repr")
+
+
+def circular() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+OUTPUTS: dict[str, Callable[[], Any]] = {
+    "object": lambda: {"a": object()},
+    "odd": lambda: [Odd()],
+    "bytes": lambda: b"bytes",
+    "set": lambda: {"a", "b"},
+    "nan": lambda: {"a": float("nan")},
+    "circular": circular,
+    "10,000 levels": lambda: nested(10_000),
+    "number as key": lambda: {1: {2: Odd()}},
+    "half character": lambda: "\ud800",
+}
+
+
+@pytest.mark.spec("RES-01", "RES-04")
+@pytest.mark.parametrize("make", OUTPUTS.values(), ids=OUTPUTS)
+async def test_what_a_tool_returns_that_is_no_json_never_ends_the_run(make: Callable[[], Any]) -> None:
+    async def handler(_context: object, _input: object) -> Any:
+        return make()
+
+    bench = make_bench([make_tool(handler=handler), make_tool("test.ok")])
+
+    async with asyncio.timeout(20):
+        result = await bench.call("test.echo")
+
+    assert result.error is None or result.error.type in (ErrorType.INVALID_OUTPUT, ErrorType.EXECUTION_FAILED)
+    dump([text_of(bench.ended), bench.ended.summary, bench.ended.data]).encode()  # it can be stored
+    assert (await bench.call("test.ok", text="alive")).ok
+
+
+@pytest.mark.spec("RES-02")
+async def test_a_result_for_another_call_is_this_calls_result() -> None:
+    async def handler(_context: object, _input: object) -> ToolResult:
+        return ToolResult("call_of_another", (TextBlock("mine now"),))
+
+    bench = make_bench([make_tool(handler=handler)])
+
+    result = await bench.call("test.echo")
+
+    assert (result.tool_call_id, bench.ended.tool_call_id) == ("call_1", "call_1")

@@ -12,6 +12,7 @@ from typing import Final
 from shared.errors import SoongError
 from shared.jsontext import Json
 from shared.sandbox.descriptors import PathRefusedError
+from shared.sandbox.hosts import HostRefusedError
 from shared.tools.bounds import UnfitError, plain, storable
 from shared.tools.definition import HandlerOutput, Target, ToolDefinition
 from shared.tools.fitting import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
@@ -181,6 +182,8 @@ def failure_of(error: Exception) -> ToolFailure:
             return _sound_failure(error.failure)
         case PathRefusedError():
             return ToolFailure(ErrorType(error.refusal.value), _roughly(str(error)), error.hint)
+        case HostRefusedError():
+            return ToolFailure(ErrorType.NETWORK_DENIED, _roughly(storable(str(error))))
         case OSError() if error.errno in _REFUSED:
             return ToolFailure(ErrorType.SANDBOX_DENIED, _os_message(error), "the operating system refuses it")
         case FileNotFoundError():

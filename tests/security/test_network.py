@@ -22,6 +22,8 @@ from shared.permissions.scope import Scope, ScopeKind
 from shared.sandbox.hosts import HostRefusedError
 from shared.sandbox.network import Reachable, open_client
 from shared.tools.definition import Risk, Target
+from shared.tools.normalise import failure_of
+from shared.tools.result import ErrorType
 
 LIMIT = timedelta(seconds=5)
 
@@ -251,6 +253,16 @@ def self_signed(folder: Path) -> Path:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     path.write_bytes(private + certificate.public_bytes(Encoding.PEM))
     return path
+
+
+@pytest.mark.spec("PER-09", "RES-05")
+def test_a_refused_host_is_network_denied_to_the_model() -> None:
+    with pytest.raises(HostRefusedError) as caught:
+        Reachable("example.org").check_url("http://127.1:6379/")
+
+    failure = failure_of(caught.value)
+    assert (failure.type, failure.retryable) == (ErrorType.NETWORK_DENIED, False)
+    assert "127.0.0.1" in failure.message
 
 
 def web(host: str, **overrides: bool) -> Facts:

@@ -15,6 +15,7 @@ from shared.tools.ports import GateCall, Verdict
 from shared.tools.result import ErrorType, ToolResult
 from shared.toolsets.code import code_tools
 from tests.unit.tools.parts import Bench, make_bench
+from tests.unit.toolsets.parts import declared
 
 CANARY = "canary-9f2c"
 NO_CALLBACK = Verdict(is_allowed=False, author="system", reason="no callback", error=ErrorType.PERMISSION_NO_CALLBACK)
@@ -47,7 +48,8 @@ class Scene:
     before: dict[str, bytes] = field(default_factory=dict)
 
     async def call(self, tool: str, /, **arguments: Json) -> ToolResult:
-        return await self.bench.call(tool if "." in tool else f"code.{tool}", dict(arguments))
+        name = tool if "." in tool else f"code.{tool}"
+        return declared(self.bench, await self.bench.call(name, dict(arguments)), name)
 
     async def outcome(self, tool: str, /, **arguments: Json) -> str:
         """Return ``ok``, ``asked`` or the type of the error; a denied question was really asked."""

@@ -6,9 +6,18 @@ from typing import Any
 
 from shared.jsontext import Json
 from shared.sandbox.paths import PathPolicy
+from shared.tools.describing import may_end_in
 from shared.tools.result import ErrorType, TextBlock, ToolResult
 from shared.toolsets.code import code_tools
 from tests.unit.tools.parts import Bench, make_bench
+
+
+def declared(bench: Bench, result: ToolResult, tool: str) -> ToolResult:
+    """Hold a result to its tool's declaration: whatever error any test meets, the documentation knows (REG-05)."""
+    definition = bench.pipeline.resolve(tool)
+    if definition is not None and result.error is not None:
+        assert may_end_in(definition, result.error.type), f"{tool} does not declare {result.error}"
+    return result
 
 
 @dataclass
@@ -21,7 +30,7 @@ class Project:
     bench: Bench
 
     async def call(self, tool: str, **arguments: Json) -> ToolResult:
-        return await self.bench.call(f"code.{tool}", arguments)
+        return declared(self.bench, await self.bench.call(f"code.{tool}", arguments), f"code.{tool}")
 
     async def data(self, tool: str, **arguments: Json) -> dict[str, Any]:
         result = await self.call(tool, **arguments)

@@ -3,16 +3,18 @@
 The parent directory is opened without following a link; the new content goes into a temporary file beside the target
 and takes its name in one step, so a reader sees the old or the new file and a failure leaves the old one. Mode and
 owner stay, but for the bits that let a program run as its owner; a file that may not be written is not replaced either.
-What stands there must be what was shown. The race that remains: a writer that changes an existing file between our last
-look and the rename, a few microseconds, is overwritten.
+What stands there must be what was shown, and our own writers take turns. The race that remains: somebody else who
+changes an existing file between our last look and the rename, a few microseconds, is overwritten.
 """
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ MAX_COMPARED_BYTES: Final = 1024 * 1024
 _MAX_HASHED_BYTES: Final = 64 * 1024 * 1024
 """Beyond it the modification time stands for the content: hashing would take longer than a person waits."""
 _CHUNK_BYTES: Final = 1024 * 1024
+_PATIENCE_S: Final = 5.0
+_LOCK_PAUSE_S: Final = 0.002
 _FOR_WRITING: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -101,7 +105,7 @@ def write(what: Replacement, stop: Event) -> Written | None:
             return None
         if not is_new:
             _refuse_read_only(before, lambda flags: os.open(name, flags, dir_fd=folder), what.path)
-        with _temporary(folder, what.content, before.status) as temporary:
+        with _temporary(folder, what.content, before.status) as temporary, _alone(folder, what.path, stop):
             check(stop)
             if is_new:
                 placed = _link_new(folder, temporary, name)
@@ -115,6 +119,37 @@ def write(what: Replacement, stop: Event) -> Written | None:
                 )
         os.fsync(folder)
     return Written(len(what.content), hashlib.sha256(what.content).hexdigest(), is_new)
+
+
+@contextmanager
+def _alone(folder: int, path: Path, stop: Event) -> Iterator[None]:
+    """Let one of our writers at a time look and rename in a folder, whatever process it is in: none undoes another.
+
+    Raises:
+        PathRefusedError: somebody holds the folder for longer than any write takes.
+    """
+    end_s = time.monotonic() + _PATIENCE_S
+    while not _locked(folder):
+        if time.monotonic() > end_s:
+            problem = "cannot be written: another process keeps its folder locked"
+            raise PathRefusedError(PathRefusal.CHANGED, str(path), problem, "call again later")
+        stop.wait(_LOCK_PAUSE_S)
+        check(stop)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_UN)
+
+
+def _locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: the look before the rename is all there is
+    return True
 
 
 @contextmanager

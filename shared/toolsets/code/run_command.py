@@ -79,6 +79,7 @@ class CommandTool:
             errors=(
                 ErrorType.SHELL_NOT_ALLOWED,
                 ErrorType.FILE_NOT_FOUND,
+                ErrorType.NOT_REGULAR_FILE,
                 ErrorType.PATH_CONFLICT,
                 ErrorType.PATH_OUTSIDE_ROOTS,
             ),

@@ -1,7 +1,7 @@
 """code.read_file: a page of a text file by line, in constant memory whatever the file (FS-01)."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from threading import Event
@@ -10,7 +10,7 @@ from typing import Final
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.descriptors import opened_file
 from shared.sandbox.names import readable
-from shared.sandbox.paths import PathPolicy, shown_path
+from shared.sandbox.paths import Located, PathPolicy, shown_path
 from shared.sandbox.threads import check, run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
@@ -45,8 +45,7 @@ def read_file_tool(
 
     def traits(call_input: JsonObject) -> Traits:
         # What adds to the run's context goes alone, so that the order of a turn's calls is the order of its nodes.
-        speaks = PurePosixPath(text_of(call_input, "path")).name in instruction_files
-        return Traits(is_read_only=True, is_concurrency_safe=not speaks)
+        return Traits(is_read_only=True, is_concurrency_safe=not _names_any(call_input, instruction_files))
 
     return ToolDefinition(
         name="code.read_file",
@@ -142,9 +141,17 @@ class _Reading:
             total = None if page.is_binary else _fill(page, descriptor, stop)
             if page.is_binary:
                 raise _binary(shown, os.fstat(descriptor).st_size)
-            speaks = located.resolved.name in self.instruction_files and not self.context.target.is_sensitive
-            nodes = instructions(located, shown, descriptor) if speaks else ()
+            nodes = instructions(located, shown, descriptor) if self._speaks(located, call_input) else ()
         return _result(self.context, page, shown, total, nodes)
+
+    def _speaks(self, located: Located, call_input: JsonObject) -> bool:
+        """Say whether an instruction file is read by its name: under another, the call may run beside others."""
+        is_named = _names_any(call_input, self.instruction_files) and located.resolved.name in self.instruction_files
+        return is_named and not self.context.target.is_sensitive
+
+
+def _names_any(call_input: JsonObject, names: Collection[str]) -> bool:
+    return PurePosixPath(text_of(call_input, "path")).name in names
 
 
 def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:

@@ -42,13 +42,20 @@ async def test_the_same_content_is_the_same_node_and_other_content_another(proje
 
 
 @pytest.mark.spec("FS-08")
-async def test_a_link_to_an_instruction_file_speaks_and_one_that_leads_out_does_not(project: Project) -> None:
+async def test_an_instruction_file_speaks_through_a_link_of_such_a_name_inside_the_project(project: Project) -> None:
     project.file("AGENTS.md", "one\n")
-    (project.root / "link.md").symlink_to("AGENTS.md")
+    (project.root / "CLAUDE.md").symlink_to("AGENTS.md")
+    (project.root / "notes.md").symlink_to("AGENTS.md")
+
+    assert len(await nodes(project, "CLAUDE.md")) == 1
+    assert await nodes(project, "notes.md") == ()  # a call that nothing tells to run alone adds nothing
+
+
+@pytest.mark.spec("FS-08")
+async def test_an_instruction_file_outside_the_project_adds_nothing(project: Project) -> None:
     (project.outside / "AGENTS.md").write_text("theirs\n")
     (project.root / "CLAUDE.md").symlink_to(project.outside / "AGENTS.md")
 
-    assert len(await nodes(project, "link.md")) == 1
     assert await nodes(project, "CLAUDE.md") == ()
     assert await nodes(project, str(project.outside / "AGENTS.md")) == ()
 

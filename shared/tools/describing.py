@@ -39,12 +39,9 @@ EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {
 """How any call may end, whatever its tool: these are not repeated in a definition's ``errors``."""
 
 _BOUNDS = (
-    ("minimum", ">= {}"),
-    ("maximum", "<= {}"),
-    ("minLength", "at least {} characters"),
-    ("maxLength", "at most {} characters"),
-    ("minItems", "at least {} items"),
-    ("maxItems", "at most {} items"),
+    ("minimum", "maximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " items"),
 )
 
 
@@ -104,12 +101,16 @@ def _says(part: JsonObject) -> str:
     choice = part.get("enum")
     if isinstance(choice, Sequence) and not isinstance(choice, str):
         return f"{kind}: {', '.join(_text(value) for value in choice)}"
-    bounds = [form.format(_text(part[keyword])) for keyword, form in _BOUNDS if _is_bound(part.get(keyword))]
-    return ", ".join((kind, *bounds))
+    bounds = (_range(part.get(low), part.get(high), unit) for low, high, unit in _BOUNDS)
+    return ", ".join((kind, *filter(None, bounds)))
 
 
-def _is_bound(value: Json) -> bool:
-    return isinstance(value, int | float) and value < MAX_SAFE_INTEGER - 1
+def _range(low: Json, high: Json, unit: str) -> str:
+    """Return what lies between two bounds; one that every number keeps is none."""
+    has_high = isinstance(high, int | float) and high < MAX_SAFE_INTEGER - 1
+    if low is None or (low == 1 and unit and has_high):
+        return f"at most {_text(high)}{unit}" if has_high else ""
+    return f"{_text(low)} to {_text(high)}{unit}" if has_high else f"{_text(low)} or more{unit}"
 
 
 def _text(value: Json) -> str:

@@ -1,22 +1,31 @@
-"""The parts of the documentation that are made from code: state pictures, error types, settings.
+"""The parts of the documentation that are made from code: state pictures, error types, settings, tools.
 
 A part stands in any Markdown file between ``<!-- made from code: NAME -->`` and ``<!-- end: NAME -->``. A test compares
 each with what the code says now; ``PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs`` writes them anew.
 """
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic.fields import FieldInfo
 
+from orchestrator.tool_registry import registry_of
+from shared.agents.definition import builtin_definitions
+from shared.identity import Role
 from shared.runs.status import RUN_TRANSITIONS, RunStatus
 from shared.settings import Settings
 from shared.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from shared.tools.definition import ToolDefinition
+from shared.tools.describing import EVERY_CALL, Argument, arguments_of
 from shared.tools.result import ErrorType
+from shared.tools.surface import SurfaceRequest, compute_surface
+from shared.toolsets.sources import Surroundings
 from tests.spec_plugin import ROOT
 
 Status = TypeVar("Status", bound=StrEnum)
@@ -52,12 +61,26 @@ def settings() -> str:
     return "\n".join(("| setting | default | meaning |", "|---|---|---|", *rows))
 
 
+def tools() -> str:
+    """Return every tool that comes with Soong: what for, arguments, permission, tags, holders, ends."""
+    registered = registry_of(Surroundings()).definitions()
+    return "\n\n".join(_tool(tool, _holders(registered, tool)) for tool in registered)
+
+
+def every_call() -> str:
+    """Return how any call may end, whatever its tool."""
+    rows = [f"| {when} | {', '.join(f'`{error.value}`' for error in errors)} |" for when, errors in EVERY_CALL.items()]
+    return "\n".join(("| when | errors |", "|---|---|", *rows))
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "step-states": step_states,
     "task-states": task_states,
     "run-states": run_states,
     "error-types": error_types,
     "settings": settings,
+    "tools": tools,
+    "every-call": every_call,
 }
 
 
@@ -83,6 +106,56 @@ def _picture(first: Status, transitions: Mapping[tuple[Status, Event], Status], 
     lines = [f"    {status} --> {target}: {', '.join(events)}" for (status, target), events in arrows.items()]
     closing = [f"    {status} --> [*]" for status in ends]
     return "\n".join(("```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *lines, *closing, "```"))
+
+
+def _holders(registered: Sequence[ToolDefinition], tool: ToolDefinition) -> str:
+    """Return the roles that have a tool without asking for it."""
+    roles = [role.value for role in Role if tool.name in _default_tools(registered, role)]
+    enabled = "" if "dangerous" not in tool.tags else " once `tools.dangerous` of config.toml is set"
+    return f"{', '.join(roles)}{enabled}"
+
+
+def _default_tools(registered: Sequence[ToolDefinition], role: Role) -> tuple[str, ...]:
+    definition = builtin_definitions().get("default_worker_agent") if role is Role.WORKER else None
+    suggested = None if definition is None else definition.suggested_tools
+    wanted = SurfaceRequest(role, default_tools=suggested, is_dangerous_enabled=True)
+    return compute_surface(registered, wanted).tools
+
+
+def _tool(tool: ToolDefinition, holders: str) -> str:
+    facts = [
+        f"permission `{tool.permission.value}`",
+        f"tags {', '.join(f'`{tag}`' for tag in sorted(tool.tags))}",
+        *([f"also called {', '.join(f'`{alias}`' for alias in tool.aliases)}"] if tool.aliases else []),
+        *([f"time {tool.timeout // timedelta(milliseconds=1)} ms"] if tool.timeout is not None else []),
+        *(["an abort waits for it"] if tool.interrupt == "block" else []),
+    ]
+    errors = ", ".join(f"`{error.value}`" for error in tool.errors) or "nothing of its own"
+    return "\n\n".join(
+        (
+            f"### {tool.name}",
+            " ".join(tool.description.split()),
+            _arguments(arguments_of(tool.input_schema)),
+            f"{'; '.join(facts)}. By default for: {holders}. May end in: {errors}.",
+        )
+    )
+
+
+def _arguments(arguments: Sequence[Argument]) -> str:
+    if not arguments:
+        return "No arguments."
+    rows = [f"| `{one.name}` | {one.says} | {_need(one)} | {_plain(one.description)} |" for one in arguments]
+    return "\n".join(("| argument | takes | default | meaning |", "|---|---|---|---|", *rows))
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def _need(argument: Argument) -> str:
+    if argument.is_required:
+        return "required"
+    return "" if argument.default is None else f"`{json.dumps(argument.default)}`"
 
 
 def _default(field: FieldInfo) -> str:

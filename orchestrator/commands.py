@@ -69,5 +69,5 @@ class Commands:
         await self.tasks.retry_task(ownership, task_id, again, now_us=now_us)
 
     async def _wake(self, worker_ids: frozenset[str]) -> None:
-        for worker_id in worker_ids:
+        for worker_id in sorted(worker_ids):
             await self.ring.wake_worker(worker_id)

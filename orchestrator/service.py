@@ -78,7 +78,8 @@ class Orchestrator:
     owner_id: str = ""
     _owned: dict[str, Ownership] = field(default_factory=dict)
     _active: set[str] = field(default_factory=set)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """In the order they began: they are stopped in it."""
     _reaper: Reaper = field(init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -214,8 +215,8 @@ class Orchestrator:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _beat(self) -> None:
         while True:
@@ -247,7 +248,7 @@ class Orchestrator:
     async def _busy(self) -> set[str]:
         """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
         busy = await self.parts.store.busy_sessions(self.owner_id)
-        for session_id in set(busy) - self._owned.keys():
+        for session_id in sorted(set(busy) - self._owned.keys()):
             session = await self.parts.store.session(session_id)
             if session.owner_id == self.owner_id:
                 self._owned[session_id] = session.ownership

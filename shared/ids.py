@@ -3,6 +3,9 @@
 Ids sort by the time they were made, so rows that are born together lie together in an index.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import uuid_utils
@@ -10,9 +13,26 @@ import uuid_utils
 Kind = Literal["sess", "task", "run", "agent", "call", "req", "ans", "dec", "own", "wrk", "disp", "cmd", "resp", "key"]
 
 
+def _uuid7() -> str:
+    return uuid_utils.uuid7().hex
+
+
+_source: ContextVar[Callable[[], str]] = ContextVar("source of ids", default=_uuid7)
+
+
 def new_id(kind: Kind) -> str:
     """Return a fresh id such as ``run_0193…`` (prefix, underscore, 32 hexadecimal digits)."""
-    return f"{kind}_{uuid_utils.uuid7().hex}"
+    return f"{kind}_{_source.get()()}"
+
+
+@contextmanager
+def ids_from(source: Callable[[], str]) -> Iterator[None]:
+    """Take ids from ``source`` in this context and those copied from it: a run repeats itself only with its ids."""
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
 
 
 def step_key(task_id: str, step_id: str) -> str:

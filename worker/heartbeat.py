@@ -8,6 +8,7 @@ stops by its own monotonic clock before anybody else may start its steps (DESIGN
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
 from shared.clock import Clock
 from shared.errors import UnavailableError
@@ -20,8 +21,39 @@ TRUST = 0.75
 """Part of the lease time for which an unanswered worker still trusts its leases."""
 
 
+class Pace(Protocol):
+    """Calls a function in even intervals, beside the event loop and not on it."""
+
+    def start(self, every_s: float, act: Callable[[], None]) -> None: ...
+
+    def stop(self) -> None:
+        """Call it no more; a call under way may still end. Nothing when it was never started."""
+        ...
+
+
+class ThreadPace:
+    """A thread that does nothing else, so that nothing else can delay it."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, every_s: float, act: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(every_s, act), name="soong-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _run(self, every_s: float, act: Callable[[], None]) -> None:
+        while not self._stopping.wait(every_s):
+            act()
+
+
 class Heartbeat:
-    """Beats for one incarnation at a time. ``on_lost`` is called from the heartbeat's thread, once an incarnation."""
+    """Beats for one incarnation at a time. ``on_lost`` is called from where the pace beats, once an incarnation."""
 
     def __init__(
         self,
@@ -33,6 +65,7 @@ class Heartbeat:
         loop_stall: timedelta,
         tick: Callable[[Callable[[], None]], None],
         on_lost: Callable[[str], None],
+        pace: Pace | None = None,
     ) -> None:
         self._heart = heart
         self._clock = clock
@@ -44,13 +77,12 @@ class Heartbeat:
         self._worker_id = ""
         self._beaten_at = 0.0
         self._ticked_at = 0.0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soong-heartbeat", daemon=True)
+        self._pace: Pace = pace or ThreadPace()
 
     def start(self, worker_id: str) -> None:
         """Begin to beat for ``worker_id``, just registered."""
         self.renew(worker_id)
-        self._thread.start()
+        self._pace.start(self._beat_s, self.beat_once)
 
     def renew(self, worker_id: str) -> None:
         """Go on for a new incarnation, just registered."""
@@ -58,15 +90,9 @@ class Heartbeat:
         self._worker_id = worker_id
 
     def stop(self) -> None:
-        """End the thread; the incarnation stays as it is."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
+        """Beat no more; the incarnation stays as it is."""
+        self._pace.stop()
         self._heart.close()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._beat_s):
-            self.beat_once()
 
     def beat_once(self) -> None:
         """Do what one interval calls for: beat, bear an unanswered one, or give the incarnation up."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from shared.clock import Clock
 from shared.errors import SoongError, UnavailableError
@@ -19,7 +19,7 @@ from shared.sessions.session import ProcessState
 from shared.settings import Settings
 from shared.store import Store
 from shared.wire.ring import Ring, Switchboard
-from worker.heartbeat import Heartbeat
+from worker.heartbeat import Heartbeat, Pace
 from worker.incarnation import Incarnation
 from worker.pump import Pump
 from worker.slots import RunWatcher, Slots, StepRunner
@@ -30,6 +30,12 @@ T = TypeVar("T")
 
 HAND_BACK_S = 10.0
 """How long handing back may take after the grace; what is not handed back then, the reaper frees."""
+
+
+class Caller(Protocol):
+    """Runs a function soon on the process's loop, whoever asks from wherever."""
+
+    def call(self, function: Callable[[], object]) -> None: ...
 
 
 class LoopThread:
@@ -82,15 +88,15 @@ class WorkerProcess:
         incarnation: Incarnation,
         runner: StepRunner,
         watcher: RunWatcher,
-        thread: LoopThread,
+        thread: Caller,
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
+        pace: Pace | None = None,
     ) -> None:
         self._store = store
         self._ring = ring
         self._switchboard = switchboard
         self._settings = settings
         self._incarnation = incarnation
-        self._thread = thread
         self._closers = closers
         self._drained: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,6 +111,7 @@ class WorkerProcess:
             loop_stall=timedelta(seconds=settings.loop_stall_s),
             tick=thread.call,
             on_lost=lambda worker_id: thread.call(lambda: self._lost(worker_id)),
+            pace=pace,
         )
 
     async def start(self) -> None:

@@ -10,7 +10,7 @@ from shared.permissions.policy import Policy, judge
 from shared.permissions.rules import Effect, Facts
 from shared.permissions.scope import ScopeKind
 from shared.sandbox.hosts import is_host_within
-from shared.sandbox.network import Reachable
+from shared.sandbox.reachable import Reachable
 
 
 def reachable(policy: Policy, facts: Facts) -> Reachable:

@@ -4,7 +4,8 @@ import asyncio
 
 import httpx2
 
-from shared.sandbox.network import Reachable, Resolver, checked_addresses
+from shared.sandbox.network import Resolver, checked_addresses
+from shared.sandbox.reachable import Reachable
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):

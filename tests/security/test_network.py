@@ -20,7 +20,8 @@ from shared.permissions.reach import reachable
 from shared.permissions.rules import Effect, Facts, Rule
 from shared.permissions.scope import Scope, ScopeKind
 from shared.sandbox.hosts import HostRefusedError
-from shared.sandbox.network import Reachable, open_client
+from shared.sandbox.network import open_client
+from shared.sandbox.reachable import Reachable
 from shared.tools.definition import Risk, Target
 from shared.tools.normalise import failure_of
 from shared.tools.result import ErrorType

@@ -18,7 +18,9 @@ def say(text: str = "") -> None:
 
 def emit(value: object) -> None:
     """Write the one JSON document of a ``--json`` command."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    # A lone surrogate has no bytes; its escape is JSON and says the same.
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     sys.stdout.flush()
 
 

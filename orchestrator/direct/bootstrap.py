@@ -201,14 +201,11 @@ def _gate(settings: Settings, config: Config, session: Session, request: DirectR
 
 
 def _hooks(settings: Settings, config: Config, request: DirectRequest, redactor: Redactor) -> Hooks:
-    """Return the hooks that a worker has under these settings, and the caller's own after them."""
+    """Return the hooks that a worker has under these settings, with the caller's own beside those in Python."""
     for module in settings.functions:  # where hooks in Python are registered
         import_own(module, "SOONG_FUNCTIONS")
     programs = hooks_of(config.hooks, ProcessRunner(), home=settings.home, commands=config.commands, redactor=redactor)
-    every = (registered_hooks(), programs, request.hooks)
-    return Hooks(
-        tuple(hook for each in every for hook in each.pre), tuple(hook for each in every for hook in each.post)
-    )
+    return registered_hooks() + request.hooks + programs
 
 
 def _limits(settings: Settings, timeout: timedelta | None) -> PipelineConfig:

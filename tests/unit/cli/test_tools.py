@@ -32,6 +32,12 @@ def big() -> str:
     return "x" * 50_000
 
 
+@tools.tool("team.torn", permission=Permission.READONLY)
+def torn() -> dict[str, str]:
+    '''Return what is no Unicode.'''
+    return {"half": "a\\udcffb"}
+
+
 @tools.tool("team.block", permission=Permission.READONLY)
 def block() -> None:
     '''Hold a thread that nothing stops.'''
@@ -70,8 +76,8 @@ def test_tools_are_listed_in_registry_order_with_their_source(project: Path) -> 
 
     names = [tool["name"] for tool in listed]
     sources = {tool["name"]: tool["source"] for tool in listed}
-    assert names[-3:] == ["team.big", "team.block", "team.paint"]
-    assert names[:-3] == sorted(names[:-3])
+    assert names[-4:] == ["team.big", "team.block", "team.paint", "team.torn"]
+    assert names[:-4] == sorted(names[:-4])
     assert (sources["code.read_file"], sources["team.big"]) == ("built-in", "module team_tools")
     assert [line.split()[0] for line in shown[1:]] == names
 
@@ -120,8 +126,8 @@ def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
 
     explained = told(project, "explain", "--role", "worker", "--allowed-tools", "code.write_file,code.search")
 
-    own = {"team.big", "team.block", "team.paint"}
-    rows = [[each["tool"], each["is_in"], each["rule"]] for each in explained["decisions"] if each["tool"] not in own]
+    built_in = [each for each in explained["decisions"] if not each["tool"].startswith("team.")]
+    rows = [[each["tool"], each["is_in"], each["rule"]] for each in built_in]
     assert rows == stored
     assert explained["tools"] == ["code.search", "code.write_file"]
 
@@ -209,6 +215,14 @@ def test_nothing_that_a_tool_says_reaches_the_terminal_alive(project: Path) -> N
 
     assert "over" in done.stdout
     assert not {"\x1b", "\r", "\u202e"} & set(done.stdout + done.stderr)
+
+
+@pytest.mark.spec("RES-06")
+def test_what_is_no_unicode_is_said_all_the_same(project: Path) -> None:
+    person = tools(project, "call", "team.torn")
+
+    assert told(project, "call", "team.torn")["is_error"] is False
+    assert (person.returncode, person.stderr) == (0, "")
 
 
 CALLS: dict[str, tuple[list[str], int, str]] = {

@@ -1,14 +1,15 @@
 """Nodes, events and calls of a run (EVT-01, EVT-02)."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from shared.errors import AlreadyConsumedError
+from shared.errors import AlreadyConsumedError, LeaseLostError
 from shared.jsontext import Json
 from shared.permissions.request import RequestState
 from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.runs.store import CallStatus
+from shared.runs.store import CallRow, CallStatus
 from shared.tasks.step import Claim
 from shared.testing.builders import make_call, make_decision, make_request, make_step
 from tests.contract.conftest import OpenStore
@@ -168,7 +169,58 @@ async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(sce
     assert len(await scene.store.nodes(claim.identity.run_id)) == 1
 
 
-async def end_call(scene: Scene, claim: Claim, tool_call_id: str) -> None:
+@pytest.mark.spec("PER-19", "EXE-02")
+async def test_the_end_of_a_call_brings_its_row(scene: Scene) -> None:
+    claim = await scene.start("a")
+    row = make_call(claim, "call_read", is_write=False)
+
+    await end_call(scene, claim, "call_read", row)
+
+    (kept,) = await scene.store.calls(claim.identity.run_id)
+    assert kept == replace(row, status=CallStatus.ENDED, result={"is_error": False})
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize("brings_row", [True, False])
+async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(scene: Scene, brings_row: bool) -> None:
+    claim = await scene.start("a")
+    row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})
+    run_id = claim.identity.run_id
+
+    await scene.store.append(
+        run_id, claim.fence, nodes=[NewNode(NodeKind.ASSISTANT, {"v": 1})], calls=[row], now_us=scene.now_us
+    )
+    before = await scene.store.calls(run_id)
+    await end_call(scene, claim, "call_1", row if brings_row else None)
+    (after,) = await scene.store.calls(run_id)
+
+    assert before == [row]
+    assert before[0].open_input == {"arguments": {"key": "whole"}}
+    assert (after.open_input, after.status) == (None, CallStatus.ENDED)
+
+
+@pytest.mark.spec("EVT-05")
+async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: Scene) -> None:
+    claim = await scene.start("a")
+    row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})
+    await scene.store.append(claim.identity.run_id, claim.fence, calls=[row], now_us=scene.now_us)
+
+    await scene.store.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
+
+    (started,) = await scene.store.calls(claim.identity.run_id)
+    assert (started.open_input, started.is_write) == (None, True)
+
+
+async def test_rows_of_calls_are_not_written_under_a_stale_fence(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    with pytest.raises(LeaseLostError):
+        await scene.store.append(claim.identity.run_id, claim.fence - 1, calls=[make_call(claim)], now_us=scene.now_us)
+
+    assert await scene.store.calls(claim.identity.run_id) == []
+
+
+async def end_call(scene: Scene, claim: Claim, tool_call_id: str, call: CallRow | None = None) -> None:
     await scene.store.end_call(
         claim.identity.run_id,
         claim.fence,
@@ -177,6 +229,7 @@ async def end_call(scene: Scene, claim: Claim, tool_call_id: str) -> None:
         nodes=[NewNode(NodeKind.TOOL_RESULT, {"v": 1})],
         events=[NewEvent("tool_completed")],
         now_us=scene.now_us,
+        call=call,
     )
 
 

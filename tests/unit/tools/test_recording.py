@@ -102,7 +102,7 @@ async def test_facts_and_decision_of_every_judged_call_are_recorded_apart(is_all
             "scope": "/p/[redacted]",
             "shown": "/p/[redacted]/x",
         }.items()
-    )  # type: ignore[operator]  # values are compared, not hashed
+    )
     assert (record.decision["author"], record.decision["rule"]) == ("grant", "code.*:/p")
     assert (record.decision["is_allowed"], record.decision_id, record.is_write) == (is_allowed, "dec_1", True)
 

@@ -1,0 +1,275 @@
+"""A run that is given a secret works with it, and leaves it in no row, file, artifact or log line (EVT-05).
+
+Everything is real but Redis: a worker's runner over an SQLite file, the scripted model, the file tools, run folders.
+The one place that may hold it is the plan's own input, which its user wrote.
+"""
+
+import asyncio
+import io
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import structlog
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.record import RunFolders
+from orchestrator.scheduler import Ended
+from orchestrator.submission import submission
+from shared.adapters.artifacts import FolderArtifacts
+from shared.adapters.sql.store import SqlStore
+from shared.clock import SystemClock
+from shared.config import Config, parse_config
+from shared.jsontext import JsonObject
+from shared.log import configure, get_logger
+from shared.runs.store import CallRow
+from shared.sandbox.redact import redactor
+from shared.sessions.session import AnswerMode
+from shared.settings import Settings, load_settings
+from shared.tasks.reading import plan_from_json
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Advance, Claim, StepEnd
+from shared.testing.builders import make_owner
+from shared.testing.memory.ring import MemorySwitchboard
+from tests.integration.consent import until
+from tests.integration.sql_stores import opened
+from worker.agent_step import AgentRuns
+from worker.gate import DecisionInbox
+from worker.incarnation import Incarnation
+from worker.interruption import Interruption
+from worker.python_step import PythonSteps
+from worker.run import Runner
+
+SECRET = "correct-horse-battery-staple"
+DENY = '[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"\nscope = "/elsewhere"\n'
+CONFIG = f'[commands]\nsecret_env = ["DEPLOY_TOKEN"]\n{DENY}'
+SLOW = '[[hooks.pre]]\nname = "slow"\ncommand = ["/bin/sleep", "600"]\ntools = "code.search"\n'
+
+TOOLS = ["code.read_file", "code.search", "code.write_file", "agent.task_update_step"]
+SCRIPT: list[JsonObject] = [
+    {"call": "code.read_file", "with": {"path": "${workplace.project}/secret.txt"}, "save": "read"},
+    {
+        "together": [
+            {"call": "code.search", "with": {"query": "${inputs.token}"}, "save": "found"},
+            {"call": "code.read_file", "with": {"path": "${inputs.token}"}, "save": "missing"},
+        ]
+    },
+    {"call": "agent.task_update_step", "with": {"progress": "using ${inputs.token}"}, "save": "told"},
+    {
+        "call": "code.write_file",
+        "with": {"path": "${workplace.project}/out.txt", "content": "token=${inputs.token}"},
+        "save": "written",
+    },
+    {"call": "code.write_file", "with": {"path": "/elsewhere/x", "content": "${inputs.token}"}, "save": "denied"},
+    {"finish": {"said": "the token is ${inputs.token}", "ok": "${written.is_error}"}},
+]
+
+
+@dataclass
+class Site:
+    """One worker's runner over one database file."""
+
+    root: Path
+    store: SqlStore
+    settings: Settings
+    config: Config
+
+    @property
+    def project(self) -> Path:
+        return self.root / "project"
+
+    @property
+    def artifacts(self) -> FolderArtifacts:
+        return FolderArtifacts(self.root / "artifacts")
+
+    async def submit(self) -> str:
+        """Write the task; return its id."""
+        catalogue = Catalogue.of(load_settings(agent_home=self.root / "client"))
+        step: JsonObject = {
+            "id": "a",
+            "instructions": "use ${inputs.token}",
+            "inputs": {"token": "${inputs.token}"},
+            "allowed_tools": TOOLS,
+            "script": SCRIPT,
+        }
+        plan: JsonObject = {"title": "t", "inputs": {"token": {}}, "steps": [step]}
+        prepared = submission(
+            plan_from_json(plan, "plan", catalogue.known()),
+            {"token": SECRET},
+            project=self.project,
+            answer_mode=AnswerMode.NONE,
+            model="script",
+            allow=[f"code.write_file:{self.project}"],
+            catalogue=catalogue,
+            clock=SystemClock(),
+        )
+        owner = make_owner()
+        await self.store.register_owner(owner)
+        await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.create_task(prepared.task)
+        return prepared.task.id
+
+    async def work(self) -> tuple[Claim, StepEnd]:
+        """Claim the step, run it and write its end, as a slot does."""
+        worker_id, incarnation = await self._worker()
+        claim = await self._claim(worker_id, incarnation)
+        end = await self._runner(incarnation, self.config).run(claim, Interruption())
+        await self._advance(worker_id, (end,))
+        return claim, end
+
+    async def crash_during_the_search(self) -> Claim:
+        """Let a worker die while a hook of its holds the search up, and its lease expire."""
+        worker_id, incarnation = await self._worker()
+        claim, interruption = await self._claim(worker_id, incarnation), Interruption()
+        running = asyncio.create_task(self._runner(incarnation, parse_config(CONFIG + SLOW)).run(claim, interruption))
+        await until(lambda: self._has_open_input(claim))
+        interruption.stop = "drop"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await self.store.expire_worker(worker_id, 0, max_lost_leases=3, now_us=SystemClock().now_us())
+        return claim
+
+    async def _has_open_input(self, claim: Claim) -> bool:
+        return any(row.open_input is not None for row in await self.store.calls(claim.identity.run_id))
+
+    async def _worker(self) -> tuple[str, Incarnation]:
+        incarnation = Incarnation(self.store, SystemClock(), "w@here", 1, ("default",), ())
+        return await incarnation.register(), incarnation
+
+    def _runner(self, incarnation: Incarnation, config: Config) -> Runner:
+        board = MemorySwitchboard()
+        agents = AgentRuns(
+            store=self.store,
+            ring=board,
+            inbox=DecisionInbox(self.store, board, incarnation.worker_id),
+            incarnation=incarnation,
+            artifacts=self.artifacts,
+            clock=SystemClock(),
+            settings=self.settings,
+            config=config,
+        )
+        return Runner(PythonSteps(ThreadPoolExecutor(1)), agents, redactor([SECRET]))
+
+    async def _claim(self, worker_id: str, incarnation: Incarnation) -> Claim:
+        (claim,) = (await self._advance(worker_id, (), 1, incarnation.capabilities)).claims
+        return claim
+
+    async def _advance(
+        self, worker_id: str, ends: Sequence[StepEnd], claim: int = 0, capabilities: Sequence[str] = ()
+    ) -> Advance:
+        return await self.store.advance(
+            worker_id,
+            ends,
+            claim=claim,
+            pools=("default",),
+            capabilities=capabilities,
+            live_workers=1,
+            now_us=SystemClock().now_us(),
+        )
+
+    def rows_with(self, word: str) -> list[str]:
+        """Return where in the database a word stands, as table.column."""
+        connection = sqlite3.connect(self.root / "soong.db")
+        connection.row_factory = sqlite3.Row
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found = {
+            f"{table}.{name}"
+            for table in tables
+            for row in connection.execute(f"SELECT * FROM {table}")  # our own tables
+            for name in row.keys()  # noqa: SIM118  # a Row iterates over its values
+            if word in str(row[name])
+        }
+        connection.close()
+        return sorted(found)
+
+    def files_with(self, word: str) -> list[str]:
+        places = (self.root / "runs", self.root / "artifacts", self.root / "worker")
+        files = [path for place in places for path in place.rglob("*") if path.is_file()]
+        return [str(path.relative_to(self.root)) for path in files if word.encode() in path.read_bytes()]
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setenv("DEPLOY_TOKEN", SECRET)
+    for folder in ("client", "worker", "project"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "project" / "secret.txt").write_text(f"the token is {SECRET}\n", encoding="utf-8")
+    async with opened(f"sqlite:///{tmp_path}/soong.db") as store:
+        settings = load_settings(agent_home=tmp_path / "worker")
+        yield Site(tmp_path, store, settings, parse_config(CONFIG))
+
+
+@pytest.fixture
+def log_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure("debug", process="test", clean=redactor([SECRET]).text)
+    yield stream
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.mark.spec("EVT-05", "EXE-02", "RES-06")
+async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_lines: io.StringIO) -> None:
+    task_id = await site.submit()
+
+    claim, end = await site.work()
+
+    get_logger("tests").warning("ended", output=end.output, secret=SECRET)
+    folders = RunFolders(site.store, site.artifacts, site.root / "runs")
+    await folders.write(Ended(await site.store.task(task_id), TaskStatus.COMPLETED))
+    await folders.close()
+    assert end.output == {"said": "the token is [redacted]", "ok": False}
+    assert (site.project / "out.txt").read_text() == f"token={SECRET}", "the work itself is done with the real value"
+    assert site.rows_with(SECRET) == ["tasks.inputs"]
+    assert site.files_with(SECRET) == []
+    assert SECRET not in log_lines.getvalue()
+    assert len(await site.store.calls(claim.identity.run_id)) == 6
+    assert (site.root / "runs" / claim.identity.run_id / "deliverables" / "out.txt").read_text() == "token=[redacted]"
+
+
+@pytest.mark.spec("EXE-02", "PER-19", "EVT-03")
+async def test_every_call_of_a_run_has_its_row_with_inputs_facts_and_decision(site: Site) -> None:
+    await site.submit()
+
+    claim, _ = await site.work()
+
+    rows = await site.store.calls(claim.identity.run_id)
+    by_tool: dict[str, CallRow] = {row.tool: row for row in rows}
+    assert [row.status.value for row in rows] == ["ended"] * 6
+    assert by_tool["code.search"].inputs["call_input"] == {"same": True}
+    assert by_tool["code.search"].inputs["model_input"] == {"query": "[redacted]"}
+    for row in rows:
+        facts, decision = row.facts["facts"], row.facts["decision"]
+        assert isinstance(facts, dict)
+        assert isinstance(decision, dict)
+        assert {"traits", "risk", "scope", "target"} <= facts.keys()
+        assert {"author", "rule", "reason", "is_allowed"} <= decision.keys()
+    assert {row.is_write for row in rows if row.tool == "code.write_file"} == {True}
+
+
+@pytest.mark.spec("EVT-05", "DAG-07")
+async def test_a_read_that_is_run_again_after_a_crash_gets_its_whole_input(site: Site) -> None:
+    await site.submit()
+    claim = await site.crash_during_the_search()
+
+    assert site.rows_with(SECRET) == ["calls.inputs", "tasks.inputs"]
+    still_open = [row for row in await site.store.calls(claim.identity.run_id) if row.open_input is not None]
+    assert "code.search" in {row.tool for row in still_open}
+    assert SECRET not in repr(still_open)
+
+    again, end = await site.work()
+
+    assert again.identity.run_id == claim.identity.run_id
+    assert end.output == {"said": "the token is [redacted]", "ok": False}
+    assert site.rows_with(SECRET) == ["tasks.inputs"], "cleared with the end of the call"
+    (found,) = [
+        node.payload["data"]
+        for node in await site.store.nodes(claim.identity.run_id)
+        if node.payload.get("tool") == "code.search"
+    ]
+    assert "secret.txt" in str(found), "the search was for the real word"

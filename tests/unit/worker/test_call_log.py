@@ -1,0 +1,254 @@
+"""The ledger of a run: one transaction a read, two a write, and what is shown while a call takes its time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import LeaseLostError
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import NewNode, NodeKind
+from shared.runs.store import CallStatus
+from shared.sandbox.redact import redactor
+from shared.tasks.step import Claim
+from shared.testing.builders import open_session, open_task, open_worker
+from shared.testing.clock import START_US, FakeClock
+from shared.testing.memory import MemoryStore
+from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from shared.tools.pipeline import RunScope, ToolPipeline
+from shared.tools.ports import ToolCall
+from shared.tools.result import ContextNode, TextBlock, ToolResult
+from shared.tools.schedule import run_turn
+from tests.unit.tools.parts import Artifacts, RecordingGate, make_tool, make_workplace
+from worker.call_log import RunCallLog
+from worker.interruption import Interruption
+from worker.transcript import RunTranscript
+
+SECRET = "hunter2-very-secret"
+
+
+class CountingStore(MemoryStore):
+    """Counts the transactions that write a run's log."""
+
+    writes = 0
+
+    async def append(self, *args: Any, **named: Any) -> Any:
+        self.writes += 1
+        return await super().append(*args, **named)
+
+    async def start_call(self, *args: Any, **named: Any) -> Any:
+        self.writes += 1
+        return await super().start_call(*args, **named)
+
+    async def end_call(self, *args: Any, **named: Any) -> Any:
+        self.writes += 1
+        return await super().end_call(*args, **named)
+
+
+@dataclass
+class Bench:
+    """A claimed run with its log and a pipeline over it."""
+
+    store: CountingStore
+    claim: Claim
+    log: RunCallLog
+    pipeline: ToolPipeline
+    interruption: Interruption
+    claimed_seq: int
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def run_id(self) -> str:
+        return self.claim.identity.run_id
+
+    async def events(self) -> list[tuple[str, JsonObject]]:
+        """Return what was written since the run was claimed."""
+        return [(event.type, event.data) for event in await self.store.events(self.run_id, after_seq=self.claimed_seq)]
+
+    async def types(self) -> list[str]:
+        return [each for each, _ in await self.events()]
+
+
+async def make_bench(*tools: ToolDefinition, show_after_s: float = 60) -> Bench:
+    store = CountingStore()
+    ownership = await open_session(store)
+    await open_task(store, ownership, "a")
+    worker_id = await open_worker(store)
+    advance = await store.advance(
+        worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
+    )
+    (claim,) = advance.claims
+    interruption, clean = Interruption(), redactor([SECRET])
+    run_id = claim.identity.run_id
+    log = RunCallLog(
+        store, Artifacts(), FakeClock(), run_id, claim.fence, interruption, clean, show_after_s=show_after_s
+    )
+    scope = RunScope(claim.identity, claim.fence, make_workplace(Path("/p")))
+    pipeline = ToolPipeline(tools or (make_tool(),), scope, RecordingGate(), log, redactor=clean)
+    return Bench(store, claim, log, pipeline, interruption, len(await store.events(run_id)))
+
+
+def holding(bench: Callable[[], Bench]) -> Any:
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        bench().reached.set()
+        await asyncio.Event().wait()
+        return None
+
+    return handler
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.spec("EXE-06", "PER-19", "EXE-02")
+async def test_a_read_is_one_transaction_with_its_row() -> None:
+    bench = await make_bench()
+
+    await bench.pipeline.execute(ToolCall("c1", "test.echo", {"text": "hi"}, {"name": "test__echo", "id": "raw"}))
+
+    (row,) = await bench.store.calls(bench.run_id)
+    assert bench.store.writes == 1
+    assert await bench.types() == ["tool_started", "tool_completed"]
+    assert (row.status, row.is_write) == (CallStatus.ENDED, False)
+    assert row.inputs["model_input"] == {"text": "hi"}
+    assert row.facts["raw"] == {"name": "test__echo", "id": "raw"}
+
+
+@pytest.mark.spec("EXE-06")
+async def test_a_write_is_two_transactions_its_start_before_the_handler() -> None:
+    seen: list[list[str]] = []
+
+    async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        seen.append(await bench.types())
+        return None
+
+    bench = await make_bench(make_tool(permission=Permission.WRITE, handler=look))
+
+    await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
+
+    assert seen == [["tool_started"]]
+    assert bench.store.writes == 2
+
+
+@pytest.mark.spec("EXE-09", "EXE-11")
+async def test_a_call_that_takes_its_time_is_seen_while_it_runs() -> None:
+    bench = await make_bench(make_tool(handler=holding(lambda: bench)), show_after_s=0.01)
+    calls = [ToolCall("c1", "test.echo", {})]
+
+    task = asyncio.ensure_future(run_turn(calls, bench.pipeline, note=bench.log.note))
+    await until(lambda: _has(bench, ["tool_queued", "tool_started"]))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await bench.log.flush()
+
+    assert await bench.types() == ["tool_queued", "tool_started", "tool_failed", "aborted_tools"]
+
+
+async def _has(bench: Bench, types: list[str]) -> bool:
+    return await bench.types() == types
+
+
+@pytest.mark.spec("EXE-07")
+async def test_an_abort_is_recorded_with_its_node_and_counted() -> None:
+    bench = await make_bench(make_tool(handler=holding(lambda: bench)))
+    task = asyncio.ensure_future(bench.pipeline.execute(ToolCall("c1", "test.echo", {})))
+    await asyncio.wait_for(bench.reached.wait(), 5)
+
+    bench.interruption.stop = "cancel"
+    task.cancel("the task was cancelled")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    (node,) = await bench.store.nodes(bench.run_id)
+    metadata: Any = node.payload["metadata"]
+    assert (node.payload["is_error"], bench.interruption.aborted_calls) == (True, 1)
+    assert metadata == {"aborted": True, "partial": False, "abort_reason": "the task was cancelled"}
+    assert [(each, data.get("status")) for each, data in await bench.events()][-1] == ("tool_failed", "aborted")
+
+
+@pytest.mark.spec("EXE-07", "DAG-07")
+async def test_of_a_run_that_goes_on_elsewhere_no_call_is_recorded_as_aborted() -> None:
+    bench = await make_bench(make_tool(handler=holding(lambda: bench)))
+    calls = [ToolCall("c1", "test.echo", {})]
+    task = asyncio.ensure_future(run_turn(calls, bench.pipeline, note=bench.log.note))
+    await asyncio.wait_for(bench.reached.wait(), 5)
+
+    bench.interruption.stop = "hand_back"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert list(await bench.store.nodes(bench.run_id)) == []
+    assert "aborted_tools" not in [event.type for event in await bench.log.take()]
+    assert bench.interruption.aborted_calls == 0
+
+
+@pytest.mark.spec("RES-01")
+async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
+    async def load(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        node = ContextNode("skill", "review", f"how to review with {SECRET}")
+        return ToolResult("", (TextBlock("loaded"),), context_nodes=(node,))
+
+    bench = await make_bench(make_tool(handler=load, adds_context=True))
+
+    await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
+
+    result, added = await bench.store.nodes(bench.run_id)
+    assert (result.kind, added.kind) == (NodeKind.TOOL_RESULT, NodeKind.SKILL)
+    assert added.payload["tool_call_id"] == "c1"
+    assert added.payload["text"] == "how to review with [redacted]"
+    assert bench.store.writes == 1
+
+
+@pytest.mark.spec("EVT-05")
+async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_until_it_ends() -> None:
+    bench = await make_bench()
+    transcript = RunTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor([SECRET]))
+    call, plain = ToolCall("c1", "test.echo", {"text": SECRET}), ToolCall("c2", "test.echo", {"text": "x"})
+    node = NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {"said": [SECRET]}})
+
+    await transcript.append([node], [], [call, plain])
+    (kept,) = await transcript.calls()
+    await bench.pipeline.execute(call)
+
+    assert (await transcript.nodes())[0].payload == {"v": 1, "message": {"said": ["[redacted]"]}}
+    assert (kept.tool_call_id, kept.open_input) == ("c1", {"arguments": {"text": SECRET}})
+    assert SECRET not in repr(await transcript.calls())
+    assert [row.open_input for row in await transcript.calls()] == [None]
+
+
+@pytest.mark.spec("EVT-05")
+async def test_arguments_nobody_should_read_are_kept_nowhere() -> None:
+    bench = await make_bench()
+    transcript = RunTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor())
+    deep: Json = 1
+    for _ in range(10_000):
+        deep = [deep]
+
+    await transcript.append([NewNode(NodeKind.ASSISTANT, {"v": 1})], [], [ToolCall("c1", "test.echo", {"a": deep})])
+
+    assert await transcript.calls() == []
+
+
+async def test_events_that_could_not_be_shown_are_written_later_or_say_that_the_lease_is_lost() -> None:
+    bench = await make_bench(show_after_s=0)
+    bench.log.fence -= 1
+
+    await bench.log.note("hook_run", {"a": 1})
+    await until(lambda: _is_kept_again(bench))
+
+    with pytest.raises(LeaseLostError):
+        await bench.log.flush()
+
+
+async def _is_kept_again(bench: Bench) -> bool:
+    return bench.store.writes > 0 and bool(bench.log._kept)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -17,7 +17,7 @@ from orchestrator.tool_registry import registry_of, run_sources
 from shared.adapters.artifacts import FolderArtifacts
 from shared.clock import SystemClock
 from shared.config import Config, load_config
-from shared.errors import UsageError
+from shared.errors import UnavailableError, UsageError
 from shared.identity import Role, RunIdentity
 from shared.ids import new_id
 from shared.jsontext import Json
@@ -31,6 +31,7 @@ from shared.sandbox.programs import DEFAULT_NAMES
 from shared.sandbox.redact import Redactor, redactor
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings, load_settings, secret_values
+from shared.tasks.functions import suggestion
 from shared.tools.command_hooks import hooks_of
 from shared.tools.definition import Permission, ToolAdapter, Workplace
 from shared.tools.hooks import NO_HOOKS, Hooks
@@ -41,6 +42,9 @@ from shared.tools.sdk_hooks import registered_hooks
 from shared.tools.surface import RunMode, Surface, compute_surface
 from shared.toolsets.modules import import_own
 from shared.toolsets.sources import Surroundings
+
+_OWN_OPTIONS = ("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "hooks", "tools")
+_OPTIONS = frozenset((*_OWN_OPTIONS, *Settings.model_fields))
 
 DEFINITION = "direct"
 """What stands for an agent definition in the identity of a run that no agent makes."""
@@ -77,7 +81,8 @@ async def open_direct(
     try:
         yield session
     except BaseException:
-        await session.end(EndReason.CANCELLED)
+        with suppress(UnavailableError):  # what went wrong first is what the caller must learn
+            await session.end(EndReason.CANCELLED)
         raise
     await session.end()
 
@@ -113,6 +118,7 @@ async def open_tools(
         callback=permission_callback,
         hooks=hooks,
     )
+    _check_names(settings)
     loaded = load_settings(**settings)
     config = load_config(loaded.home)
     registry = registry_of(Surroundings.of(loaded, config))
@@ -218,6 +224,13 @@ def _limits(settings: Settings, timeout: timedelta | None) -> PipelineConfig:
         max_timeout=timeout or most,
         max_result_chars=settings.max_result_chars,
     )
+
+
+def _check_names(settings: Mapping[str, object]) -> None:
+    """Refuse an option that is none: a misspelt callback must not be a session without one."""
+    for name in settings:
+        if name not in Settings.model_fields:
+            raise UsageError(f"there is no option or setting {name!r}; {suggestion(name, _OPTIONS)}")
 
 
 def _word(kind: type[_Word], given: str, what: str) -> _Word:

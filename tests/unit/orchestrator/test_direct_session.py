@@ -284,6 +284,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"mode": "turbo"}, "there is no mode 'turbo'"),
     "project": ({"project": "/nonexistent"}, "does not exist"),
     "rule": ({"allow": ["code.write_file"]}, "say for what"),
+    "misspelt": ({"permision_callback": yes}, "'permision_callback'; did you mean 'permission_callback'?"),
     "setting": ({"slots": "many"}, "SOONG_SLOTS"),
 }
 

@@ -6,7 +6,7 @@ one byte on CONTROL before it starts the program. When the program ends, when CO
 or was killed), on SIGTERM, or after LIMIT_S, it freezes and kills every descendant until the kernel says that it has no
 child left. Only then it writes the end of its report to STATUS and ends itself.
 
-The report has lines ``started PID``, then ``ended CODE LEFT``; or ``failed ERRNO`` when the program could not be
+The report has lines ``started PID``, then ``ended CODE LEFT``, or ``failed ERRNO`` when the program could not be
 started. CODE is negative for a signal, LEFT counts descendants that could not be killed (another user's, or stuck in
 the kernel).
 
@@ -46,11 +46,10 @@ def main(arguments: list[str]) -> int:
     family = Family(_woken_by(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        family.start(arguments[3:])
+        family.start(arguments[3:], status)
     except OSError as error:
         _say(status, f"failed {error.errno or errno.EIO}")
         return 1
-    _say(status, f"started {family.program}")
     _let_go_of_output()
     family.wait(control, limit_s)
     left = family.end()
@@ -66,8 +65,10 @@ class Family:
         self.code: int | None = None
         self._wake = wake
 
-    def start(self, argv: list[str]) -> None:
+    def start(self, argv: list[str], status: int) -> None:
         """Start the program in a session of its own, so without a terminal.
+
+        Its id is reported before it can do anything: it may kill us first of all.
 
         Raises:
             OSError: it cannot be started.
@@ -77,7 +78,7 @@ class Family:
         keeper = os.getpid()
         self.program = os.fork()
         if self.program == 0:
-            _become(argv, environment, keeper, told)
+            _become(argv, environment, keeper, status, told)
         os.close(told)
         problem = os.read(heard, 16)
         os.close(heard)
@@ -190,7 +191,7 @@ def _content(path: str) -> bytes:
         return b""  # that process or thread has ended
 
 
-def _become(argv: list[str], environment: dict[bytes, bytes], keeper: int, told: int) -> None:
+def _become(argv: list[str], environment: dict[bytes, bytes], keeper: int, status: int, told: int) -> None:
     """In the new child: leave the keeper's session and become the program. Never returns."""
     try:
         os.setsid()
@@ -201,6 +202,7 @@ def _become(argv: list[str], environment: dict[bytes, bytes], keeper: int, told:
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _say(status, f"started {os.getpid()}")
         os.execve(argv[0], argv, environment)  # noqa: S606  # an argv, no shell
     except OSError as error:
         os.write(told, str(error.errno or errno.EIO).encode())

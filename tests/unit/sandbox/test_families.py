@@ -224,14 +224,20 @@ async def test_a_program_has_the_given_environment_three_descriptors_and_no_term
     monkeypatch.setenv("SECRET_OF_PARENT", "canary-41f")
     inherited = os.dup(folder)
     os.set_inheritable(inherited, True)
-    parts = ("tr '\\0' '\\n' < /proc/$$/environ", "ls /proc/$$/fd | tr '\\n' ' '; echo", "true < /dev/tty || echo none")
-    script = "; ".join((*parts, "tr '\\0' '\\n' < /proc/$PPID/environ"))
+    code = """
+import os
+terminal = "none"
+try: os.open("/dev/tty", os.O_RDWR); terminal = "one"
+except OSError: pass
+print([n for n in range(1024) if os.path.exists(f"/proc/self/fd/{n}")], terminal)
+for pid in (os.getpid(), os.getppid()): print(open(f"/proc/{pid}/environ").read())
+"""
 
-    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", script, env={"PATH": "/usr/bin:/bin"}))
+    ended = await run(python(folder, tmp_path, code, env={"PATH": "/usr/bin:/bin"}))
 
     os.close(inherited)
-    lines = ended.stdout.decode().splitlines()
-    assert lines == ["PATH=/usr/bin:/bin", "0 1 2 ", "none", "PATH=/usr/bin:/bin"]
+    lines = ended.stdout.decode().replace("\0", "").splitlines()
+    assert lines == ["[0, 1, 2] none", "PATH=/usr/bin:/bin", "PATH=/usr/bin:/bin"]
 
 
 async def test_no_process_of_ours_is_left_as_a_zombie(folder: int, tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ _ENDINGS: Final = st.sampled_from(["\n", "\n", "\r\n"])
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
     """Any small text: repeated lines, either ending or both, with or without a last newline, or empty."""
-    ending = draw(st.one_of(_ENDINGS.map(lambda one: lambda: one), st.just(lambda: draw(_ENDINGS))))
-    text = "".join(line + ending() for line in draw(_LINES))
+    lines = draw(_LINES)
+    endings = [draw(_ENDINGS)] * len(lines) if draw(st.booleans()) else [draw(_ENDINGS) for _ in lines]
+    text = "".join(map("".join, zip(lines, endings, strict=True)))
     return (text.rstrip("\r\n") if draw(st.booleans()) else text).encode()
 
 
@@ -337,3 +338,30 @@ def test_an_edit_that_knows_only_newlines_keeps_the_endings_of_all_other_lines(
     assert content.replace(b"\r\n", b"\n") == flat.replace(plain, new)
     assert content.split(b"\n")[:at] == lines[:at]
     assert content.endswith(b"\n".join(rest))
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize(
+    ("before", "hunks", "gits", "fault"),
+    [
+        (
+            b"a\nfoo\nb\n",
+            b"@@ -1,2 +1,2 @@\n-a\n+A\n foo\n\\ No newline at end of file\n",
+            b"A\nfoob\n",
+            Fault.MISPLACED_END,
+        ),
+        (b"1\n2\n3\n", b"@@ -1,0 +2 @@\n+new\n", None, Fault.MISMATCH),
+        (b"1\n2\n3\n", b"@@ -2,0 +3 @@\n+new\n", b"1\n2\n3\nnew\n", Fault.NO_CONTEXT),
+        (b"x\n}\ny\n}\n", b"@@ -2 +2 @@\n-}\n+{\n", b"x\n}\ny\n{\n", Fault.NO_CONTEXT),
+        (b"1\n2\n", b"@@ -1,2 +1,2 @@\n-1\n+a\n 2\n+lost\n", b"a\n2\n", Fault.LEFTOVER),
+        (b"1\n2\n", b"@@ -1,2 +1,2 @@\n-1\n+a\n 2\n@ -5 +5 @@\n-lost\n", b"a\n2\n", Fault.LEFTOVER),
+    ],
+    ids=["joined", "insertion-refused-by-both", "insertion-elsewhere", "change-elsewhere", "dropped", "dropped-hunk"],
+)
+def test_a_diff_that_git_applies_otherwise_than_it_says_is_refused(
+    tmp_path: Path, before: bytes, hunks: bytes, gits: bytes | None, fault: Fault
+) -> None:
+    diff = b"--- a/x\n+++ b/x\n" + hunks
+
+    assert Git.at(tmp_path / "git").apply(before, diff) == gits
+    assert ours(before, diff) is fault

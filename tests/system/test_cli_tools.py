@@ -34,6 +34,32 @@ async def program(context: ToolContext) -> str:
 """
 
 
+PLAN = """
+title: Count
+steps:
+  - id: count
+    instructions: count
+    allowed_tools: [team.shout]
+    script:
+      - call: team.shout
+        with: {text: hello}
+        save: loud
+      - finish: {loud: "${loud.value}"}
+"""
+
+SHOUT = """
+from soong import Permission, Toolset
+
+tools = Toolset()
+
+
+@tools.tool("team.shout", permission=Permission.READONLY)
+def shout(text: str) -> str:
+    'Say it loud.'
+    return text.upper()
+"""
+
+
 @pytest.fixture
 def cli() -> Iterator[Scene]:
     with scene() as one:
@@ -120,6 +146,18 @@ def test_a_signal_ends_the_call_its_program_and_the_command(cli: Scene, number: 
     assert result["error"]["type"] == "aborted"
     assert result["metadata"]["abort_reason"] == "interrupted by the person at the terminal"
     until(lambda: not program.is_running(), "the program has ended", limit_s=5)
+
+
+@pytest.mark.spec("REG-06", "REG-07")
+def test_workers_run_the_same_tools_that_clients_know(cli: Scene) -> None:
+    (cli.folder / "team_tools.py").write_text(SHOUT)
+    cli.environment |= {"SOONG_TOOLS": "team_tools", "PYTHONPATH": str(cli.folder)}
+
+    done = cli.run("run", cli.plan(PLAN), "--json")
+
+    assert done.returncode == 0, done.stderr + cli.logs()
+    assert "HELLO" in done.stdout
+    cli.assert_nothing_left()
 
 
 def children(command: "subprocess.Popen[str]") -> list[psutil.Process]:

@@ -23,7 +23,7 @@ from shared.settings import Settings
 from shared.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from shared.tools.definition import ToolDefinition
 from shared.tools.describing import EVERY_CALL, Argument, arguments_of
-from shared.tools.result import ErrorType
+from shared.tools.result import RESERVED, ErrorType
 from shared.tools.surface import SurfaceRequest, compute_surface
 from shared.toolsets.sources import Surroundings
 from tests.spec_plugin import ROOT
@@ -48,8 +48,13 @@ def run_states() -> str:
 
 def error_types() -> str:
     """Return the closed set of error types, with the flag that tells whether the same call may succeed later."""
-    rows = [f"| `{error.value}` | {'yes' if error.is_retryable else 'no'} |" for error in ErrorType]
-    return "\n".join(("| type | the same call may succeed later |", "|---|---|", *rows))
+    rows = [
+        f"| `{error.value}` | {'yes' if error.is_retryable else 'no'} | {RESERVED.get(error, '')} |"
+        for error in ErrorType
+    ]
+    return "\n".join(
+        ("| type | the same call may succeed later | kept for, made by no part yet |", "|---|---|---|", *rows)
+    )
 
 
 def settings() -> str:

@@ -10,7 +10,7 @@ from shared.errors import LeaseLostError, UnavailableError
 from shared.jsontext import Json
 from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Step, StepEnd
+from shared.tasks.step import Claim, Step, StepEnd, StepError
 from shared.testing.builders import make_session, make_step, make_task
 from shared.testing.memory.ring import MemorySwitchboard
 from shared.testing.memory.store import MemoryStore
@@ -134,3 +134,44 @@ async def test_a_dispatch_to_a_full_process_returns_at_once(capacity: int) -> No
         bench.slots._open += 1
 
     assert await bench.slots.hold() == 0
+
+
+@pytest.mark.spec("EXE-07", "DIS-05")
+@pytest.mark.parametrize(
+    ("aborted_calls", "reason"), [(0, EndReason.CANCELLED), (2, EndReason.ABORTED_TOOLS)], ids=["no tool", "tools"]
+)
+async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_calls: int, reason: EndReason) -> None:
+    async def work(claim: Claim) -> StepEnd:
+        raise AssertionError(claim)
+
+    bench, ends = Bench(work), EndsSeen()
+
+    class CutOff(Running):
+        async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
+            bench.slots.stop_run(claim.identity.run_id, "cancel", "a person pressed stop")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                interruption.aborted_calls = aborted_calls
+            return done(claim)
+
+    bench.slots.runner, bench.slots.watcher = CutOff(work), ends
+    (step,) = await bench.hold("a")
+
+    (end,) = ends.seen
+    assert (end.end_reason, end.status) == (reason, StepStatus.CANCELLED)
+    assert end.error == StepError(str(reason), "a person pressed stop")
+    assert step.status is StepStatus.CANCELLED
+    assert step.attempt == 1
+
+
+class EndsSeen(NoFlower):
+    """A watcher that keeps how runs ended."""
+
+    def __init__(self) -> None:
+        self.seen: list[StepEnd] = []
+
+    def ended(self, claim: Claim, end: StepEnd | None) -> None:
+        del claim
+        assert end is not None
+        self.seen.append(end)

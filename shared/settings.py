@@ -8,6 +8,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Collection
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -120,8 +121,14 @@ def load_settings(**overrides: object) -> Settings:
     """Read the environment, with ``overrides`` (command line) above it.
 
     Raises:
-        InvalidConfigError: names every wrong setting, its value and what it may be.
+        InvalidConfigError: names every wrong setting, its value and what it may be; an unknown name among
+            ``overrides`` is one.
     """
+    unknown = sorted(overrides.keys() - Settings.model_fields.keys())
+    if unknown:
+        near = {name: get_close_matches(name, Settings.model_fields, 1) for name in unknown}
+        said = ", ".join(f"{name!r}" + (f" (perhaps {near[name][0]!r})" if near[name] else "") for name in unknown)
+        raise InvalidConfigError(f"settings: there is no {said}")
     from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
     lists = {
         name: _split(os.environ[f"SOONG_{name.upper()}"])

@@ -72,3 +72,8 @@ def test_passwords_of_urls_and_keys_of_the_environment_are_secrets(monkeypatch: 
 
     assert set(values) >= {"redis-password", "key-of-the-provider"}
     assert "abc" not in values
+
+
+def test_a_misspelt_override_is_refused_with_the_name_that_was_meant() -> None:
+    with pytest.raises(InvalidConfigError, match="no 'slotts' .perhaps 'slots'"):
+        load_settings(slotts=3)

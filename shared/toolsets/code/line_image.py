@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from shared.toolsets.code.diff_fault import DiffError, Fault
 from shared.toolsets.code.unified_diff import Hunk, UnifiedDiff, lines_of
 
-MAX_STEPS: Final = 20_000_000
+MAX_STEPS: Final = 10_000_000
 """Lines looked at in all searches of one diff: some seconds."""
 
 _Line: TypeAlias = bytes | tuple[bytes]

@@ -147,12 +147,14 @@ async def test_a_missing_file_is_not_found_unless_it_may_be_created(project: Pro
     [
         {"edits": edits(("", "one\n"), ("one", "1"))},
         {"unified_diff": "--- /dev/null\n+++ b/a/x\n@@ -0,0 +1 @@\n+1\n"},
+        {"unified_diff": "--- a/a/x\n+++ b/a/x\n@@ -0,0 +1 @@\n+1\n"},
+        {"unified_diff": "--- a/a/x\t1970-01-01 01:00:00.0 +0100\n+++ b/a/x\n@@ -0,0 +1 @@\n+1\n"},
         {
             "unified_diff": "diff --git a/a/x b/a/x\nnew file mode 100644\nindex 0000000..d00491f\n"
             "--- /dev/null\n+++ b/a/x\n@@ -0,0 +1 @@\n+1\n"
         },
     ],
-    ids=["edits", "diff", "git-diff"],
+    ids=["edits", "diff", "undecided-diff", "epoch-diff", "git-diff"],
 )
 async def test_a_missing_file_is_created_with_its_directories_when_asked(
     project: Project, form: dict[str, Any]
@@ -237,6 +239,16 @@ async def test_what_is_too_large_before_within_or_after_is_refused(project: Proj
     ):
         assert await project.error("edit_file", **arguments) is ErrorType.LIMIT_EXCEEDED
     assert (project.root / "x").read_bytes() == b"a" * 3000
+
+
+async def test_a_diff_that_makes_the_file_too_large_is_refused(project: Project) -> None:
+    content = b"one\ntwo\nthree\n" + b"x" * (4 * 1024 * 1024 - 14)
+    path = project.file("x", content)
+
+    assert await project.error("edit_file", path="x", unified_diff=DIFF.replace("+2", "+22222")) is (
+        ErrorType.LIMIT_EXCEEDED
+    )
+    assert path.read_bytes() == content
 
 
 @pytest.mark.spec("FS-05", "FS-07", "PER-06")
@@ -390,3 +402,36 @@ async def test_a_header_may_name_an_absolute_path_from_the_project(project: Proj
         diff = f"--- {name}\n+++ {name}\n{HUNK}"
         await project.data("edit_file", path=str(file), unified_diff=diff)
         assert file.read_text() == "one\n2\nthree\n"
+
+
+@pytest.mark.spec("PER-06")
+async def test_a_preview_of_very_many_changes_says_how_much_and_of_none_that_there_is_none(project: Project) -> None:
+    project.file("x", "a\nb\n" * 5000)
+
+    await project.call("edit_file", path="x", edits=edits(("a", "c")), replace_all=True)
+    many = project.target.preview
+    project.file("x", "a\n")
+    await project.call("edit_file", path="x", edits=edits(("a", "b"), ("b", "a")))
+
+    assert many.endswith("20000 bytes by 20000 bytes, 10000 lines")
+    assert project.target.preview.endswith("by the same 2 bytes, 1 lines")
+
+
+@pytest.mark.parametrize(
+    "stamp", ["1970-01-01 00:00:00 +0100", "1969-12-31 99:00:00 +0000", "2024-01-01 00:00:00 +0000", "yesterday"]
+)
+async def test_a_time_stamp_that_is_not_the_epoch_creates_nothing(project: Project, stamp: str) -> None:
+    path = project.file("x", "one\ntwo\nthree\n")
+
+    await project.data("edit_file", path="x", unified_diff=f"--- a/x\t{stamp}\n+++ b/x\n{HUNK}")
+
+    assert path.read_text() == "one\n2\nthree\n"
+
+
+async def test_a_mailed_patch_may_end_in_its_signature(project: Project) -> None:
+    path = project.file("x", "one\ntwo\nthree\n")
+    head = "From 1234 Mon Sep 17 00:00:00 2001\nSubject: [PATCH] two\n\n---\n x | 2 +-\n\n"
+
+    await project.data("edit_file", path="x", unified_diff=f"{head}{DIFF}-- \n2.39.5\n\n")
+
+    assert path.read_text() == "one\n2\nthree\n"

@@ -153,7 +153,7 @@ def integral(value: Json) -> Json:
     The digest stays the same (RFC 8785 writes both alike). The same object when it holds no such number.
     """
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) <= MAX_SAFE_INTEGER else value
+        return int(value) if value.is_integer() and abs(value) < MAX_SAFE_INTEGER else value
     if isinstance(value, dict):
         pairs = {key: integral(item) for key, item in value.items()}
         return pairs if any(pairs[key] is not item for key, item in value.items()) else value

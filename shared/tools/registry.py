@@ -41,15 +41,20 @@ class ToolRegistry:
         self._aliases: dict[str, str] = {}
 
     def register(self, definition: ToolDefinition, *, is_builtin: bool = False, source: str = "") -> ToolDefinition:
-        """Check a definition and keep it; returns it as kept, with an input schema that refuses unknown fields.
+        """Check a definition and keep it; returns it as kept.
 
-        ``source`` says where it comes from, for people (:meth:`source_of`).
+        What is kept has an input schema that refuses unknown fields, and the tags that rules may count on: its
+        permission and, in a namespace of ours, the namespace (REG-08). Built-in tools follow a lower
+        ``tools.max_timeout_ms``; a tool from elsewhere that asks for more is refused (EXE-08). ``source`` says where
+        it comes from, for people (:meth:`source_of`).
 
         Raises:
             InvalidToolError: names what is wrong with it.
         """
+        if is_builtin and definition.timeout is not None:
+            definition = replace(definition, timeout=min(definition.timeout, self.max_timeout))
         self._check(definition)
-        kept = replace(definition, input_schema=close(definition.input_schema))
+        kept = replace(definition, input_schema=close(definition.input_schema), tags=_tags_of(definition))
         self._tools[kept.name] = kept
         self._aliases.update(dict.fromkeys(kept.aliases, kept.name))
         if is_builtin:

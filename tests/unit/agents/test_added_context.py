@@ -58,7 +58,7 @@ def answers() -> list[ModelResponse]:
 
 def shown(messages: Sequence[ModelMessage]) -> list[tuple[str, Any]]:
     return [
-        (part.part_kind, part.content)
+        (part.part_kind, getattr(part, "content", None))
         for message in messages
         if isinstance(message, ModelRequest)
         for part in message.parts

@@ -5,8 +5,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from shared.errors import InvalidToolError
-from shared.tools.definition import Permission, ToolContext, ToolDefinition
+from shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
 from shared.tools.registry import ToolRegistry
+from shared.tools.risk import effective_traits
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
 
 
@@ -147,3 +148,75 @@ def test_a_function_that_cannot_be_said_as_a_schema_is_refused() -> None:
         @registry.tool("user.y", description="d")
         def two(*values: int) -> int:
             return len(values)
+
+
+@pytest.mark.spec("REG-08")
+@pytest.mark.parametrize(
+    ("name", "permission", "tags"),
+    [
+        ("mcp.files.read", Permission.READONLY, {"mcp", "readonly"}),
+        ("code.x", Permission.WRITE, {"code", "write"}),
+        ("user.x", Permission.WRITE, {"write"}),
+    ],
+)
+def test_a_tool_carries_its_permission_and_our_namespace_as_tags(
+    name: str, permission: Permission, tags: set[str]
+) -> None:
+    (tool,) = make_registry(make_tool(name, permission=permission)).definitions()
+
+    assert tool.tags == tags
+
+
+@pytest.mark.spec("REG-08", "REG-05")
+@pytest.mark.parametrize("tags", [{"write"}, {"Dangerous"}, {""}, {"a b"}], ids=str)
+def test_tags_that_contradict_or_cannot_be_matched_are_refused(tags: set[str]) -> None:
+    with pytest.raises(InvalidToolError, match="tag"):
+        make_registry(make_tool(tags=frozenset(tags)))
+
+
+@pytest.mark.spec("EXE-08")
+def test_built_in_tools_follow_a_lower_maximum_and_others_are_refused_above_it() -> None:
+    registry = ToolRegistry(max_timeout=timedelta(seconds=30))
+    slow = make_tool("code.slow", timeout=timedelta(minutes=2))
+
+    kept = registry.register(slow, is_builtin=True)
+
+    assert kept.timeout == timedelta(seconds=30)
+    with pytest.raises(InvalidToolError, match="at most 30000 ms"):
+        registry.register(make_tool("user.slow", timeout=timedelta(minutes=2)))
+
+
+@pytest.mark.spec("REG-05", "SCH-02")
+def test_the_schema_of_a_model_stays_in_the_metadata_as_its_source_says_it() -> None:
+    tool = ToolRegistry().register_tool("user.shelve", "Shelves.", Book, echo, metadata={"a": 1})
+
+    assert tool.metadata == {"native_schema": Book.model_json_schema(), "a": 1}
+
+
+@pytest.mark.spec("REG-05", "PER-11")
+@pytest.mark.parametrize(
+    ("overrides", "reaches_out"),
+    [
+        pytest.param({}, False, id="readonly"),
+        pytest.param({"permission": Permission.WRITE}, True, id="declares nothing"),
+        pytest.param({"permission": Permission.WRITE, "tags": frozenset({"filesystem"})}, False, id="by tag"),
+        pytest.param({"tags": frozenset({"network"}), "open_world": False}, True, id="the network tag wins"),
+        pytest.param({"name": "mcp.x.y"}, True, id="mcp"),
+        pytest.param({"name": "mcp.x.y", "open_world": False}, False, id="mcp, declared by config"),
+        pytest.param(
+            {"name": "mcp.x.y", "traits": lambda _: Traits(is_read_only=True)}, True, id="traits lower nothing"
+        ),
+        pytest.param({"traits": lambda _: Traits(is_open_world=True)}, True, id="traits raise"),
+    ],
+)
+def test_what_is_not_declared_counts_as_open_world_where_that_is_the_safe_side(
+    overrides: dict[str, Any], reaches_out: bool
+) -> None:
+    (tool,) = make_registry(make_tool(**overrides)).definitions()
+
+    assert effective_traits(tool, {}).is_open_world is reaches_out
+
+
+def test_a_tool_that_is_always_loaded_is_never_deferred() -> None:
+    assert make_tool(defer=True).is_deferred
+    assert not make_tool(defer=True, always_load=True).is_deferred

@@ -6,7 +6,7 @@ Owns the changing state of one call. The order of its stages is :mod:`shared.too
 import asyncio
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from shared.clock import Clock, SystemClock
 from shared.jsontext import Json, JsonObject
@@ -33,7 +33,12 @@ class Course:
 
     call: ToolCall
     fence: int = 0
-    inputs: CallInputs = field(default_factory=CallInputs)
+    model_input: Json = None
+    """What the model sent: as it came until it is parsed, which also bounds it."""
+    hook_input: JsonObject | None = None
+    permission_input: JsonObject | None = None
+    call_input: JsonObject | None = None
+    is_bounded: bool = False
     gate_call: GateCall | None = None
     verdict: Verdict | None = None
     started_s: float | None = None
@@ -56,18 +61,23 @@ class Course:
 
     def shown_inputs(self, redactor: Redactor) -> CallInputs:
         """Return the inputs without secrets; each is looked at once, as most calls are rewritten by nobody."""
-        inputs = self.inputs
-        rest = (inputs.hook, inputs.permission, inputs.call)
+        model = self.model_input if self.is_bounded else shown_arguments(self.model_input)
         return CallInputs(
-            self._shown_input(inputs.model, redactor),
-            *(None if each is None else self._shown_input(each, redactor) for each in rest),  # type: ignore[arg-type]  # objects stay objects
+            self._shown_input(model, redactor),
+            self._shown_object(self.hook_input, redactor),
+            self._shown_object(self.permission_input, redactor),
+            self._shown_object(self.call_input, redactor),
         )
+
+    def _shown_object(self, value: JsonObject | None, redactor: Redactor) -> JsonObject | None:
+        return None if value is None else cast(JsonObject, self._shown_input(value, redactor))
 
     def _shown_input(self, value: Json, redactor: Redactor) -> Json:
         # The entry holds the value itself, so that its id cannot be another's.
-        if id(value) not in self._shown:
-            self._shown[id(value)] = value, redactor.value(shown_arguments(value))
-        return self._shown[id(value)][1]
+        entry = self._shown.get(id(value))
+        if entry is None:
+            entry = self._shown[id(value)] = value, redactor.value(value)
+        return entry[1]
 
     def keep_partial(self, partial: str) -> None:
         """Take what the handler has got so far; what it hands over replaces what it handed over before."""

@@ -44,7 +44,6 @@ from shared.tools.judging import (
 from shared.tools.normalise import check_context, check_output, failed, own_deliverable, refusal, sound, wrap
 from shared.tools.ports import (
     ArtifactStore,
-    CallInputs,
     CallLog,
     CallRecord,
     Gate,
@@ -122,7 +121,7 @@ class ToolPipeline:
             asyncio.CancelledError: the run was interrupted; the call's aborted result has been recorded.
         """
         call, definition = self._looked_up(call)
-        course = Course(call, self._run.fence, CallInputs(call.arguments))
+        course = Course(call, self._run.fence, call.arguments)
         try:
             result = await self._attempt(course, definition)
         except asyncio.CancelledError as signal:
@@ -142,7 +141,7 @@ class ToolPipeline:
         if type is ErrorType.ABORTED:
             metadata = {"aborted": True, "partial": False, "abort_reason": message}
         result = refusal(call.id, ToolFailure(type, message), None, **metadata)
-        return await unbroken(self._end(Course(call, self._run.fence, CallInputs(call.arguments)), definition, result))
+        return await unbroken(self._end(Course(call, self._run.fence, call.arguments), definition, result))
 
     def _looked_up(self, call: ToolCall) -> tuple[ToolCall, ToolDefinition | None]:
         """Return the call under its canonical name, with its tool (REG-03, REG-10)."""
@@ -156,8 +155,8 @@ class ToolPipeline:
             known = ", ".join(self.tools) or "none"
             problem = f"there is no tool {course.call.tool[:200]!r} in this run"
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, problem, hint=f"available: {known}")
-        value = parsed(course.call.arguments)
-        course.inputs = CallInputs(value)
+        course.model_input = value = parsed(course.call.arguments)
+        course.is_bounded = True
         model_input = validated(definition, value)
         pre = await self._before(course, definition, model_input)
         context, gate_call = await self._judged(course, definition, pre)
@@ -167,7 +166,7 @@ class ToolPipeline:
 
     # -- hooks before
     async def _before(self, course: Course, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
-        course.inputs = replace(course.inputs, hook=model_input)
+        course.hook_input = model_input
         if not self._hooks.pre:
             return PreResult("none", "", model_input)
         run, call = self._run, course.call
@@ -215,7 +214,7 @@ class ToolPipeline:
 
     async def _judged(self, course: Course, definition: ToolDefinition, pre: PreResult) -> tuple[ToolContext, GateCall]:
         """Gather what permission is asked about; the handler's context is bound to what was computed here."""
-        course.inputs = replace(course.inputs, permission=pre.call_input)
+        course.permission_input = pre.call_input
         context = self._context(course)
         course.target = target = await target_of(definition, context, pre.call_input)
         check = own_check(definition, context, pre.call_input)
@@ -240,10 +239,10 @@ class ToolPipeline:
     # -- execution
     async def _start(self, course: Course, gate_call: GateCall, verdict: Verdict, context: ToolContext) -> None:
         call_input = gate_call.permission_input
-        course.inputs = replace(course.inputs, call=call_input)
+        course.call_input = call_input
         record = self._record(course, course.next_event())
         shown = record.inputs.call or {}
-        hook_input = course.inputs.hook or {}
+        hook_input = course.hook_input or {}
         started = StartedCall(
             course.call, gate_call, verdict, hook_input, call_input, context.effect_id, record.is_write, shown, record
         )
@@ -319,7 +318,8 @@ class ToolPipeline:
             kept = await self._fitter.fit(definition, kept)
         record = self._record(course, course.next_event())
         kept = replace(kept, evidence=course.evidence)
-        call = replace(course.call, arguments=record.inputs.model)
+        arguments = record.inputs.model
+        call = course.call if arguments is course.call.arguments else replace(course.call, arguments=arguments)
         elapsed_s = 0.0 if course.started_s is None else self._clock.monotonic_s() - course.started_s
         await self._log.finished(call, kept, duration_ms=int(elapsed_s * 1000), record=record)
         if definition is not None and course.is_withheld and result.ok:

@@ -1,9 +1,13 @@
 """Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
 
+import asyncio
+
 from orchestrator.client import Client
 from shared.adapters.redis.client import RedisClients
 from shared.adapters.redis.ring import RedisRing
 from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.grants import Roles, grant
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
@@ -34,10 +38,18 @@ async def open_rows(settings: Settings) -> Store:
     return await open_store(settings.effective_database_url, migrate=False)
 
 
-async def migrate(settings: Settings) -> None:
-    """Bring the database to this program's schema. Raises: UnavailableError, SchemaVersionError."""
+async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "") -> None:
+    """Bring the database to this program's schema, and give the named roles their rights on it.
+
+    Raises:
+        UnavailableError, SchemaVersionError: the database cannot be used.
+        InvalidConfigError: rights cannot be given: see :func:`shared.adapters.sql.grants.grant`.
+    """
     store = await open_store(settings.effective_database_url, migrate=True)
     await store.close()
+    roles = Roles(worker, orchestrator)
+    if roles.named:
+        await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
 
 
 def open_broker(settings: Settings) -> object:

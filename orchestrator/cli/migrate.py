@@ -5,17 +5,30 @@ Orchestrators do it themselves when they start; this is for deployments that do 
 
 import asyncio
 
+import typer
+
 from orchestrator.cli.console import say
 from shared.settings import load_settings
 
+_WORKER = typer.Option("", "--grant-worker", metavar="ROLE", help="Give this PostgreSQL role a worker's rights.")
+_ORCHESTRATOR = typer.Option(
+    "", "--grant-orchestrator", metavar="ROLE", help="Give this PostgreSQL role an orchestrator's rights."
+)
 
-def command() -> None:
-    """Make or upgrade the tables of SOONG_DATABASE_URL, or of the home's own database."""
+
+def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR) -> None:
+    """Make or upgrade the tables of SOONG_DATABASE_URL, or of the home's own database.
+
+    Rights are given anew each time, so that they are this version's; run it as the owner of the tables.
+    """
     from orchestrator.client_bootstrap import migrate  # SQLAlchemy, not needed for --help
     from orchestrator.embedded.folders import prepare_home
 
     settings = load_settings()
     if settings.is_embedded:
         prepare_home(settings)
-    asyncio.run(migrate(settings))
+    asyncio.run(migrate(settings, worker=worker, orchestrator=orchestrator))
     say("the database has this version's schema")
+    for role, kind in ((worker, "a worker"), (orchestrator, "an orchestrator")):
+        if role:
+            say(f"the role {role} has the rights of {kind}, and no others")

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import URL, Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
 
-from shared.adapters.sql.engine import make_engine, our_errors, refuse_network_file_system, side_lock
+from shared.adapters.sql.engine import driver_error, make_engine, our_errors, refuse_network_file_system, side_lock
 from shared.errors import InvalidConfigError, SchemaVersionError
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The revision this program was written for; a test holds it to the migrations."""
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
+_NOT_ALLOWED: Final = "42501"  # PostgreSQL's insufficient_privilege
 _LOCK_ID: Final = 7_266_110_103  # any number, the same for all of ours
 
 
@@ -21,7 +23,7 @@ def prepare(url: URL, *, migrate: bool) -> None:
     """Make sure the database has our schema, creating or migrating it when ``migrate``.
 
     Raises:
-        SchemaVersionError: it has another (and ``migrate`` is off, or it is newer than this program).
+        SchemaVersionError: it has another, and it is newer, or ``migrate`` is off, or our role may not migrate.
         InvalidConfigError: the file cannot be made or lies on a network file system.
         UnavailableError: the database does not answer.
     """
@@ -37,7 +39,15 @@ def prepare(url: URL, *, migrate: bool) -> None:
             raise SchemaVersionError(
                 f"the database has schema {found}, newer than this program's {HEAD}; upgrade soong"
             )
-        _upgrade(connection)
+        try:
+            _upgrade(connection)
+        except DBAPIError as error:
+            if getattr(driver_error(error), "sqlstate", None) != _NOT_ALLOWED:
+                raise
+            raise SchemaVersionError(
+                f"the database has schema {found or 'none'}, this program's is {HEAD}, and this role may not change "
+                "it; run `soong migrate` as the owner of the tables"
+            ) from error
 
 
 def current(connection: Connection) -> str | None:

@@ -1,0 +1,160 @@
+"""What a worker's and an orchestrator's database role may do, table by table and column by column.
+
+A worker takes what stands in the rows and writes what it did: it never makes a step, a run or a decision, and never
+changes whose they are (DESIGN, trust). Every column of :mod:`shared.adapters.sql.tables` stands here once; a test fails
+for one that does not, and another runs a worker's whole work under these rights and under no more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRight:
+    """A worker's rights on one table. ``never`` names the columns that others write, or the database itself.
+
+    ``new`` and ``changed`` are conditions that the rows it inserts and leaves behind an update must meet. A lock needs
+    the right to update a column, so a table that is only locked has an update that no changed row can pass.
+    """
+
+    reads: bool = False
+    inserts: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    new: str = ""
+    changed: str = ""
+
+    @property
+    def is_checked(self) -> bool:
+        """Say whether rows are checked, not columns alone."""
+        return bool(self.new or self.changed)
+
+
+WORKER: Final[Mapping[str, WorkerRight]] = {
+    # -- processes and sessions
+    "owners": WorkerRight(never=("ordinal", "id", "host", "pid", "started_us", "state", "beat")),
+    "sessions": WorkerRight(
+        reads=True,
+        # Fairness: when the session was last served. Its policy, its owner and its epoch are never a worker's to write.
+        updates=("last_claimed",),
+        never=(
+            *("ordinal", "id", "project", "cwd", "answer_mode", "created_us", "policy", "principal"),
+            *("owner_id", "owner_epoch", "is_closed"),
+        ),
+    ),
+    "responders": WorkerRight(never=("ordinal", "id", "session_id", "principal", "channel", "beat")),
+    "commands": WorkerRight(
+        never=(
+            *("ordinal", "id", "session_id", "kind", "subject", "principal", "created_us", "detail", "refusal"),
+            "is_ended",
+        )
+    ),
+    "workers": WorkerRight(
+        reads=True,
+        inserts=(
+            *("id", "node_name", "host", "pid", "slots", "pools", "capabilities", "started_us", "protocol"),
+            *("state", "beat"),
+        ),
+        updates=("state", "beat"),
+        never=("ordinal",),
+    ),
+    # -- tasks
+    "tasks": WorkerRight(
+        reads=True,
+        never=(
+            *("ordinal", "id", "session_id", "title", "status", "plan", "inputs", "root_run_id", "created_us"),
+            *("ended_us", "reason"),
+        ),
+    ),
+    "steps": WorkerRight(
+        reads=True,
+        # Claim, end, hand back, progress, and what an end does to the steps that waited for it.
+        updates=(
+            *("status", "open_deps", "fence", "starts", "worker_id", "outcome", "progress", "is_settled"),
+            *("cancel_reason", "started_us", "ended_us", "error", "output"),
+        ),
+        never=(
+            *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
+            *("definition", "model", "lane", "run_id", "attempt", "max_attempts", "backoff_s", "on_failure"),
+            *("lost_leases", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
+        ),
+    ),
+    "edges": WorkerRight(reads=True, never=("child_key", "parent_key", "position")),
+    # Locked while it is counted, never changed.
+    "caps": WorkerRight(reads=True, updates=("cap",), never=("scope",), changed="false"),
+    # -- runs
+    "runs": WorkerRight(
+        reads=True,
+        updates=(
+            *("status", "fence", "worker_id", "last_seq", "last_node", "is_tainted", "usage", "end_reason"),
+            *("started_us", "ended_us"),
+        ),
+        never=(
+            *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
+            *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
+        ),
+    ),
+    "surfaces": WorkerRight(reads=True, never=("digest", "body")),
+    # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from.
+    "events": WorkerRight(inserts=("run_id", "seq", "type", "time_us", "data")),
+    "nodes": WorkerRight(reads=True, inserts=("run_id", "number", "parent", "kind", "payload", "created_us")),
+    "calls": WorkerRight(
+        reads=True,
+        inserts=(
+            *("run_id", "tool_call_id", "position", "tool", "effect_id", "is_write", "input_digest", "inputs"),
+            *("facts", "decision_id", "status", "result"),
+        ),
+        updates=(
+            *("tool", "effect_id", "is_write", "input_digest", "inputs", "facts", "decision_id", "status", "result"),
+        ),
+    ),
+    "waits": WorkerRight(never=("parent_run", "tool_call_id", "child_run")),
+    # -- consent
+    "permission_requests": WorkerRight(
+        reads=True,
+        inserts=("id", "run_id", "session_id", "tool_call_id", "created_us", "body"),
+        updates=("state",),
+        never=("ordinal",),
+        # It asks, and takes back; that a question is decided is for its owner to say.
+        new="state = 'pending'",
+        changed="state = 'withdrawn'",
+    ),
+    "answers": WorkerRight(
+        never=(*("request_id", "choice", "principal", "channel", "input_digest", "answered_us", "reason", "metadata"),)
+    ),
+    "decisions": WorkerRight(reads=True, never=("request_id", "id", "body")),
+    # Used once: inserted in the transaction in which the call starts, and never taken back.
+    "consumptions": WorkerRight(reads=True, inserts=("decision_id", "run_id", "tool_call_id", "consumed_us")),
+    # Public keys. The private one is a file that only orchestrators have.
+    "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us")),
+    "artifacts": WorkerRight(never=("digest", "size_bytes", "media_type", "created_us")),
+}
+
+KEPT: Final = frozenset(
+    {"edges", "surfaces", "events", "nodes", "answers", "decisions", "consumptions", "signing_keys", "artifacts"}
+)
+"""Tables in which an orchestrator inserts and changes nothing: what was asked, decided, used and done stays said."""
+
+CHANGED: Final = frozenset(
+    {
+        *(
+            "owners",
+            "sessions",
+            "responders",
+            "commands",
+            "workers",
+            "tasks",
+            "steps",
+            "caps",
+            "runs",
+            "calls",
+            "waits",
+        ),
+        "permission_requests",
+    }
+)
+"""Tables in which an orchestrator also updates rows."""
+
+EMPTIED: Final = frozenset({"responders", "caps"})
+"""Tables from which it also takes rows away."""

@@ -1,0 +1,328 @@
+"""The worker's database role does a worker's work and nothing else; every right of it was decided by somebody."""
+
+import ast
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import inspect
+
+import worker
+from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.grants import Roles, grant
+from shared.adapters.sql.rights import CHANGED, EMPTIED, KEPT, WORKER
+from shared.adapters.sql.store import open_store
+from shared.adapters.sql.tables import metadata
+from shared.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from shared.jsontext import JsonObject
+from shared.permissions.request import Choice
+from shared.store import Store
+from shared.tasks.status import TaskStatus
+from tests.contract.databases import empty_postgres
+from tests.integration.consent import Callback, make_call, open_bench
+from tests.integration.roles import ORCHESTRATOR, OWNER, WORKER_METHODS, RoleUrls, SplitStore, plain, with_roles
+from tests.integration.roles import WORKER as WORKER_ROLE
+from tests.integration.sql_stores import begin, claim_one, connected
+from tests.servers import PostgresServer
+from tests.system.deployment import Deployment, end
+
+DENIED = psycopg.errors.InsufficientPrivilege
+
+MAP_AND_REPORT: JsonObject = {
+    "title": "map",
+    "inputs": {"names": {"type": "array"}},
+    "steps": [
+        {"id": "first", "kind": "python", "call": "builtin.echo", "inputs": {"value": "${inputs.names}"}},
+        {
+            "id": "each",
+            "kind": "map",
+            "depends_on": ["first"],
+            "over": "${inputs.names}",
+            "as": "name",
+            "step": {"kind": "python", "call": "builtin.echo", "inputs": {"value": "${name}"}},
+        },
+        {
+            "id": "last",
+            "kind": "python",
+            "call": "builtin.echo",
+            "depends_on": ["each"],
+            "inputs": {"value": "${each.output}"},
+        },
+    ],
+}
+"""A plan in which steps are claimed, unlocked, grown from a list, and joined."""
+
+
+@pytest.fixture(scope="module")
+def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
+    with postgres_session_server.fresh_database("soong_role_rights") as url:
+        yield with_roles(url)
+
+
+@pytest.fixture
+def urls(role_urls: RoleUrls) -> RoleUrls:
+    """The deployment, empty."""
+    empty_postgres(role_urls.admin)
+    return role_urls
+
+
+@pytest.fixture
+async def at_work(urls: RoleUrls) -> AsyncIterator[RoleUrls]:
+    """A deployment in which a worker holds one step, and a cap stands."""
+    store = SplitStore(await open_store(urls.worker), await open_store(urls.orchestrator)).as_store()
+    session, worker_id = await begin(store)  # type: ignore[arg-type]  # any store will do
+    await claim_one(store, session, worker_id)  # type: ignore[arg-type]  # as above
+    with psycopg.connect(plain(urls.admin), autocommit=True) as admin:
+        admin.execute("INSERT INTO caps (scope, cap) VALUES ('pool:default', 3)")
+        admin.execute(
+            "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, body)"
+            " SELECT 'req_1', id, session_id, 'call_1', '{}' FROM runs LIMIT 1"
+        )
+    yield urls
+    await store.close()
+
+
+def test_every_column_has_a_decision_about_the_workers_right() -> None:
+    undecided = {}
+    for name, table in metadata.tables.items():
+        right = WORKER.get(name)
+        told = () if right is None else (*dict.fromkeys((*right.inserts, *right.updates)), *right.never)
+        undecided[name] = sorted(set(table.columns.keys()).symmetric_difference(told))
+
+    assert {name: columns for name, columns in undecided.items() if columns} == {}, (
+        "say in shared/adapters/sql/rights.py what a worker may do with these columns (never, if in doubt)"
+    )
+    assert WORKER.keys() == metadata.tables.keys()
+
+
+def test_a_column_that_is_never_a_workers_is_in_no_right_of_it() -> None:
+    both = {name: set(right.never) & {*right.inserts, *right.updates} for name, right in WORKER.items()}
+
+    assert {name: columns for name, columns in both.items() if columns} == {}
+
+
+def test_every_table_has_a_decision_about_the_orchestrators_right() -> None:
+    assert metadata.tables.keys() == KEPT | CHANGED
+    assert not KEPT & CHANGED
+    assert EMPTIED <= CHANGED
+
+
+def test_the_rights_in_the_database_are_those_that_were_decided(urls: RoleUrls) -> None:
+    with connected(urls.owner) as connection:
+        columns = inspect(connection).get_columns
+        found = {
+            (name, verb, column["name"])
+            for name in metadata.tables
+            for column in columns(name)
+            for verb in ("INSERT", "UPDATE", "REFERENCES")
+            if connection.exec_driver_sql(
+                "SELECT has_column_privilege(%s, %s, %s, %s)", (WORKER_ROLE, name, column["name"], verb)
+            ).scalar()
+        }
+        whole = {
+            (name, verb)
+            for name in metadata.tables
+            for verb in ("SELECT", "DELETE", "TRUNCATE", "TRIGGER", "INSERT", "UPDATE")
+            if connection.exec_driver_sql("SELECT has_table_privilege(%s, %s, %s)", (WORKER_ROLE, name, verb)).scalar()
+        }
+
+    decided = {(name, "INSERT", column) for name, right in WORKER.items() for column in right.inserts}
+    decided |= {(name, "UPDATE", column) for name, right in WORKER.items() for column in right.updates}
+    assert found == decided
+    assert whole == {(name, "SELECT") for name, right in WORKER.items() if right.reads}
+
+
+FORBIDDEN = {
+    "write a decision": "INSERT INTO decisions (request_id, id, body) VALUES ('req_1', 'dec_1', '{}')",
+    "change a decision": "UPDATE decisions SET body = '{}'",
+    "answer for a person": "INSERT INTO answers (request_id, choice) VALUES ('req_1', 'allow_once')",
+    "read who answered": "SELECT * FROM answers",
+    "publish a key of its own": "INSERT INTO signing_keys (id, public_key) VALUES ('k', decode('00', 'hex'))",
+    "exchange a key": "UPDATE signing_keys SET public_key = decode(repeat('00', 32), 'hex')",
+    "use a decision twice": "DELETE FROM consumptions",
+    "make its question a decided one": "UPDATE permission_requests SET state = 'decided' WHERE id = 'req_1'",
+    "raise a question that is decided": (
+        "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)"
+        " SELECT 'req_2', id, session_id, 'c', 'decided', '{}' FROM runs LIMIT 1"
+    ),
+    "change what was asked": "UPDATE permission_requests SET body = '{}'",
+    "change the session's policy": "UPDATE sessions SET policy = '{}'",
+    "take a session": "UPDATE sessions SET owner_id = 'own_mine', owner_epoch = owner_epoch + 1",
+    "open a session": "INSERT INTO sessions (id, answer_mode) VALUES ('sess_x', 'none')",
+    "close a session": "UPDATE sessions SET is_closed = 1",
+    "insert a run": "INSERT INTO runs (id, session_id, role, status) VALUES ('run_x', 's', 'main', 'running')",
+    "change a run's agent": "UPDATE runs SET agent_id = 'agent_other'",
+    "change a run's parents": "UPDATE runs SET parent_run_id = 'run_x', parent_agent_id = 'agent_x'",
+    "change a run's role": "UPDATE runs SET role = 'main'",
+    "change a run's session": "UPDATE runs SET session_id = 'sess_x'",
+    "change a run's surface": "UPDATE runs SET surface = 'x'",
+    "change a run's token": "UPDATE runs SET token = 'x'",
+    "write a surface": "INSERT INTO surfaces (digest, body) VALUES ('x', '{}')",
+    "widen a surface": "UPDATE surfaces SET body = '{}'",
+    "insert a step": (
+        "INSERT INTO steps (key, task_id, session_id, step_id, kind, lane) VALUES ('k', 't', 's', 'i', 'python', 'l')"
+    ),
+    "change what a step does": "UPDATE steps SET spec = '{}'",
+    "change what a step needs": "UPDATE steps SET needs = '[]'",
+    "move a step to another session": "UPDATE steps SET session_id = 'sess_x', lane = 'x'",
+    "give a step another run": "UPDATE steps SET run_id = 'run_x'",
+    "forget lost leases": "UPDATE steps SET lost_leases = 0",
+    "start a paused step": "UPDATE steps SET is_paused = 0",
+    "draw an edge": "INSERT INTO edges (child_key, parent_key) VALUES ('a', 'b')",
+    "end a task": "UPDATE tasks SET status = 'completed'",
+    "command an owner": "INSERT INTO commands (id, session_id, kind) VALUES ('cmd_x', 's', 'cancel')",
+    "lift a cap": "UPDATE caps SET cap = 1000",
+    "set a cap": "INSERT INTO caps (scope, cap) VALUES ('pool:x', 1)",
+    "be an owner": "INSERT INTO owners (id) VALUES ('own_x')",
+    "read who listens": "SELECT * FROM responders",
+    "rewrite the log": "UPDATE events SET data = '{}'",
+    "read the log": "SELECT * FROM events",
+    "shorten the log": "DELETE FROM events",
+    "rewrite what an agent saw": "UPDATE nodes SET payload = '{}'",
+    "delete a ledger row": "DELETE FROM calls",
+    "move a ledger row": "UPDATE calls SET run_id = 'run_x'",
+    "forget a worker": "DELETE FROM workers",
+    "pose as another host": "UPDATE workers SET host = 'x', capabilities = '[]'",
+    "change the schema's version": "UPDATE alembic_version SET version_num = '9999'",
+    "make a table": "CREATE TABLE mine (x int)",
+    "empty a table": "TRUNCATE consumptions",
+    "take the row checks away": "ALTER TABLE caps DISABLE ROW LEVEL SECURITY",
+    "become the owner": f"SET ROLE {OWNER}",
+    "become the orchestrator": f"SET ROLE {ORCHESTRATOR}",
+    "read the server's files": "SELECT pg_read_file('/etc/passwd')",
+    "run a program": "COPY events TO PROGRAM 'true'",
+    "read the server's passwords": "SELECT rolpassword FROM pg_authid",
+}
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_worker_may_do_nothing_else(at_work: RoleUrls) -> None:
+    allowed = []
+    with psycopg.connect(plain(at_work.worker), autocommit=True) as worker:
+        for what, statement in FORBIDDEN.items():
+            try:
+                worker.execute(statement.encode())
+            except psycopg.errors.InsufficientPrivilege:
+                continue
+            allowed.append(what)
+
+    assert allowed == []
+
+
+async def test_an_orchestrator_changes_nothing_that_was_said(at_work: RoleUrls) -> None:
+    statements = (
+        "UPDATE decisions SET body = '{}'",
+        "UPDATE events SET data = '{}'",
+        "DELETE FROM consumptions",
+        "DELETE FROM events",
+        "UPDATE answers SET choice = 'deny'",
+        "CREATE TABLE mine (x int)",
+        "TRUNCATE events",
+    )
+
+    with psycopg.connect(plain(at_work.orchestrator), autocommit=True) as orchestrator:
+        for statement in statements:
+            with pytest.raises(DENIED):
+                orchestrator.execute(statement.encode())
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_worker_that_asks_is_answered_and_finds_its_decision(urls: RoleUrls) -> None:
+    store = SplitStore(await open_store(urls.worker), await open_store(urls.orchestrator)).as_store()
+    try:
+        async with open_bench(Callback((Choice.ALLOW_ONCE,)), store=store) as bench:
+            ((claim, worker_id),) = await bench.claim()
+            verdict = await bench.gate(claim, worker_id).decide(make_call(claim))
+    finally:
+        await store.close()
+
+    assert verdict.is_allowed
+    assert verdict.decision_id
+
+
+@pytest.mark.spec("OPS-03")
+async def test_the_whole_service_runs_with_a_role_for_each_part(
+    urls: RoleUrls, redis_tcp_url: str, tmp_path: Path
+) -> None:
+    async with Deployment(urls.orchestrator, redis_tcp_url, tmp_path) as service:
+        await service.start_workers(2, slots=4, SOONG_DATABASE_URL=urls.worker)
+        task = await service.submit(MAP_AND_REPORT, {"names": ["a", "b", "c"]})
+        ended = await service.finished(task)
+        for worker in service.workers:
+            end(worker)
+
+        gone = await service.store.workers()
+        logs = service.logs()
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert gone == []
+    assert "permission denied" not in logs
+
+
+async def test_rights_of_an_older_version_are_taken_away(urls: RoleUrls) -> None:
+    with psycopg.connect(plain(urls.owner), autocommit=True) as owner:
+        owner.execute(f"GRANT UPDATE ON decisions TO {WORKER_ROLE}".encode())
+        owner.execute(f"GRANT UPDATE (policy) ON sessions TO {WORKER_ROLE}".encode())
+
+    grant(parse_url(urls.owner), Roles(worker=WORKER_ROLE))
+
+    with psycopg.connect(plain(urls.worker), autocommit=True) as worker:
+        for statement in ("UPDATE decisions SET body = '{}'", "UPDATE sessions SET policy = '{}'"):
+            with pytest.raises(DENIED):
+                worker.execute(statement.encode())
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (Roles(worker="nobody_of_that_name"), "no database role 'nobody_of_that_name'"),
+        (Roles(worker="postgres"), "above all rights"),
+        (Roles(worker=OWNER), "the owner of the tables"),
+        (Roles(worker="x", orchestrator="x"), "cannot share the role"),
+    ],
+    ids=["unknown", "superuser", "owner", "shared"],
+)
+def test_a_role_that_rights_cannot_hold_is_refused(urls: RoleUrls, roles: Roles, said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        grant(parse_url(urls.owner), roles)
+
+
+def test_who_does_not_own_the_tables_gives_no_rights(urls: RoleUrls) -> None:
+    with pytest.raises(InvalidConfigError, match="belong to another role"):
+        grant(parse_url(urls.orchestrator), Roles(worker=WORKER_ROLE))
+
+
+@pytest.mark.spec("OPS-07")
+async def test_an_orchestrator_that_may_not_migrate_says_who_does(urls: RoleUrls) -> None:
+    with psycopg.connect(plain(urls.owner), autocommit=True) as owner:
+        found = owner.execute("SELECT version_num FROM alembic_version").fetchone()
+        owner.execute("UPDATE alembic_version SET version_num = '0001'")
+    try:
+        with pytest.raises(SchemaVersionError, match="soong migrate"):
+            await open_store(urls.orchestrator, migrate=True)
+    finally:
+        with psycopg.connect(plain(urls.owner), autocommit=True) as owner:
+            owner.execute("UPDATE alembic_version SET version_num = %s", found)
+
+
+def test_sqlite_has_no_roles(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="SQLite"):
+        grant(parse_url(f"sqlite:///{tmp_path / 'x.db'}"), Roles(worker="w"))
+
+
+def test_a_server_that_is_away_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError):
+        grant(parse_url(f"postgresql://x@/y?host={tmp_path}"), Roles(worker="w"))
+
+
+def test_every_store_method_that_a_worker_calls_is_tried_under_its_role() -> None:
+    called = {
+        node.func.attr
+        for path in (Path(worker.__file__ or "").parent).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    of_the_store = {name for name in dir(Store) if not name.startswith("_")} - {"close"}
+
+    assert called & of_the_store <= WORKER_METHODS

@@ -1,0 +1,96 @@
+"""What a worker has to be able to do: the stores' contract, with every worker's method under the worker's role.
+
+The tests are those of tests/contract; only where the store comes from is another matter here.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from shared.adapters.sql.store import open_store
+from shared.store import Store
+from tests.contract import (
+    test_caps,
+    test_claiming,
+    test_consent,
+    test_failures,
+    test_fences,
+    test_leases,
+    test_logs,
+    test_maps,
+    test_taint,
+    test_unlocking,
+)
+from tests.contract.conftest import OpenStore
+from tests.contract.databases import empty_postgres
+from tests.contract.scene import Scene, open_scene
+from tests.integration.roles import RoleUrls, SplitStore, with_roles
+from tests.servers import PostgresServer
+
+SUITE = (
+    *(test_caps, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
+    *(test_taint, test_unlocking),
+)
+"""The parts of the contract in which workers act."""
+
+globals().update(
+    {
+        f"{name}_in_{module.__name__.rpartition('.')[2]}": test
+        for module in SUITE
+        for name, test in vars(module).items()
+        if name.startswith("test_") and callable(test)
+    }
+)
+
+
+@dataclass(slots=True)
+class _Processes:
+    """Stores that the tests of this module share, one after another: opening four connections a test takes longer."""
+
+    urls: RoleUrls
+    opened: list[SplitStore] = field(default_factory=list)
+    given: int = 0
+
+    async def next(self) -> Store:
+        if self.given == len(self.opened):
+            workers, others = await open_store(self.urls.worker), await open_store(self.urls.orchestrator)
+            self.opened.append(SplitStore(workers, others))
+        self.given += 1
+        return self.opened[self.given - 1].as_store()
+
+    async def close(self) -> None:
+        for store in self.opened:
+            await store.close()
+
+
+@pytest.fixture(scope="module")
+def processes(postgres_session_server: PostgresServer) -> Iterator[_Processes]:
+    with postgres_session_server.fresh_database("soong_roles") as url:
+        processes = _Processes(with_roles(url))
+        yield processes
+        asyncio.run(processes.close())
+
+
+@pytest.fixture
+def open_another(processes: _Processes) -> OpenStore:
+    """Open the deployment: the worker's methods as the worker, the others as the orchestrator."""
+    empty_postgres(processes.urls.admin)
+    processes.given = 0
+    return processes.next
+
+
+@pytest.fixture
+async def store(open_another: OpenStore) -> Store:
+    return await open_another()
+
+
+@pytest.fixture
+async def other_store(open_another: OpenStore) -> Store:
+    return await open_another()
+
+
+@pytest.fixture
+async def scene(store: Store) -> Scene:
+    return await open_scene(store)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from shared.agents.definition import AgentDefinitionRegistry, AgentLimits, builtin_definitions
@@ -48,6 +49,7 @@ from worker.interruption import Interruption
 from worker.python_step import failed
 from worker.time_limit import TimeLimit, UntimedGate
 from worker.transcript import RunTranscript
+from worker.watching import AgentWatcher, Unwatched
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class AgentRuns:
     settings: Settings
     config: Config = field(default_factory=Config)
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+    watcher: AgentWatcher = field(default_factory=Unwatched)
     _registry: ToolRegistry = field(init=False)
     _config: PipelineConfig = field(init=False)
     _redactor: Redactor = field(init=False)
@@ -115,7 +118,16 @@ class AgentRuns:
 
         self.inbox.worker_id = self.incarnation.worker_id
         run_id, fence = claim.identity.run_id, claim.fence
-        log = RunCallLog(self.store, self.artifacts, self.clock, run_id, fence, interruption, self._redactor)
+        log = RunCallLog(
+            self.store,
+            self.artifacts,
+            self.clock,
+            run_id,
+            fence,
+            interruption,
+            self._redactor,
+            on_error=partial(self.watcher.tool_failed, claim.identity),
+        )
         gate = WorkerGate(
             self.store,
             self.ring,
@@ -128,6 +140,7 @@ class AgentRuns:
             interruption,
             env=(*DEFAULT_NAMES, *self.config.commands.env),
             note=log.note,
+            on_asked=partial(self.watcher.approval_waiting, claim.identity),
         )
         scope = RunScope(claim.identity, claim.fence, workplace)
         pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)

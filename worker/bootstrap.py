@@ -27,6 +27,7 @@ from worker.incarnation import Incarnation
 from worker.process import LoopThread, WorkerProcess
 from worker.python_step import STEP_THREADS, PythonSteps
 from worker.run import Runner
+from worker.watching import AgentWatcher
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
@@ -76,7 +77,7 @@ async def _build(
     incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store, switchboard, "")
-    runner = Runner(PythonSteps(executor), _agents(settings, config, store, ring, inbox, incarnation), clean)
+    runner = Runner(PythonSteps(executor), _agents(settings, config, store, ring, inbox, incarnation, watcher), clean)
     return WorkerProcess(
         store=store,
         ring=ring,
@@ -92,7 +93,13 @@ async def _build(
 
 
 def _agents(
-    settings: Settings, config: Config, store: Store, ring: RedisRing, inbox: DecisionInbox, incarnation: Incarnation
+    settings: Settings,
+    config: Config,
+    store: Store,
+    ring: RedisRing,
+    inbox: DecisionInbox,
+    incarnation: Incarnation,
+    watcher: AgentWatcher,
 ) -> AgentRuns:
     return AgentRuns(
         store=store,
@@ -103,6 +110,7 @@ def _agents(
         clock=SystemClock(),
         settings=settings,
         config=config,
+        watcher=watcher,
     )
 
 

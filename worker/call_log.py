@@ -9,6 +9,7 @@ while it runs (EXE-09, EXE-11); a short one costs nothing for that.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +47,8 @@ class RunCallLog:
     interruption: Interruption = field(default_factory=Interruption)
     redactor: Redactor = field(default_factory=Redactor)
     show_after_s: float = SHOW_AFTER_S
+    on_error: Callable[[str, str], object] | None = None
+    """Is told the tool and the type of each error that a call ends in."""
     calls: int = 0
     _kept: list[NewEvent] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
@@ -69,6 +72,8 @@ class RunCallLog:
             if self.interruption.goes_on_elsewhere:
                 return
             self.interruption.aborted_calls += 1
+        elif result.error is not None and self.on_error is not None:
+            self.on_error(call.tool, result.error.type.value)
         self.calls += 1
         event = await ended_event(
             call,

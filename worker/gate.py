@@ -153,6 +153,8 @@ class WorkerGate:
     interruption: Interruption = field(default_factory=Interruption)
     env: tuple[str, ...] = ()
     note: Note | None = None
+    on_asked: Callable[[str], object] | None = None
+    """Is told the tool of each call that waits for consent."""
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
@@ -197,6 +199,8 @@ class WorkerGate:
         event = audit.asked(fresh, verdict, call, self.redactor)
         stored = await self.store.raise_request(fresh, events=(event,), now_us=now_us)
         await self.ring.permission_raised(stored.id, call.identity.session_id)
+        if self.on_asked is not None:
+            self.on_asked(call.definition.name)
         return replace(fresh, id=stored.id)
 
     async def _await_decision(self, request: PermissionRequest) -> Decision | None:

@@ -75,5 +75,5 @@ def test_passwords_of_urls_and_keys_of_the_environment_are_secrets(monkeypatch: 
 
 
 def test_a_misspelt_override_is_refused_with_the_name_that_was_meant() -> None:
-    with pytest.raises(InvalidConfigError, match="no 'slotts' .perhaps 'slots'"):
+    with pytest.raises(InvalidConfigError, match=r"no 'slotts' \(perhaps 'slots'\)"):
         load_settings(slotts=3)

@@ -157,6 +157,10 @@ class WorkerProcess:
         if not await self.slots.until_idle(grace_s):
             self.slots.stop_all("hand_back", "the worker stops")
             await self.slots.until_idle(HAND_BACK_S)
+        try:
+            await self.pump.return_unheard()
+        except SoongError as error:
+            log.warning("drain_unanswered", error=str(error))
         log.info("drained", left=self.slots.busy)
 
     async def _watch_trust(self) -> None:
@@ -211,6 +215,7 @@ class WorkerProcess:
                     self.slots.stop_run(
                         interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "hand_back", interrupt.reason
                     )
+            await self.pump.return_unheard()
             await self._incarnation.count_workers()
         except UnavailableError as error:
             log.warning("interrupts_unanswered", error=str(error))

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shared.clock import Clock
 from shared.errors import UnavailableError
@@ -31,6 +32,10 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 RING_FIRST_S = 0.002
 RING_AGAIN_S = 0.25
 """Work that is left over is told to the owners at once, and again only now and then: whoever was woken stays awake."""
+
+
+Lease: TypeAlias = tuple[str, int]
+"""A run and the fence under which it is held."""
 
 
 def retry_s(attempt: int) -> float:
@@ -75,9 +80,16 @@ class Pump:
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ringing: asyncio.Task[None] | None = None
     _was_left: bool = False
+    _given: set[Lease] = field(default_factory=set)
+    """Claims that were heard and have not come back: what this process knows that it holds."""
 
-    async def next_step(self, end: StepEnd | None) -> Claim | None:
-        """Hand in ``end`` and return a claimed step, or None when nothing is claimable now."""
+    async def next_step(self, end: StepEnd | None, ran: Claim | None = None) -> Claim | None:
+        """Hand in ``end`` and return a claimed step, or None when nothing is claimable now.
+
+        ``ran`` is what the slot has had; without an end it is not held any more.
+        """
+        if ran is not None and end is None:
+            self._given.discard((ran.identity.run_id, ran.fence))
         future: asyncio.Future[Claim | None] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(end, not self.is_draining, future))
         self._wanted.set()
@@ -94,6 +106,20 @@ class Pump:
         async with self._serving:
             return
 
+    async def return_unheard(self) -> None:
+        """Give back what a claim took whose answer never came: this worker holds it, and nobody works for it.
+
+        Raises: UnavailableError.
+        """
+        async with self._serving:
+            worker_id = self.supply().worker_id
+            leases = await self.store.leases(worker_id) if worker_id else ()
+            unheard = [lease for lease in leases if (lease.run_id, lease.fence) not in self._given]
+            if unheard:
+                log.warning("claims_unheard", steps=[lease.step_key for lease in unheard])
+                reason = "the answer to its claim was lost"
+                await self.store.hand_back(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
+
     async def run(self) -> None:
         """Serve wishes until cancelled."""
         while True:
@@ -107,7 +133,7 @@ class Pump:
     async def _serve(self, wishes: list[_Wish]) -> None:
         supply = self.supply()
         if not supply.worker_id:
-            _answer(wishes, ())
+            self._answer(wishes, ())
             return
         try:
             advance = await self._advance(supply, wishes)
@@ -119,10 +145,20 @@ class Pump:
             await self._serve_apart(supply, wishes, error)
             return
         if self.supply().worker_id != supply.worker_id:
-            _answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
+            self._answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
             return
-        self._place(_answer(wishes, advance.claims))
+        self._place(self._answer(wishes, advance.claims))
         await self._tell_owners(advance)
+
+    def _answer(self, wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
+        """Give each waiting slot a claim or None; return the claims that are left over."""
+        self._given.difference_update((wish.end.run_id, wish.end.fence) for wish in wishes if wish.end)
+        self._given.update((claim.identity.run_id, claim.fence) for claim in claims)
+        left = list(reversed(claims))
+        for wish in wishes:
+            if not wish.future.done():
+                wish.future.set_result(left.pop() if wish.wants_step and left else None)
+        return left[::-1]
 
     def _place(self, claims: list[Claim]) -> None:
         """Open a slot for each claim that answered no wish; one whose own slot went away takes its place."""
@@ -139,7 +175,7 @@ class Pump:
         for wish in wishes:
             if wish.end is not None:
                 await self._end_alone(supply, wish.end)
-        _answer(wishes, ())
+        self._answer(wishes, ())
         await self.ring.wake_owners()
 
     async def _end_alone(self, supply: Supply, end: StepEnd) -> None:
@@ -189,15 +225,6 @@ class Pump:
     async def _ring_soon(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         await self.ring.wake_owners()
-
-
-def _answer(wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
-    """Give each waiting slot a claim or None; return the claims that are left over."""
-    left = list(reversed(claims))
-    for wish in wishes:
-        if not wish.future.done():
-            wish.future.set_result(left.pop() if wish.wants_step and left else None)
-    return left[::-1]
 
 
 def _unstorable(end: StepEnd) -> StepEnd:

@@ -90,7 +90,7 @@ class Slots:
             while claim is not None:
                 end = await self._run(claim)
                 count += 1
-                claim = await self.pump.next_step(end)
+                claim = await self.pump.next_step(end, claim)
         finally:
             self._open -= 1
         return count

@@ -115,6 +115,10 @@ class TaskStore(Protocol):
         """Return the held runs whose task was cancelled or paused, for a worker that missed the hint."""
         ...
 
+    async def leases(self, worker_id: str) -> Sequence[Held]:
+        """Return all that the worker holds by the rows, whether it knows of it or not."""
+        ...
+
     # -- the owner's side
     async def backlog(self, *, limit: int = 1000) -> Backlog:
         """Count the steps that could be claimed now, within the caps as they stand."""

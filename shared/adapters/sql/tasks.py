@@ -71,6 +71,14 @@ INTERRUPTS: Final = Statement(
     """,
 )
 
+LEASES: Final = Statement(
+    "leases: all that a worker holds",
+    """
+    SELECT key, run_id, fence FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    ORDER BY ordinal
+    """,
+)
+
 EXPIRE_WORKER: Final = Statement(
     "expire worker: if its beat is still the one that was watched",
     "UPDATE workers SET state = 'gone' WHERE id = :worker_id AND beat = :beat AND state <> 'gone'",
@@ -160,6 +168,10 @@ class SqlTasks:
             else Interrupt(run_id, key, fence, "cancel", cancel)
             for run_id, key, fence, cancel, reason in rows
         ]
+
+    async def leases(self, worker_id: str) -> Sequence[Held]:
+        rows = await self._database.read(lambda tx: tx.rows(LEASES, worker_id=worker_id))
+        return [Held(*row) for row in rows]
 
     async def backlog(self, *, limit: int = 1000) -> Backlog:
         return await self._database.read(lambda tx: _backlog(tx, limit))

@@ -153,6 +153,10 @@ class MemorySteps:
     def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
         return [found for step in self.rows.leased_by(worker_id) for found in self._interrupt(step)]
 
+    @transaction
+    def leases(self, worker_id: str) -> Sequence[Held]:
+        return [Held(step.key, step.run_id, step.fence) for step in self.rows.leased_by(worker_id)]
+
     def _interrupt(self, step: Step) -> list[Interrupt]:
         task = self.rows.task(step.task_id)
         if step.key in self.rows.stopping:

@@ -1,0 +1,73 @@
+"""A claim that was applied while its answer was lost: the worker holds steps of which it does not know."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shared.clock import SystemClock
+from shared.errors import UnavailableError
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Advance, Claim, StepEnd
+from shared.testing.builders import make_session, make_task
+from shared.testing.memory.ring import MemorySwitchboard
+from shared.testing.memory.store import MemoryStore
+from worker.incarnation import Incarnation
+from worker.pump import Pump
+
+
+class DeafStore(MemoryStore):
+    """Applies the first claim and reports an error."""
+
+    is_deaf = True
+
+    async def advance(self, worker_id: str, ends: Sequence[StepEnd], **wish: Any) -> Advance:
+        advance = await super().advance(worker_id, ends, **wish)
+        if advance.claims and self.is_deaf:
+            self.is_deaf = False
+            raise UnavailableError("the answer was lost")
+        return advance
+
+
+async def opened(*step_ids: str) -> tuple[DeafStore, Pump, str, asyncio.Task[None]]:
+    store, clock = DeafStore(), SystemClock()
+    incarnation = Incarnation(store, clock, "w@h", 1, ("default",), ())
+    grown: list[Claim] = []
+    pump = Pump(store, MemorySwitchboard(), clock, incarnation.supply, lambda: 0, grown.append)
+    session = make_session()
+    await store.open_session(session)
+    await store.create_task(make_task(session.id, *step_ids))
+    worker_id = await incarnation.register()
+    return store, pump, worker_id, asyncio.get_running_loop().create_task(pump.run())
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_claim_that_was_not_heard_is_given_back() -> None:
+    store, pump, worker_id, pumping = await opened("a", "b")
+    async with asyncio.timeout(10):
+        heard = await pump.next_step(None)
+    assert heard is not None
+    both = await store.leases(worker_id)
+
+    await pump.return_unheard()
+
+    leases = await store.leases(worker_id)
+    assert len(both) == 2
+    assert [lease.step_key for lease in leases] == [heard.step_key]
+    unheard = next(lease for lease in both if lease.step_key != heard.step_key)
+    assert (await store.step(unheard.step_key)).status is StepStatus.READY
+    pumping.cancel()
+
+
+async def test_what_a_slot_works_on_is_never_given_back() -> None:
+    store, pump, worker_id, pumping = await opened("a")
+    store.is_deaf = False
+    async with asyncio.timeout(10):
+        claim = await pump.next_step(None)
+
+    await pump.return_unheard()
+
+    assert claim is not None
+    assert [lease.step_key for lease in await store.leases(worker_id)] == [claim.step_key]
+    pumping.cancel()

@@ -53,12 +53,25 @@ class Scheduler:
 
     async def look(self, ownership: Ownership) -> Look:
         """Do all that is due in the session."""
-        due = await self.tasks.promote_due(ownership, now_us=self.clock.now_us())
+        due = await self._promote(ownership)
         await self.expander.expand_all(ownership)
         while failed := await self.tasks.failures(ownership):
             retries = [await self._settle_still(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
         return Look(tuple(await self._finish(ownership)), due)
+
+    async def _promote(self, ownership: Ownership) -> int | None:
+        """Make due retries ready; return when the next is due.
+
+        No retry waits longer than BACKOFF_LIMIT_S: one that seems to was written, or is read now, by a wall clock that
+        has jumped, and is as good as due.
+        """
+        now_us = self.clock.now_us()
+        due = await self.tasks.promote_due(ownership, now_us=now_us)
+        while due is not None and due - now_us > BACKOFF_LIMIT_S * 1_000_000:
+            log.warning("clock_jumped", session=ownership.session_id, ahead_s=(due - now_us) // 1_000_000)
+            due = await self.tasks.promote_due(ownership, now_us=due)
+        return due
 
     async def _settle_still(self, ownership: Ownership, step: Step) -> int | None:
         """Settle a failure unless settling another one of the same look has done it: fail_task settles all."""

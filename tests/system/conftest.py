@@ -1,11 +1,13 @@
 """System tests run over both deployments that users have: the embedded store and Redis, and servers over TCP."""
 
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.deployment import Deployment
+from tests.system.faults.servers import MortalPostgres, MortalRedis, mortal_postgres, mortal_redis
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -17,3 +19,23 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         urls = (request.getfixturevalue("postgres_url"), request.getfixturevalue("redis_tcp_url"))
     async with Deployment(*urls, tmp_path) as deployment:
         yield deployment
+
+
+@pytest.fixture
+def redis(request: pytest.FixtureRequest) -> Iterator[MortalRedis]:
+    """A Redis of the test's own, to be killed; a parameter is its further options."""
+    with mortal_redis(*getattr(request, "param", ())) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mortal_postgres_server() -> Iterator[MortalPostgres]:
+    with mortal_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(mortal_postgres_server: MortalPostgres) -> MortalPostgres:
+    """An empty database on a PostgreSQL that may be killed."""
+    mortal_postgres_server.make_database(f"soong_{uuid.uuid4().hex[:16]}")
+    return mortal_postgres_server

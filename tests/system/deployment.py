@@ -18,6 +18,7 @@ from orchestrator.catalogue import Catalogue
 from orchestrator.service import Orchestrator
 from shared.adapters.sql.store import SqlStore, open_store
 from shared.clock import SystemClock
+from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.jsontext import Json, JsonObject
 from shared.permissions.request import PermissionCallback
@@ -31,6 +32,7 @@ from shared.tasks.step import Step, Task
 
 T = TypeVar("T")
 
+ROOT = Path(__file__).parents[2]
 LEASE_S = 2.0
 BEAT_S = 0.5
 SWEEP_S = 0.2
@@ -44,7 +46,10 @@ class Deployment:
     redis_url: str
     home: Path
     extra: Mapping[str, str] = field(default_factory=dict)
+    has_own_owner: bool = True
+    """Whether an orchestrator lives in the test's own process; otherwise the test starts owner processes."""
     workers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    owners: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     _count: int = 0
 
     async def __aenter__(self) -> Self:
@@ -59,14 +64,16 @@ class Deployment:
             permission_timeout_s=2.0,
         ).model_copy(update={name: value for name, value in self.extra.items() if name.islower()})
         self.settings.home.mkdir(parents=True, exist_ok=True)
-        await self.start_orchestrator()
-        self.store: SqlStore = await open_store(self.database_url, migrate=False)
+        if self.has_own_owner:
+            await self.start_orchestrator()
+        self.store: SqlStore = await open_store(self.database_url, migrate=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for worker in self.workers:
-            end(worker)
-        await self.orchestrator.stop()
+        for process in (*self.workers, *self.owners):
+            kill(process)
+        if self.has_own_owner:
+            await self.orchestrator.stop()
         await self.store.close()
 
     async def start_orchestrator(self) -> None:
@@ -77,11 +84,33 @@ class Deployment:
         """Let the orchestrator end as if killed: it releases nothing and says goodbye to nobody."""
         await self.orchestrator.abandon()
 
+    async def start_owners(self, count: int, **environment: str) -> None:
+        """Start orchestrator processes and wait until they are registered."""
+        command = [sys.executable, "-P", "-m", "tests.system.faults.owner"]
+        started = [self._start(f"o{len(self.owners) + index}", command, environment) for index in range(count)]
+        self.owners.extend(started)
+
+        async def are_live() -> bool:
+            return {process.pid for process in started} <= {owner.pid for owner in await self.store.owners()}
+
+        await self.until(are_live, within_s=30)
+
+    async def owner_of(self, task: Task) -> "subprocess.Popen[bytes]":
+        """Return the process that owns a task's session, once one does."""
+
+        async def is_owned() -> bool:
+            return (await self.store.session(task.session_id)).owner_id != ""
+
+        await self.until(is_owned)
+        owner_id = (await self.store.session(task.session_id)).owner_id
+        pid = next(owner.pid for owner in await self.store.owners() if owner.id == owner_id)
+        return next(process for process in self.owners if process.pid == pid)
+
     async def command(self, task: Task, kind: str) -> None:
         """Ask the task's owner for something and wait until it has been carried out."""
         command = Command(new_id("cmd"), task.session_id, CommandKind(kind), task.id, "local", SystemClock().now_us())
         await self.store.send_command(command)
-        await self.orchestrator.parts.ring.wake_owners([task.session_id])
+        await self._wake(task.session_id)
 
         async def has_ended() -> bool:
             return (await self.store.command(command.id))[1]
@@ -104,20 +133,27 @@ class Deployment:
     def _spawn(
         self, slots: int, environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()
     ) -> "subprocess.Popen[bytes]":
+        self._count += 1
+        name = f"w{self._count}"
+        command = [sys.executable, "-P", "-m", "worker", "--name", name, "--slots", str(slots)]
+        return self._start(name, command, environment, pass_fds=pass_fds)
+
+    def _start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()
+    ) -> "subprocess.Popen[bytes]":
         settings = {
             "SOONG_AGENT_HOME": str(self.settings.home),
             "SOONG_DATABASE_URL": self.database_url,
             "SOONG_REDIS_URL": self.redis_url,
-            "SOONG_BEAT_S": str(BEAT_S),
-            "SOONG_LEASE_S": str(LEASE_S),
-            "SOONG_SWEEP_S": str(SWEEP_S),
+            "SOONG_BEAT_S": str(self.settings.beat_s),
+            "SOONG_LEASE_S": str(self.settings.lease_s),
+            "SOONG_SWEEP_S": str(self.settings.sweep_s),
             "SOONG_DRAIN_S": "5",
+            "PYTHONPATH": str(ROOT),
         }
-        self._count += 1
-        name = f"w{self._count}"
         with (self.home / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "worker", "--name", name, "--slots", str(slots)],
+                command,
                 env={**os.environ, **settings, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -146,8 +182,13 @@ class Deployment:
         pid = next(worker.pid for worker in await self.store.workers() if worker.id == step.worker_id)
         return next(process for process in self.workers if process.pid == pid)
 
-    def logs(self) -> str:
-        return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.home.glob("w*.log")))
+    def logs(self, *, all_of_it: bool = False) -> str:
+        last = 0 if all_of_it else -4000
+        return "\n".join(path.read_text(errors="replace")[last:] for path in sorted(self.home.glob("[ow]*.log")))
+
+    async def _wake(self, session_id: str) -> None:
+        if self.has_own_owner:
+            await self.orchestrator.parts.ring.wake_owners([session_id])
 
     # -- tasks
     async def submit(
@@ -179,7 +220,7 @@ class Deployment:
             self.orchestrator.attach_callback(session.id, callback)
         await self.store.open_session(session)
         await self.store.create_task(task)
-        await self.orchestrator.parts.ring.wake_owners([session.id])
+        await self._wake(session.id)
         return await self.store.task(task.id)
 
     async def finished(self, task: Task, *, within_s: float = 40) -> Task:
@@ -195,13 +236,30 @@ class Deployment:
         return {step.step_id: step for step in await self.store.steps(task.id)}
 
     async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 20) -> None:
-        """Wait until a condition holds, looking every 20 ms; fail with the workers' logs after ``within_s``."""
+        """Wait until a condition holds, looking every 20 ms; fail with the processes' logs after ``within_s``.
+
+        While the database is away nothing holds.
+        """
         try:
             async with asyncio.timeout(within_s):
-                while not await holds():  # noqa: ASYNC110  # rows have no event
+                while not await _holds_now(holds):  # noqa: ASYNC110  # rows have no event
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"not within {within_s} s; workers' logs:\n{self.logs()}") from None
+
+
+async def _holds_now(holds: Callable[[], Awaitable[bool]]) -> bool:
+    try:
+        return await holds()
+    except UnavailableError:
+        return False
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process that this test started; whatever it had under way is no longer looked at."""
+    if process.poll() is None:
+        process.kill()
+        process.wait(timeout=5)
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -110,8 +109,7 @@ async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: D
 
 
 async def test_a_worker_told_to_stop_does_not_wait_for_a_function_that_blocks(service: Deployment) -> None:
-    here = str(Path.cwd())
-    await service.start_workers(1, SOONG_DRAIN_S="0.2", SOONG_FUNCTIONS="tests.system.functions", PYTHONPATH=here)
+    await service.start_workers(1, SOONG_DRAIN_S="0.2", SOONG_FUNCTIONS="tests.system.functions")
     task = await service.submit({"title": "t", "steps": [{"id": "b", "kind": "python", "call": "test.block"}]})
     await service.until(lambda: is_running(service, task, "b"))
 
@@ -150,7 +148,7 @@ async def test_a_step_that_kills_its_worker_is_quarantined(service: Deployment) 
     task = await service.submit({"title": "t", "steps": [poison]})
 
     for _ in range(3):
-        await service.start_dying_worker(SOONG_FUNCTIONS="tests.system.functions", PYTHONPATH=str(Path.cwd()))
+        await service.start_dying_worker(SOONG_FUNCTIONS="tests.system.functions")
     ended = await service.finished(task)
 
     step = (await service.steps(task))["poison"]

@@ -1,0 +1,186 @@
+"""What fault tests load into worker and owner processes: functions with side effects, and faults by environment.
+
+Workers import it through SOONG_FUNCTIONS, owners are started by ``tests.system.faults.owner``. Nothing of the product
+knows it; the faults sit in seams that tests alone reach.
+
+FAULT_EFFECTS   the file to which ``test.effect`` appends one line when it starts and one when it ends
+FAULT_COMMITS   ``kind:share,…`` with kinds lost_answer (committed, told as an error) and undone (rolled back)
+FAULT_SEED      seeds the choice of commits
+FAULT_DIE       ``method:before`` or ``method:after``: kill -9 of this process at the commit of that store method
+FAULT_CLOCK     a file with the seconds by which this process's wall clock is wrong
+FAULT_PROTOCOL  the version of the wire that this process says it speaks
+FAULT_PACE      seconds by which every ``test.effect`` of this process takes longer
+"""
+
+import asyncio
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import RootTransaction
+
+from shared.adapters.celery_broker import CeleryBroker
+from shared.adapters.sql.database import Database, commit
+from shared.adapters.sql.store import SqlStore
+from shared.jsontext import Json, JsonObject
+from shared.tasks.functions import StepContext, step_function
+
+LOST_ANSWER = "lost_answer"
+UNDONE = "undone"
+
+
+# -- step functions
+@step_function("test.effect")
+async def effect(inputs: JsonObject, context: StepContext) -> Json:
+    """Leave a line when it starts and one when it ends, ``seconds`` later; return what the second one says."""
+    nonce = uuid.uuid4().hex
+    seconds = inputs.get("seconds", 0.0)
+    assert isinstance(seconds, int | float)
+    _note_effect("start", nonce, context)
+    await asyncio.sleep(float(seconds) + float(os.environ.get("FAULT_PACE", "0")))
+    _note_effect("end", nonce, context)
+    return {"nonce": nonce}
+
+
+@step_function("test.items")
+def items(inputs: JsonObject, context: StepContext) -> Json:
+    """Return as many items as asked for."""
+    number = inputs.get("number", 0)
+    assert isinstance(number, int)
+    return [f"item{index}" for index in range(number)]
+
+
+@step_function("test.fail_once")
+def fail_once(inputs: JsonObject, context: StepContext) -> Json:
+    """Fail in the first attempt."""
+    if context.attempt == 1:
+        raise ConnectionError("the first attempt fails")
+    return context.attempt
+
+
+@step_function("test.allocate")
+def allocate(inputs: JsonObject, context: StepContext) -> Json:
+    """Take more memory than this process may have."""
+    return len(bytearray(64 * 2**30))
+
+
+@step_function("test.exhaust")
+def exhaust(inputs: JsonObject, context: StepContext) -> Json:
+    """Take memory until the kernel ends this process, as it would a leaking one: it picks us by our own wish."""
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
+    held = []
+    while True:
+        held.append(os.urandom(2**24))
+
+
+def _note_effect(at: str, nonce: str, context: StepContext) -> None:
+    line = {
+        "at": at,
+        "nonce": nonce,
+        "step": context.effect_key,
+        "run": context.identity.run_id,
+        "pid": os.getpid(),
+        "time_us": time.time_ns() // 1000,
+    }
+    # One write to a file opened for appending: lines of many processes never mix.
+    descriptor = os.open(os.environ["FAULT_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, (json.dumps(line) + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+# -- faults
+def install() -> None:
+    """Put the faults that the environment names into this process."""
+    if shares := os.environ.get("FAULT_COMMITS"):
+        _install_commits({kind: float(share) for kind, share in (one.split(":") for one in shares.split(","))})
+    if death := os.environ.get("FAULT_DIE"):
+        _install_death(*death.split(":"))
+    if offset := os.environ.get("FAULT_CLOCK"):
+        _install_clock(Path(offset))
+    if protocol := os.environ.get("FAULT_PROTOCOL"):
+        vars(importlib.import_module("worker.incarnation"))["PROTOCOL"] = int(protocol)
+
+
+def _install_commits(shares: dict[str, float]) -> None:
+    choice = random.Random(f"{os.environ.get('FAULT_SEED', '0')}/{os.getpid()}")
+
+    def faulty(transaction: RootTransaction) -> None:
+        drawn = choice.random()
+        if drawn < shares.get(UNDONE, 0.0):
+            transaction.rollback()
+            raise ConnectionResetError("undone: the transaction was rolled back")
+        commit(transaction)
+        if drawn > 1 - shares.get(LOST_ANSWER, 0.0):
+            sys.stderr.write("fault: lost_answer\n")
+            raise ConnectionResetError("lost answer: the transaction was committed")
+
+    Database.committer = staticmethod(faulty)
+
+
+def _install_death(method: str, moment: str) -> None:
+    """Kill this process at the first commit after ``method`` was called; ``send`` is the broker's."""
+    if method == "send":
+        _die_sending(moment)
+        return
+    is_doomed = threading.Event()
+    original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
+
+    async def doomed(self: SqlStore, *given: Any, **named: Any) -> Any:
+        is_doomed.set()
+        return await original(self, *given, **named)
+
+    def deadly(transaction: RootTransaction) -> None:
+        if is_doomed.is_set() and moment == "before":
+            _die()
+        commit(transaction)
+        if is_doomed.is_set():
+            _die()
+
+    setattr(SqlStore, method, doomed)
+    Database.committer = staticmethod(deadly)
+
+
+def _die_sending(moment: str) -> None:
+    original = CeleryBroker.send
+
+    def deadly(self: CeleryBroker, pool: str, dispatch_ids: Any) -> None:
+        if moment == "after":
+            original(self, pool, dispatch_ids)
+        _die()
+
+    CeleryBroker.send = deadly  # type: ignore[method-assign]  # it does not come back
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _install_clock(offset: Path) -> None:
+    """Let every reader of this process's wall clock read a wrong one; the monotonic one stays right."""
+    real_ns = time.time_ns
+
+    def wrong_ns() -> int:
+        return real_ns() + int(float(offset.read_text(encoding="utf-8")) * 1e9)
+
+    time.time_ns = wrong_ns
+    time.time = lambda: wrong_ns() / 1e9
+
+
+def start_child(marker: str) -> "subprocess.Popen[bytes]":
+    """Start a process that lives longer than any test, to be found by ``marker``."""
+    return subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)", marker])
+
+
+install()

@@ -1,0 +1,119 @@
+"""What fault tests share: plans whose effects can be counted, workers that run them, and the auditor's verdict."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tests.system.faults.plugin  # noqa: F401  # the plan check knows the functions of its own process
+from shared.jsontext import Json, JsonObject
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Task
+from tests.system.auditor import audit, read_effects
+from tests.system.deployment import Deployment
+
+PLUGIN = "tests.system.faults.plugin"
+
+
+def effect_step(step_id: str, seconds: float, *depends_on: str) -> dict[str, Json]:
+    return {"id": step_id, **_effect(seconds), "depends_on": list(depends_on)}
+
+
+def _effect(seconds: float) -> dict[str, Json]:
+    return {"kind": "python", "call": "test.effect", "inputs": {"seconds": seconds}}
+
+
+def waves(width: int, depth: int, seconds: float) -> dict[str, Json]:
+    """Return a plan of ``depth`` waves of ``width`` steps; each waits for two of the wave before it."""
+    steps: list[Json] = []
+    for wave in range(depth):
+        for place in range(width):
+            before = {f"w{wave - 1}-{place}", f"w{wave - 1}-{(place + 1) % width}"} if wave else set()
+            steps.append(effect_step(f"w{wave}-{place}", seconds, *sorted(before)))
+    return {"title": "waves", "steps": steps}
+
+
+GROWING: JsonObject = {
+    "title": "a map, a retry and a join",
+    "steps": [
+        {"id": "list", "kind": "python", "call": "test.items", "inputs": {"number": 4}},
+        {
+            "id": "each",
+            "kind": "map",
+            "over": "${list.output}",
+            "as": "item",
+            "depends_on": ["list"],
+            "step": _effect(0.2),
+        },
+        {"id": "flaky", "kind": "python", "call": "test.fail_once", "retries": 1, "backoff_s": 0.1},
+        effect_step("join", 0.05, "each", "flaky"),
+    ],
+}
+
+
+def effects_file(service: Deployment) -> Path:
+    return service.home / "effects.jsonl"
+
+
+async def start_workers(service: Deployment, count: int, *, slots: int = 8, **environment: str) -> None:
+    """Start workers that know the functions of the fault tests."""
+    known = {"SOONG_FUNCTIONS": PLUGIN, "FAULT_EFFECTS": str(effects_file(service))}
+    await service.start_workers(count, slots=slots, **{**known, **environment})
+
+
+def begun(service: Deployment) -> int:
+    """Return how many effects have begun."""
+    return sum(effect["at"] == "start" for effect in read_effects(effects_file(service)))
+
+
+async def until_begun(service: Deployment, number: int) -> None:
+    async def are_begun() -> bool:
+        return begun(service) >= number
+
+    await service.until(are_begun)
+
+
+async def done(service: Deployment, task: Task) -> int:
+    """Return how many steps of a task are completed."""
+    return sum(step.status is StepStatus.COMPLETED for step in (await service.steps(task)).values())
+
+
+async def until_done(service: Deployment, task: Task, number: int, *, within_s: float = 20) -> None:
+    async def are_done() -> bool:
+        return await done(service, task) >= number
+
+    await service.until(are_done, within_s=within_s)
+
+
+async def prove(service: Deployment, *tasks: Task, within_s: float = 40, at_rest: bool = True) -> None:
+    """Await that the tasks complete, and let the auditor look."""
+    for task in tasks:
+        ended = await service.finished(task, within_s=within_s)
+        assert ended.status is TaskStatus.COMPLETED, service.logs()
+    report = audit(service.database_url, effects=effects_file(service), at_rest=at_rest)
+    assert report.broken == []
+    assert report.counts["steps completed"] == sum([len(await service.steps(task)) for task in tasks])
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Mount a file system of a few MiB; only root may."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write until nothing more fits; return the file that holds the space."""
+    ballast = folder / "ballast"
+    with ballast.open("ab", buffering=0) as file:
+        try:
+            while file.write(b"\0" * 65_536) == 65_536:
+                continue
+            while True:
+                file.write(b"\0")
+        except OSError:
+            return ballast

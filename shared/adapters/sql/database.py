@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL, Connection, RootTransaction
 
 from shared.adapters.sql.engine import SideLock, is_conflict, is_unavailable, make_engine, our_errors, side_lock
 from shared.adapters.sql.transaction import Transaction
@@ -46,8 +46,16 @@ class _UndoneError(Exception):
     """The group has to be rolled back and each of it tried alone. Raised and caught in this module."""
 
 
+def commit(transaction: RootTransaction) -> None:
+    """Commit a transaction of the writer."""
+    transaction.commit()
+
+
 class Database:
     """One process's access to one database. Safe to call from any loop and thread; ``close`` once, from any."""
+
+    committer: Callable[[RootTransaction], None] = staticmethod(commit)
+    """How the writer commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
 
     def __init__(self, url: URL) -> None:
         self.url = url
@@ -185,12 +193,12 @@ class Database:
         try:
             for work in group:
                 self._run(work, connection)
-            transaction.commit()
+            self.committer(transaction)
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)
             raise
         except Exception as error:  # noqa: BLE001  # a failed commit: whatever the driver says, nobody may hear "done"
-            self._roll_back(transaction, error)
+            self._drop()
             for work in group:
                 work.error = UnavailableError(f"the database did not confirm a commit: {error}")
 
@@ -212,7 +220,7 @@ class Database:
             self._connection = self._writer_engine.connect()
         return self._connection
 
-    def _roll_back(self, transaction: Any, cause: BaseException | None) -> None:
+    def _roll_back(self, transaction: RootTransaction, cause: BaseException | None) -> None:
         try:
             transaction.rollback()
         except Exception:  # noqa: BLE001  # no use in a connection that cannot roll back; the server undoes its work

@@ -1,0 +1,119 @@
+"""Owners die, hang and compete: a session has one at a time; the next goes on where the rows stand (faults 12, 13)."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shared.sessions.session import ProcessState
+from shared.tasks.step import Task
+from tests.system.auditor import audit
+from tests.system.deployment import LEASE_S, SWEEP_S, Deployment
+from tests.system.faults.scene import GROWING, done, prove, start_workers, until_begun, until_done, waves
+
+pytestmark = pytest.mark.timeout(120)
+
+DEATHS = [
+    f"{method}:{moment}"
+    for method in ("adopt_sessions", "send", "expand", "retry_step", "finish_task")
+    for moment in ("before", "after")
+]
+"""Where an owner is killed: before it commits or sends, and after, when nobody has been told yet."""
+
+
+@pytest.fixture
+async def no_owner(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Deployment:
+    """A deployment whose owners are processes that the test starts."""
+    kind = getattr(request, "param", "sqlite")
+    url = f"sqlite:///{tmp_path / 'soong.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    return Deployment(url, redis_url, tmp_path, has_own_owner=False)
+
+
+@pytest.mark.spec("DAG-07", "CARD-1")
+@pytest.mark.parametrize("no_owner", ["sqlite", "postgres"], indirect=True)
+async def test_a_killed_owner_is_succeeded_by_one_that_runs_beside_it(no_owner: Deployment) -> None:
+    async with no_owner as service:
+        await service.start_owners(2)
+        await start_workers(service, 1, slots=4)
+        task = await service.submit(GROWING)
+        waiting = await service.submit(waves(4, 3, 0.3))
+        owner = await service.owner_of(task)
+        await until_begun(service, 2)
+
+        owner.kill()
+        after = await _owner_after(service, task, owner.pid)
+
+        await prove(service, task, waiting)
+        assert after != owner.pid
+        assert (await service.store.session(task.session_id)).owner_epoch == 2
+
+
+@pytest.mark.spec("DAG-07")
+@pytest.mark.parametrize(
+    "deaths", [DEATHS[1::4], pytest.param(DEATHS, marks=pytest.mark.chaos)], ids=["some borders", "every border"]
+)
+async def test_owners_killed_at_one_border_after_another_leave_work_that_the_last_one_ends(
+    no_owner: Deployment, deaths: list[str]
+) -> None:
+    async with no_owner as service:
+        await start_workers(service, 1, slots=4)
+        task = await service.submit(GROWING)
+
+        for death in deaths:
+            await service.start_owners(1, FAULT_DIE=death)
+            assert await asyncio.to_thread(service.owners[-1].wait, 20) == -signal.SIGKILL, death
+        await service.start_owners(1)
+
+        await prove(service, task)
+
+
+@pytest.mark.spec("CARD-1")
+async def test_a_frozen_owner_is_succeeded_and_writes_nothing_when_it_thaws(no_owner: Deployment) -> None:
+    async with no_owner as service:
+        await service.start_owners(2)
+        await start_workers(service, 1, slots=2)
+        task = await service.submit(waves(2, 12, 0.3))
+        frozen = await service.owner_of(task)
+        await until_begun(service, 1)
+
+        os.kill(frozen.pid, signal.SIGSTOP)
+        await _owner_after(service, task, frozen.pid)
+        epoch = (await service.store.session(task.session_id)).owner_epoch
+        os.kill(frozen.pid, signal.SIGCONT)
+
+        await prove(service, task)
+        # It is an owner again, under another name, and leaves the session to whom it now belongs.
+        await service.until(lambda: _lives(service, frozen.pid))
+        assert (await service.store.session(task.session_id)).owner_epoch == epoch == 2
+
+
+async def test_several_owners_share_the_sessions_and_none_is_owned_twice(no_owner: Deployment) -> None:
+    async with no_owner as service:
+        await service.start_owners(3)
+        await start_workers(service, 1, slots=8)
+
+        tasks = [await service.submit(GROWING) for _ in range(6)]
+        await until_done(service, tasks[0], 1)
+        watched = [audit(service.database_url).broken for _ in range(5)]
+
+        await prove(service, *tasks)
+        assert watched == [[]] * 5
+        assert {(await service.store.session(task.session_id)).owner_epoch for task in tasks} == {1}
+        assert await done(service, tasks[0]) == 8
+
+
+async def _owner_after(service: Deployment, task: Task, pid: int) -> int:
+    """Return the process that owns a session after ``pid`` did, within the lease and a few sweeps."""
+
+    async def is_taken_over() -> bool:
+        session = await service.store.session(task.session_id)
+        return session.owner_epoch > 1 and session.owner_id != ""
+
+    await service.until(is_taken_over, within_s=2 * LEASE_S + 5 * SWEEP_S)
+    return (await service.owner_of(task)).pid
+
+
+async def _lives(service: Deployment, pid: int) -> bool:
+    return any(owner.pid == pid and owner.state is ProcessState.LIVE for owner in await service.store.owners())

@@ -143,11 +143,20 @@ class SelfCancelledError(Exception):
         super().__init__("the tool cancelled itself")
 
 
+class ExitedError(Exception):
+    """A handler called ``sys.exit``, as parsers of command lines do: its own end, not the process's."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"the tool ended itself: {code}")
+
+
 async def timed(running: Awaitable[HandlerOutput], seconds: float | None) -> HandlerOutput:
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
             return await running
+    except SystemExit as error:
+        raise ExitedError(error.code) from error
     except TimeoutError as error:
         if limit.expired():
             raise HandlerTimeoutError(seconds or 0.0) from error
@@ -190,7 +199,7 @@ async def unbroken(work: Coroutine[object, object, T]) -> T:
 
 def aborted(course: Course, signal: asyncio.CancelledError) -> ToolResult:
     reason = str(signal.args[0]) if signal.args else "the run was interrupted"
-    failure = ToolFailure(ErrorType.ABORTED, f"aborted: {reason}")
+    failure = ToolFailure(ErrorType.ABORTED, reason)
     result = refusal(course.call.id, failure, None, aborted=True, partial=bool(course.partial), abort_reason=reason)
     return _with_partial(result, course.partial)
 

@@ -98,7 +98,7 @@ async def _run(
         failure, problem = "nonsense", f"gave no usable answer: {error}"
     except HookFailedError as error:
         failure, problem = "failed", str(error)
-    except Exception as error:  # noqa: BLE001  # a hook is foreign code, and its failure is the call's denial
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a hook is foreign code; its failure is the call's denial
         failure, problem = "failed", f"failed with {type(error).__name__}"
     if limit.expired():
         answer, failure, problem = None, "timeout", f"gave no answer in {named.timeout.total_seconds():g} s"

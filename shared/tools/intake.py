@@ -70,6 +70,9 @@ def _refused(violations: list[Violation]) -> ToolError:
 
 def _guarded(check: Callable[[JsonObject], str | None], call_input: JsonObject) -> str | None:
     try:
-        return check(call_input)
+        verdict: object = check(call_input)
     except Exception as error:  # noqa: BLE001  # foreign code; an input it cannot judge is not accepted
         return f"the input could not be checked: {type(error).__name__}"
+    if verdict is None or isinstance(verdict, str):
+        return verdict
+    return f"the input could not be checked: the tool's check gave a {type(verdict).__name__}, not a message or None"

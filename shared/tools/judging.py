@@ -5,7 +5,7 @@ counts.
 """
 
 import asyncio
-from typing import Literal
+from typing import Final, Literal
 
 from shared.errors import InvalidJsonError
 from shared.jsontext import Json, JsonObject, digest
@@ -48,11 +48,33 @@ async def target_of(definition: ToolDefinition, context: ToolContext, call_input
         return Target()
     try:
         if "filesystem" in definition.tags:
-            return await asyncio.to_thread(definition.target, context, call_input)
-        return definition.target(context, call_input)
+            return _sound(await asyncio.to_thread(definition.target, context, call_input))
+        return _sound(definition.target(context, call_input))
     except Exception as error:
         failure = failure_of(error)
         raise ToolError(failure.type, failure.message, hint=failure.hint, details=failure.details) from error
+
+
+def _sound(target: object) -> Target:
+    """Hold a target to its types: people are shown it, rules and grants compare it.
+
+    Raises:
+        ToolError: ``invalid_output``, it is no target.
+    """
+    if not isinstance(target, Target):
+        problem = f"the tool says what it touches by a {type(target).__name__}, not a Target"
+        raise ToolError(ErrorType.INVALID_OUTPUT, problem)
+    wrong = [name for name in _TEXTS if not isinstance(getattr(target, name), str)]
+    wrong += [name for name in _FLAGS if not isinstance(getattr(target, name), bool)]
+    if wrong or target.kind not in _KINDS:
+        problem = f"the tool's target is unsound in {', '.join(wrong) or 'kind'}"
+        raise ToolError(ErrorType.INVALID_OUTPUT, problem)
+    return target
+
+
+_KINDS: Final = frozenset({"path", "command", "host", "resource", "none"})
+_TEXTS: Final = ("kind", "scope", "shown", "host", "precondition", "preview")
+_FLAGS: Final = ("is_inside_roots", "is_sensitive")
 
 
 def gate_call_of(

@@ -5,8 +5,10 @@ The order in which they are applied is the pipeline's; secrets and sizes are :mo
 """
 
 import errno
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import UnionType
 from typing import Final
 
 from shared.errors import SoongError
@@ -17,6 +19,7 @@ from shared.tools.bounds import UnfitError, plain, storable
 from shared.tools.definition import HandlerOutput, Target, ToolDefinition
 from shared.tools.fitting import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
 from shared.tools.result import (
+    ArtifactRef,
     ContentBlock,
     ContextNode,
     ErrorType,
@@ -34,6 +37,11 @@ MAX_CONTEXT_CHARS: Final = 100_000
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
+_CORE_FACTS: Final = frozenset(
+    {"hook_context", "is_withheld", "aborted", "abort_reason", "artifact_error", "data_left_out"}
+)
+_NODE_KINDS: Final = frozenset({"skill", "memory_context", "system"})
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MARGIN: Final = 8_192
 """What is kept beyond a limit until secrets are out: one that a cut has halved is no longer recognised."""
 
@@ -45,7 +53,7 @@ def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
         ToolError: ``invalid_output``, the value is not JSON.
     """
     if isinstance(output, ToolResult):
-        return sound(replace(output, tool_call_id=tool_call_id, evidence=()))
+        return said_by_a_tool(sound(replace(output, tool_call_id=tool_call_id, evidence=())))
     if output is None:
         return ToolResult(tool_call_id, summary="done")
     output = _plain(output, "output")
@@ -61,44 +69,80 @@ def sound(result: ToolResult) -> ToolResult:
         ToolError: ``invalid_output``, names the part that is wrong.
     """
     failure = result.error
-    blocks: object = result.content  # foreign code wrote it, whatever the type says
-    if not isinstance(blocks, tuple) or not all(isinstance(each, ContentBlock) for each in blocks):
-        raise ToolError(ErrorType.INVALID_OUTPUT, "the tool returned a result whose content is not a tuple of blocks")
+    # Foreign code wrote it, whatever the types say.
+    _check_all(result.content, ContentBlock, "content is not a tuple of blocks")
+    _check_all(result.artifacts, ArtifactRef, "artifacts is not a tuple of references")
+    _check_all(result.context_nodes, ContextNode, "context_nodes is not a tuple of nodes")
     if not (failure is None or isinstance(failure, ToolFailure)):
-        raise ToolError(ErrorType.INVALID_OUTPUT, "the tool returned a result whose error is not a ToolFailure")
+        raise _unsound("error is not a ToolFailure")
     return replace(
         result,
         content=tuple(_sound_block(block) for block in result.content),
         summary=_text(result.summary, "summary"),
         data=_plain(result.data, "data"),
+        artifacts=tuple(map(_sound_ref, result.artifacts)),
         error=None if failure is None else _sound_failure(failure),
         metadata=_object(result.metadata, "metadata"),
-        context_nodes=tuple(
-            ContextNode(node.kind, _text(node.name, "context node"), _text(node.text, "context node"))
-            for node in result.context_nodes
-        ),
+        context_nodes=tuple(map(_sound_node, result.context_nodes)),
     )
+
+
+def said_by_a_tool(result: ToolResult) -> ToolResult:
+    """Return a tool's own result without what only the core says of a call: later readers take it for the core's."""
+    if _CORE_FACTS.isdisjoint(result.metadata):
+        return result
+    return replace(result, metadata={name: each for name, each in result.metadata.items() if name not in _CORE_FACTS})
+
+
+def _unsound(problem: str) -> ToolError:
+    return ToolError(ErrorType.INVALID_OUTPUT, f"the tool returned a result whose {problem}")
+
+
+def _check_all(parts: object, kind: type | UnionType, problem: str) -> None:
+    if not isinstance(parts, tuple) or not all(isinstance(each, kind) for each in parts):
+        raise _unsound(problem)
 
 
 def _sound_block(block: ContentBlock) -> ContentBlock:
     match block:
         case TextBlock(text):
+            if not isinstance(block.original, bytes):
+                raise _unsound("content holds an original that is not bytes")
             kept = _text(text, "content")
             return block if kept is text else replace(block, text=kept)
         case JsonBlock(value):
             plain_value = _plain(value, "content")
             return block if plain_value is value else JsonBlock(plain_value)
         case _:
-            return block
+            return _sound_ref(block)
+
+
+def _sound_ref(ref: ArtifactRef) -> ArtifactRef:
+    """Hold a reference to what a store can have given: the digest becomes a path, the rest stands in lists."""
+    size: object = ref.size_bytes
+    is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+    media_type = _text(ref.media_type, "an artifact's media type")
+    if not (_DIGEST.fullmatch(_text(ref.digest, "an artifact's digest")) and is_size and media_type.isprintable()):
+        raise _unsound("artifact is none: digest, size_bytes and media_type are those that a store has given")
+    name = _text(ref.name, "an artifact's name")
+    return ref if name is ref.name else replace(ref, name=name)
+
+
+def _sound_node(node: ContextNode) -> ContextNode:
+    if node.kind not in _NODE_KINDS:
+        raise _unsound(f"context node is none of {', '.join(sorted(_NODE_KINDS))}")
+    return ContextNode(node.kind, _text(node.name, "context node"), _text(node.text, "context node"))
 
 
 def _sound_failure(failure: ToolFailure) -> ToolFailure:
     message, hint = _text(failure.message, "error"), _text(failure.hint, "error")
     details = _object(failure.details, "error.details")
-    return _said_by_a_tool(ToolFailure(ErrorType(failure.type), message, hint, details))
+    if failure.type not in set(ErrorType):
+        raise _unsound(f"error has the type {str(failure.type)[:80]!r}, which is none; docs/errors.md lists them")
+    return _own_failure(ToolFailure(ErrorType(failure.type), message, hint, details))
 
 
-def _said_by_a_tool(failure: ToolFailure) -> ToolFailure:
+def _own_failure(failure: ToolFailure) -> ToolFailure:
     """Return a tool's own failure; what only the core may say (a hook's denial can stop the run) is not believed."""
     if failure.type not in _CORE_ONLY:
         return failure

@@ -30,18 +30,26 @@ def by_keywords(definition: ToolDefinition) -> Risk:
 
 
 def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Traits:
-    """Return a call's traits: its function may raise it above the definition and never below; failing means unsafe."""
-    try:
-        declared = definition.traits_of(call_input)
-    except Exception:  # noqa: BLE001  # a trait function is foreign code; whatever it raises, the call counts as unsafe
-        declared = Traits(is_destructive=True, is_open_world=True)
-    is_read_only = declared.is_read_only and definition.permission is Permission.READONLY
+    """Return a call's traits: its function may raise it above the definition and never below; failing means unsafe.
+
+    So does an answer of another type: what is not said in so many words is not believed.
+    """
+    declared = _declared(definition, call_input)
+    is_read_only = declared.is_read_only is True and definition.permission is Permission.READONLY
     return Traits(
         is_read_only=is_read_only,
-        is_concurrency_safe=declared.is_concurrency_safe and is_read_only,
-        is_destructive=declared.is_destructive,
-        is_open_world=declared.is_open_world or definition.reaches_out,
+        is_concurrency_safe=declared.is_concurrency_safe is True and is_read_only,
+        is_destructive=declared.is_destructive is not False,
+        is_open_world=declared.is_open_world is not False or definition.reaches_out,
     )
+
+
+def _declared(definition: ToolDefinition, call_input: JsonObject) -> Traits:
+    try:
+        declared: object = definition.traits_of(call_input)
+    except Exception:  # noqa: BLE001  # a trait function is foreign code; whatever it raises, the call counts as unsafe
+        declared = None
+    return declared if isinstance(declared, Traits) else Traits(is_destructive=True, is_open_world=True)
 
 
 def risk_of(definition: ToolDefinition, traits: Traits, classify: Classifier = by_keywords) -> Risk:

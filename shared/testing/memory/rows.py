@@ -7,7 +7,6 @@ that is how a transaction that fails leaves nothing behind.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -100,11 +99,14 @@ class Rows:
 
     def saved(self) -> dict[str, Any]:
         """Return the state as it is now, to go back to."""
-        return {table.name: copy(getattr(self, table.name)) for table in fields(self)}
+        return {name: getattr(self, name).copy() for name in _TABLES}
 
     def restore(self, saved: dict[str, Any]) -> None:
         for name, table in saved.items():
             setattr(self, name, table)
+
+
+_TABLES = tuple(table.name for table in fields(Rows))
 
 
 class Stored(Protocol):

@@ -7,12 +7,14 @@ from shared.adapters.redis.client import RedisClients
 from shared.adapters.redis.ring import RedisRing
 from shared.adapters.redis.switchboard import RedisSwitchboard
 from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.figures import SqlFigures
 from shared.adapters.sql.grants import Roles, grant
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.figures import FigureSource
 
 
 async def open_client(settings: Settings) -> Client:
@@ -36,6 +38,11 @@ async def open_client(settings: Settings) -> Client:
 async def open_rows(settings: Settings) -> Store:
     """Open the store alone: what is only read needs no Redis. Raises: UnavailableError, SchemaVersionError."""
     return await open_store(settings.effective_database_url, migrate=False)
+
+
+def open_figures(settings: Settings) -> FigureSource:
+    """Return what reads figures from the rows; nothing is connected yet."""
+    return SqlFigures(parse_url(settings.effective_database_url))
 
 
 async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "") -> None:

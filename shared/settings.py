@@ -75,6 +75,13 @@ class Settings(BaseSettings):
     )
     flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
 
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of an orchestrator's /metrics and /healthz; 0: none."
+    )
+    metrics_address: str = Field(
+        default="127.0.0.1", description="Address that port listens on; beyond loopback only if told."
+    )
+
     permission_timeout_s: Seconds = Field(
         default=300.0, description="How long an attached responder may take for one question."
     )

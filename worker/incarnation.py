@@ -8,6 +8,8 @@ import asyncio
 import os
 import socket
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Final
 
 from shared.clock import Clock
 from shared.errors import ConflictError, UnavailableError
@@ -19,6 +21,8 @@ from shared.wire.jobs import PROTOCOL
 from worker.pump import Supply
 
 log = get_logger(__name__)
+
+VERSION: Final = version("soong")
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Incarnation:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return (*self.labels, f"host:{socket.gethostname()}", f"protocol:{PROTOCOL}")
+        return (*self.labels, f"host:{socket.gethostname()}", f"protocol:{PROTOCOL}", f"version:{VERSION}")
 
     def supply(self) -> Supply:
         return Supply(self.worker_id, self.pools, self.capabilities, self.live_workers)

@@ -37,6 +37,8 @@ COMMANDS = {
     "up": Entry("up", "Start the whole service on this machine and stay."),
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),
+    "workers": Entry("workers", "List the workers and what each holds."),
+    "metrics": Entry("metrics", "Print what to watch, in Prometheus' text form."),
     "doctor": Entry("doctor", "Say what is wrong here and how to mend it."),
     "flower": Entry("flower", "Open Flower on the running service."),
     "orchestrator": Entry("orchestrator", "Run an orchestrator alone, for deployments."),

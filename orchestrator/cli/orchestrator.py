@@ -2,16 +2,30 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import typer
 
 from orchestrator.cli.console import say
 from orchestrator.logs import configure_logs
+from shared.clock import SystemClock
 from shared.errors import UsageError
 from shared.settings import Settings, load_settings
+from shared.store import Store
 
 
-def command() -> None:
+def command(
+    *,
+    metrics_port: int | None = typer.Option(
+        None, "--metrics-port", min=0, max=65535, help="Answer /metrics and /healthz there [SOONG_METRICS_PORT]."
+    ),
+    metrics_address: str | None = typer.Option(
+        None, "--metrics-address", help="Address of that port, loopback unless told [SOONG_METRICS_ADDRESS]."
+    ),
+) -> None:
     """Own sessions of SOONG_DATABASE_URL and SOONG_REDIS_URL until told to stop. Several may run beside each other."""
-    settings = load_settings()
+    settings = load_settings(metrics_port=metrics_port, metrics_address=metrics_address)
     missing = [f"SOONG_{name.upper()}" for name in ("database_url", "redis_url") if not getattr(settings, name)]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be set; for a service on this machine alone run `soong up`")
@@ -27,8 +41,33 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     orchestrator = await build(settings)
     await orchestrator.start()
-    say("soong orchestrator is ready")
     try:
-        await stop.wait()
+        async with _metrics(settings, orchestrator.parts.store):
+            say("soong orchestrator is ready")
+            await stop.wait()
     finally:
         await orchestrator.stop()
+
+
+@asynccontextmanager
+async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
+    """Answer at the metrics' address, if there is one."""
+    if not settings.metrics_port:
+        yield
+        return
+    from orchestrator.client_bootstrap import open_figures
+    from orchestrator.metrics import look, text
+    from orchestrator.metrics_endpoint import MetricsEndpoint
+
+    figures, clock = open_figures(settings), SystemClock()
+
+    async def read() -> bytes:
+        return text(await look(store, figures, clock))
+
+    endpoint = MetricsEndpoint(read)
+    try:
+        endpoint.start(settings.metrics_address, settings.metrics_port)
+        yield
+    finally:
+        await endpoint.stop()
+        await figures.close()

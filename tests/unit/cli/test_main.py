@@ -56,7 +56,10 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["run", "resume", "tasks", "runs", "tools", "up", "down", "worker", "doctor", "flower", "orchestrator", "migrate"],
+    [
+        *("run", "resume", "tasks", "runs", "tools", "up", "down", "worker", "workers", "metrics", "doctor", "flower"),
+        *("orchestrator", "migrate"),
+    ],
 )
 def test_every_command_explains_itself(tmp_path: Path, name: str) -> None:
     done = soong(name, "--help", home=tmp_path)

@@ -1,0 +1,26 @@
+"""``soong metrics``: what an operator watches, in Prometheus' text form, once."""
+
+import asyncio
+import sys
+
+from orchestrator.cli.ids import open_store
+from shared.settings import Settings, load_settings
+
+
+def command() -> None:
+    """Print the figures of the deployment, or of this home's service, as the rows say them now."""
+    sys.stdout.write(asyncio.run(_text(load_settings())).decode())
+
+
+async def _text(settings: Settings) -> bytes:
+    from orchestrator.client_bootstrap import open_figures
+    from orchestrator.metrics import look, text
+    from shared.clock import SystemClock
+
+    store = await open_store(settings)
+    figures = open_figures(settings)
+    try:
+        return text(await look(store, figures, SystemClock()))
+    finally:
+        await figures.close()
+        await store.close()

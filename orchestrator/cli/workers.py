@@ -1,0 +1,89 @@
+"""``soong workers``: who works, on what, and what waits for them (DIS-04)."""
+
+import asyncio
+import socket
+
+import typer
+
+from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.ids import open_store
+from orchestrator.workers import WorkersView, WorkerView, list_workers
+from shared.errors import UnavailableError
+from shared.sessions.session import ProcessState
+from shared.settings import Settings, load_settings
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    """Say who works, on what, and what waits for them."""
+
+
+@app.command("list")
+def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+    """List the workers that are not gone, with what each holds, and the queues that they serve."""
+    view = asyncio.run(_view(load_settings()))
+    if is_json:
+        emit(view.as_json())
+    else:
+        print(text_of(view))
+
+
+@app.command()
+def check(*, host: str = typer.Option("", "--host", help="Another host than this one.")) -> None:
+    """Succeed when a worker of this host lives: for a container's health check.
+
+    A worker that stalls is declared gone by the orchestrators within the lease, and is then no longer found here.
+    """
+    wanted = host or socket.gethostname()
+    view = asyncio.run(_view(load_settings()))
+    found = [one.worker for one in view.workers if one.worker.host == wanted]
+    if not any(worker.state in {ProcessState.LIVE, ProcessState.DRAINING} for worker in found):
+        raise UnavailableError(f"no worker of {wanted!r} lives")
+    say(f"{len(found)} workers of {wanted} live")
+
+
+def text_of(view: WorkersView) -> str:
+    """Return the list as people read it."""
+    if not view.workers:
+        workers = "no worker lives; start one with `soong worker`, or the service with `soong up`"
+    else:
+        heads = ("worker", "host", "state", "used", "pools", "labels", "version", "beats")
+        workers = table(heads, [_row(one) for one in view.workers])
+    pools = table(
+        ("queue", "waiting", "free slots"), [(one.pool, str(one.waiting), str(one.free_slots)) for one in view.pools]
+    )
+    held = [
+        (held.run_id, held.step_key.partition("/")[2], held.title, one.worker.node_name)
+        for one in view.workers
+        for held in one.holds
+    ]
+    runs = [table(("run", "step", "title", "worker"), held)] if held else []
+    return "\n\n".join([workers, *([pools] if view.pools else []), *runs])
+
+
+def _row(one: WorkerView) -> tuple[str, ...]:
+    worker = one.worker
+    return (
+        worker.node_name,
+        worker.host,
+        worker.state.value,
+        f"{len(one.holds)}/{worker.slots}",
+        ",".join(worker.pools),
+        ",".join(one.labels) or "-",
+        f"{one.version or '?'} (protocol {worker.protocol})",
+        str(worker.beat),
+    )
+
+
+async def _view(settings: Settings) -> WorkersView:
+    from orchestrator.client_bootstrap import open_figures
+
+    store = await open_store(settings)
+    figures = open_figures(settings)
+    try:
+        return await list_workers(store, store, figures)
+    finally:
+        await figures.close()
+        await store.close()

@@ -1,0 +1,116 @@
+"""Figures for operators, on a connection of their own: who watches a service waits for no work, nor work for them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from sqlalchemy import URL
+
+from shared.adapters.sql.claiming import LIVE_LEASES, read_lanes
+from shared.adapters.sql.engine import make_engine, our_errors
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Transaction
+from shared.tasks.figures import Figures, Holding, PoolFigures
+
+T = TypeVar("T")
+
+COUNTED: Final = 100_000
+"""How far ready steps of a lane are counted: nobody needs to know of more, and counting takes time."""
+
+# No join: a reader has no settings that keep the planner from reading all that has ended for one.
+NEXT_IN_LINE: Final = Statement(
+    "next in line: by pool, since when the next step of each lane and priority has waited; what made a run wait is the "
+    "last event of its log",
+    """
+    WITH RECURSIVE lane(lane) AS (
+        SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
+        UNION ALL
+        SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
+        FROM lane WHERE lane.lane IS NOT NULL
+    ), level(lane, priority) AS (
+        SELECT lane.lane,
+               (SELECT max(s.priority) FROM steps s WHERE s.lane = lane.lane AND s.status = 'ready' AND s.is_paused = 0)
+        FROM lane WHERE lane.lane IS NOT NULL
+        UNION ALL
+        SELECT level.lane,
+               (SELECT max(s.priority) FROM steps s WHERE s.lane = level.lane AND s.status = 'ready'
+                AND s.is_paused = 0 AND s.priority < level.priority)
+        FROM level WHERE level.priority IS NOT NULL
+    )
+    SELECT waiting.pool, min((
+        SELECT event.time_us FROM events AS event
+        WHERE event.run_id = waiting.run_id AND event.seq = (SELECT last_seq FROM runs WHERE id = waiting.run_id)
+    ))
+    FROM (
+        SELECT (SELECT s.pool FROM steps s WHERE s.lane = level.lane AND s.priority = level.priority
+                AND s.status = 'ready' AND s.is_paused = 0 ORDER BY s.ordinal LIMIT 1) AS pool,
+               (SELECT s.run_id FROM steps s WHERE s.lane = level.lane AND s.priority = level.priority
+                AND s.status = 'ready' AND s.is_paused = 0 ORDER BY s.ordinal LIMIT 1) AS run_id
+        FROM level WHERE level.priority IS NOT NULL
+    ) AS waiting
+    GROUP BY waiting.pool
+    """,
+)
+QUESTIONS: Final = Statement(
+    "questions: how many wait for consent, and since when",
+    "SELECT count(*), min(created_us) FROM permission_requests WHERE state = 'pending'",
+)
+LOST_LEASES: Final = Statement(
+    "lost leases: of the steps of open tasks, and how many of these there are",
+    """
+    SELECT count(*), coalesce(sum(
+        (SELECT sum(steps.lost_leases) FROM steps WHERE steps.task_id = tasks.id)
+    ), 0) FROM tasks WHERE status IN ('running', 'paused')
+    """,
+)
+HOLDINGS: Final = Statement(
+    "holdings: every leased step",
+    """
+    SELECT worker_id, run_id, key, title, attempt, session_id, started_us FROM steps
+    WHERE status IN ('claimed', 'running') ORDER BY worker_id, ordinal
+    """,
+)
+
+
+class SqlFigures:
+    """Implements :class:`shared.tasks.figures.FigureSource`. Safe from any loop and thread; close it once."""
+
+    def __init__(self, url: URL) -> None:
+        self._engine = make_engine(url, size=1, is_writer=False)
+
+    async def figures(self) -> Figures:
+        return await asyncio.to_thread(self._read, _figures)
+
+    async def holdings(self) -> Sequence[Holding]:
+        return await asyncio.to_thread(self._read, lambda tx: [Holding(*row) for row in tx.rows(HOLDINGS)])
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._engine.dispose)
+
+    def _read(self, function: Callable[[Transaction], T]) -> T:
+        with our_errors():
+            try:
+                with self._engine.connect() as connection, connection.begin():
+                    return function(Transaction(connection))
+            except Exception:
+                # Whatever happened to the connection, the next look takes a new one.
+                self._engine.dispose()
+                raise
+
+
+def _figures(tx: Transaction) -> Figures:
+    lanes, _ = read_lanes(tx, COUNTED)
+    oldest: dict[str, int] = dict(tx.rows(NEXT_IN_LINE))
+    ready: dict[str, int] = {}
+    for lane in lanes:
+        ready[lane.pool] = ready.get(lane.pool, 0) + lane.ready
+    running: dict[str, int] = {}
+    for *_, pool, number in tx.rows(LIVE_LEASES):
+        running[pool] = running.get(pool, 0) + number
+    questions, oldest_question = tx.rows(QUESTIONS)[0]
+    open_tasks, lost = tx.rows(LOST_LEASES)[0]
+    pools = {
+        pool: PoolFigures(ready.get(pool, 0), running.get(pool, 0), oldest.get(pool))
+        for pool in sorted(ready.keys() | running.keys())
+    }
+    return Figures(pools, questions, oldest_question, int(lost), open_tasks)

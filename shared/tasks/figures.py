@@ -1,0 +1,55 @@
+"""What an operator watches, as the rows say it: waiting steps, held steps, questions. Made for reading often.
+
+Owns the values and the port. Whoever shows them is elsewhere: metrics, lists of workers, an agent's own view.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A step that a worker holds."""
+
+    worker_id: str
+    run_id: str
+    step_key: str
+    title: str
+    attempt: int
+    session_id: str
+    started_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """One pool's steps. ``oldest_us`` is since when the next in line has waited; None when nothing waits."""
+
+    ready: int = 0
+    running: int = 0
+    oldest_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One look at the rows. ``lost_leases`` counts those of open tasks; a poisoned step is among them."""
+
+    pools: Mapping[str, PoolFigures] = field(default_factory=dict)
+    questions: int = 0
+    oldest_question_us: int | None = None
+    lost_leases: int = 0
+    open_tasks: int = 0
+
+
+class FigureSource(Protocol):
+    """Reads figures; its cost grows with what is open now, not with what has ended."""
+
+    async def figures(self) -> Figures:
+        """Raises: UnavailableError."""
+        ...
+
+    async def holdings(self) -> Sequence[Holding]:
+        """Return what is held, by worker, oldest first. Raises: UnavailableError."""
+        ...
+
+    async def close(self) -> None: ...

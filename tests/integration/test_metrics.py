@@ -1,0 +1,380 @@
+"""What is watched is what the rows say; reading it costs what is open, not what has been; it is told over HTTP."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from os import environ
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import text
+
+from orchestrator.cli.workers import text_of
+from orchestrator.metrics import look
+from orchestrator.metrics import text as metrics_text
+from orchestrator.workers import list_workers
+from shared.adapters.sql import figures as sql_figures
+from shared.adapters.sql.claiming import LANES, LIVE_LEASES
+from shared.adapters.sql.engine import make_engine, parse_url
+from shared.adapters.sql.figures import SqlFigures
+from shared.adapters.sql.store import SqlStore
+from shared.permissions.request import RequestState
+from shared.sessions.session import ProcessState
+from shared.tasks.step import Cap
+from shared.testing.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
+from shared.testing.clock import FakeClock
+from tests.contract.scene import Scene, open_scene
+from tests.integration.roles import plain
+from tests.integration.sql_stores import opened
+
+FIGURES = (LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES)
+WATCHED = (*FIGURES, sql_figures.HOLDINGS)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'soong.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[SqlStore]:
+    async with opened(url) as store:
+        yield store
+
+
+@pytest.fixture
+async def source(url: str, store: SqlStore) -> AsyncIterator[SqlFigures]:
+    source = SqlFigures(parse_url(url))
+    yield source
+    await source.close()
+
+
+@pytest.fixture
+async def scene(store: SqlStore) -> Scene:
+    return await open_scene(store)
+
+
+def parsed(body: bytes) -> dict[str, float]:
+    """Return samples as ``name{label}``, read by Prometheus' own parser."""
+    return {
+        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+async def watched(scene: Scene, source: SqlFigures) -> dict[str, float]:
+    return parsed(metrics_text(await look(scene.store, source, scene.clock)))
+
+
+@pytest.mark.spec("OPS-05")
+async def test_an_idle_service_shows_every_figure_as_nothing(scene: Scene, source: SqlFigures) -> None:
+    seen = await watched(scene, source)
+
+    assert seen == {
+        "soong_steps_ready{default}": 0,
+        "soong_steps_claimable{default}": 0,
+        "soong_steps_oldest_wait_seconds{default}": 0,
+        "soong_steps_running{default}": 0,
+        "soong_slots_free{default}": (await scene.store.workers())[0].slots,
+        "soong_workers{live}": 1,
+        "soong_workers{draining}": 0,
+        "soong_orchestrators": len(await scene.store.owners()),
+        "soong_tasks_open": 0,
+        "soong_approvals_waiting": 0,
+        "soong_approvals_oldest_wait_seconds": 0,
+        "soong_leases_lost": 0,
+    }
+
+
+@pytest.mark.spec("OPS-05")
+async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: Scene, source: SqlFigures) -> None:
+    await scene.task(*(make_step(f"s{number}") for number in range(4)), make_step("big", pool="big"))
+    before = await watched(scene, source)
+
+    await scene.claim(3)
+
+    after = await watched(scene, source)
+    assert (before["soong_steps_ready{default}"], before["soong_steps_ready{big}"]) == (4, 1)
+    assert (after["soong_steps_ready{default}"], after["soong_steps_running{default}"]) == (1, 3)
+    assert after["soong_slots_free{default}"] == before["soong_slots_free{default}"] - 3
+    assert (after["soong_slots_free{big}"], after["soong_tasks_open"]) == (0, 1)
+
+
+async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: Scene, source: SqlFigures) -> None:
+    await scene.store.set_caps([Cap("pool:default", 2)])
+    await scene.task(*(make_step(f"s{number}") for number in range(5)))
+
+    seen = await watched(scene, source)
+
+    assert (seen["soong_steps_ready{default}"], seen["soong_steps_claimable{default}"]) == (5, 2)
+
+
+async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(scene: Scene, source: SqlFigures) -> None:
+    await scene.task(make_step("first"), make_step("then", depends_on=["first"]))
+    claim = await scene.claim_one()
+    scene.clock.advance(timedelta(seconds=100))
+    await scene.complete(claim)
+    scene.clock.advance(timedelta(seconds=7))
+
+    seen = await watched(scene, source)
+
+    assert seen["soong_steps_oldest_wait_seconds{default}"] == 7
+
+
+async def test_a_step_of_low_priority_that_starves_is_seen(scene: Scene, source: SqlFigures) -> None:
+    await scene.task(make_step("low", priority=-5))
+    scene.clock.advance(timedelta(seconds=60))
+    await scene.task(*(make_step(f"high{number}", priority=5) for number in range(3)))
+
+    seen = await watched(scene, source)
+
+    assert seen["soong_steps_oldest_wait_seconds{default}"] == 60
+
+
+async def test_a_clock_that_is_ahead_makes_no_negative_wait(scene: Scene, source: SqlFigures) -> None:
+    scene.clock.advance(timedelta(seconds=50))
+    await scene.task(make_step("a"))
+
+    seen = parsed(metrics_text(await look(scene.store, source, FakeClock())))
+
+    assert seen["soong_steps_oldest_wait_seconds{default}"] == 0
+
+
+async def test_lost_leases_are_those_of_open_tasks(scene: Scene, source: SqlFigures) -> None:
+    await scene.task(make_step("a"), make_step("b"))
+    await scene.claim(2)
+
+    await scene.expire()
+
+    assert (await watched(scene, source))["soong_leases_lost"] == 2
+
+
+async def test_questions_that_wait_are_counted_with_their_age(scene: Scene, source: SqlFigures) -> None:
+    claim = await scene.start()
+    request = make_request(claim)
+    await scene.store.raise_request(request, events=(), now_us=scene.now_us)
+    asked = await watched(scene, source)
+    scene.clock.advance(timedelta(seconds=30))
+    waited = await watched(scene, source)
+
+    await scene.store.withdraw(claim.identity.run_id, request.tool_call_id, claim.fence, reason="", now_us=scene.now_us)
+
+    assert asked["soong_approvals_waiting"] == 1
+    assert waited["soong_approvals_oldest_wait_seconds"] >= 30
+    assert (await watched(scene, source))["soong_approvals_waiting"] == 0
+    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+
+
+# -- what it costs
+
+
+def test_sqlite_reads_what_is_open_by_index(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    asyncio.run(_filled(url, None))
+    engine = make_engine(parse_url(url), size=1, is_writer=False)
+
+    with engine.connect() as connection:
+        scans = {
+            statement.name: [
+                row[3]
+                for row in connection.execute(text(f"EXPLAIN QUERY PLAN {statement.sqlite}"), {"most": 10}).all()
+                if re.match(r"SCAN (steps|s|head|runs|events|event|tasks|permission_requests)\b(?!.* ix_)", row[3])
+            ]
+            for statement in WATCHED
+        }
+    engine.dispose()
+
+    assert {name: found for name, found in scans.items() if found} == {}
+
+
+def test_postgres_touches_as_few_rows_whatever_has_ended(postgres_url: str) -> None:
+    asyncio.run(_filled(postgres_url, None))
+    before = _rows_touched(postgres_url)
+    asyncio.run(_filled(postgres_url, 50_000))
+    after = _rows_touched(postgres_url)
+
+    assert {name: (before[name], after[name]) for name in before if after[name] > 2 * before[name] + 10} == {}
+
+
+async def _filled(url: str, ended: int | None) -> None:
+    """Make one task that is open and, beside it, steps, runs and events that have ended long ago."""
+    async with opened(url) as store:
+        if ended is None:
+            own = await open_session(store)
+            await store.create_task(make_task(own.session_id, *(make_step(f"s{number}") for number in range(10))))
+            return
+    with psycopg.connect(plain(url), autocommit=True) as connection:
+        connection.execute(_HISTORY.format(ended).encode())
+
+
+_HISTORY = """
+INSERT INTO steps (key, task_id, session_id, step_id, kind, status, lane, run_id)
+    SELECT 'old/' || n, 'old', 'old', n, 'python', 'completed', 'old:x', 'run_old' || n
+    FROM generate_series(1, {0}) AS n;
+INSERT INTO runs (id, session_id, role, status, end_reason, ended_us, last_seq)
+    SELECT 'run_old' || n, 'old', 'worker', 'completed', 'completed', 1, 1 FROM generate_series(1, {0}) AS n;
+INSERT INTO events (run_id, seq, type, time_us)
+    SELECT 'run_old' || n, 1, 'run_completed', 1 FROM generate_series(1, {0}) AS n;
+INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)
+    SELECT 'req_old' || n, 'run_old' || n, 'old', 'c', 'decided', '{{}}' FROM generate_series(1, {0}) AS n;
+ANALYZE
+"""
+
+
+def _rows_touched(url: str) -> dict[str, int]:
+    """Return how many rows each statement really read, filtered ones included, with the plans that readers get."""
+    engine = make_engine(parse_url(url), size=1, is_writer=False)
+    with engine.connect() as connection:
+        raw = connection.connection.dbapi_connection
+        assert raw is not None
+        touched = {}
+        for statement in WATCHED:
+            cursor = raw.cursor()
+            cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF) {statement.postgres}", {"most": 100})
+            touched[statement.name] = sum(map(_rows_of_line, (line for (line,) in cursor.fetchall())))
+    engine.dispose()
+    return touched
+
+
+def _rows_of_line(line: str) -> int:
+    read = re.search(r"(?:Scan|Search).*actual rows=([\d.]+) loops=(\d+)", line)
+    removed = re.search(r"Rows Removed by (?:Filter|Index Recheck): (\d+)", line)
+    return (round(float(read[1])) * int(read[2]) if read else 0) + (int(removed[1]) if removed else 0)
+
+
+# -- the list of workers
+
+
+@pytest.mark.spec("DIS-04")
+async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(scene: Scene, source: SqlFigures) -> None:
+    gone = await scene.another_worker()
+    await scene.store.set_worker_state(gone, ProcessState.GONE)
+    announced = ("gpu", "host:far", "protocol:1", "version:9.9")
+    other = replace(make_worker(slots=2, pools=("big",), capabilities=announced), node_name="big@far", host="far")
+    await scene.store.register_worker(other)
+    await scene.task(replace(make_step("a"), title="Read it"), make_step("b"), make_step("c", pool="big"))
+    claim = await scene.claim_one()
+
+    view = await list_workers(scene.store, scene.store, source)
+
+    first, second = json.loads(json.dumps(view.as_json()))["workers"]
+    assert first["id"] == scene.worker
+    assert (first["used"], first["state"]) == (1, "live")
+    assert first["runs"][0]["run"] == claim.identity.run_id
+    assert first["runs"][0]["step"] == claim.step_key
+    assert (second["name"], second["host"], second["slots"], second["used"]) == ("big@far", "far", 2, 0)
+    assert (second["labels"], second["version"], second["protocol"]) == (["gpu"], "9.9", other.protocol)
+    assert second["queues"] == ["soong.big"]
+    assert [(pool.pool, pool.waiting, pool.free_slots) for pool in view.pools] == [
+        ("big", 1, 2),
+        ("default", 1, view.workers[0].worker.slots - 1),
+    ]
+    shown = text_of(view)
+    assert "big@far" in shown
+    assert claim.identity.run_id in shown
+
+
+async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlFigures) -> None:
+    await store.register_owner(make_owner())
+
+    assert "soong worker" in text_of(await list_workers(store, store, source))
+
+
+# -- over HTTP
+
+
+@contextmanager
+def orchestrating(url: str, redis_url: str, home: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run ``soong orchestrator`` as a deployment does."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "orchestrator.cli", "orchestrator", *options],
+        env={**environ, "SOONG_DATABASE_URL": url, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(home)},
+        cwd=home,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def answer(port: int, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@pytest.mark.spec("OPS-05")
+def test_an_orchestrator_answers_for_an_autoscaler_and_on_loopback_only(
+    url: str, redis_url: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    with orchestrating(url, redis_url, tmp_path, "--metrics-port", str(port)) as process:
+        assert process.stderr is not None
+        assert "ready" in process.stderr.readline()
+
+        status, body = answer(port, "/metrics")
+        open_ = psutil.Process(process.pid).net_connections(kind="inet")
+        listening = {connection.laddr.ip for connection in open_ if connection.laddr.port == port}
+
+        assert status == 200
+        assert parsed(body)["soong_orchestrators"] == 1
+        assert answer(port, "/healthz") == (200, b"ok\n")
+        assert answer(port, "/other")[0] == 404
+        assert listening == {"127.0.0.1"}
+
+
+def test_metrics_say_503_while_the_rows_cannot_be_read_and_the_process_is_still_healthy(
+    redis_url: str, tmp_path: Path
+) -> None:
+    port, path = free_port(), tmp_path / "soong.db"
+    with orchestrating(f"sqlite:///{path}", redis_url, tmp_path, "--metrics-port", str(port)) as process:
+        assert process.stderr is not None
+        assert "ready" in process.stderr.readline()
+        for name in tmp_path.glob("soong.db*"):
+            name.unlink()
+        path.mkdir()
+
+        assert answer(port, "/metrics")[0] == 503
+        assert answer(port, "/healthz")[0] == 200
+
+
+def test_a_port_that_is_taken_is_said_to_be(redis_url: str, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        url = f"sqlite:///{tmp_path / 'soong.db'}"
+        with orchestrating(url, redis_url, tmp_path, "--metrics-port", port) as process:
+            _, said = process.communicate(timeout=30)
+
+    assert process.returncode == 2
+    assert f"port {port}" in said
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -19,6 +19,13 @@ from shared.toolsets.code.shell_strings import plain_name, shell_string
         "nohup sh -c x", "timeout 5 sh -c x", "timeout -k 3 5 nice -n 3 bash -c x", "xargs sh -c x",
         "xargs -0 -n 1 bash -euc x", "find . -exec sh -c x ;", "sudo -u a sh -c x", "su root -c x", "script -c x",
         "flock lock -c x", "watch ls", "parallel echo", "setsid --fork sh -c x", "poetry run bash -c x",
+        "bash -xo pipefail -c x", "bash -xO extglob -c x", "sh -eo pipefail -uc x", "nu --commands x", "fish -iC x",
+        "env --split sh\u00a0-c\u00a0x", "env -S sh\\_-c\\_x", 'env -S s"h"\u00a0-c\u00a0x',
+        'env -S sh\u00a0-"c"\u00a0x',
+        "su --session-command=x", "sg staff x", "sudo -s x", "sudo -u a -i x", "sudo --login x", "cmd /s /c x",
+        "pwsh -e x", "pwsh -enc x", "powershell -NoProfile -com x", "/lib64/ld-linux-x86-64.so.2 /bin/sh -c x",
+        "/lib/ld-2.36.so /bin/sh -c x", "choom -n 5 -- sh -c x", "dumb-init sh -c x", "proxychains4 sh -c x",
+        "setarch linux64 sh -c x", "linux64 sh -c x",
     ],
 )  # fmt: skip
 def test_a_shell_with_a_command_string_is_found(line: str) -> None:
@@ -34,7 +41,8 @@ def test_a_shell_with_a_command_string_is_found(line: str) -> None:
         "ls -c", "git -c a=b status", "python -c pass", "bash script.sh -c x", "bash -x script.sh", "bash -- -c", "sh",
         "bash -o errexit script.sh", "grep -c sh file", "env python -c pass", "env A=sh ls", "timeout 5 make -C sh",
         "find . -name sh -print", "xargs grep -c sh", "nohup ./run.sh -c", "watch -x ls", "gcc -c main.c",
-        "flock lock ls", "env -S ls\u00a0-c",
+        "flock lock ls", "env -S ls\u00a0-c", "bash /code/script.sh", "bash -xo pipefail /code/script.sh -c",
+        "sudo ls -i", "sudo -u s ls", "pwsh -File a.ps1", "env --unset=sh ls", "fish a.fish",
     ],
 )  # fmt: skip
 def test_what_runs_no_string_is_not_taken_for_it(line: str) -> None:
@@ -67,8 +75,9 @@ def test_a_name_is_told_without_folder_version_and_suffix(program: str, name: st
 @pytest.mark.spec("PER-08")
 @pytest.mark.parametrize(
     "name",
-    ["bash", "python3.12", "git", "make", "npm", "cargo", "tox", "pytest", "go", "env", "xargs", "find", "ssh", "tar"],
-)
+    ["bash", "python3.12", "git", "make", "npm", "cargo", "tox", "pytest", "go", "env", "xargs", "find", "ssh", "tar",
+     "ld-linux-x86-64.so.2", "choom", "tmux", "dbus-run-session", "proxychains4", "pwsh"],
+)  # fmt: skip
 def test_shells_interpreters_and_build_tools_need_a_grant_for_their_very_words(name: str) -> None:
     assert needs_exact_grant([f"/usr/bin/{name}"], Path("/bin/ls"))
 

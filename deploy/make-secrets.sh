@@ -17,9 +17,14 @@ put() { # put NAME VALUE
 
 put postgres_password "$(random)"
 put flower_basic_auth "soong:$(random)"
-put database_url "postgresql+psycopg://soong:$(cat "$folder/postgres_password")@postgres:5432/soong"
 
-# Each role has a Redis user of its own, with the rights that deploy/redis-users.acl gives it.
+# Each part has a database role of its own (deploy/postgres-roles.sql); the superuser's password is for making them.
+for role in owner orchestrator worker; do
+  put "postgres_password_$role" "$(random)"
+  put "database_url_$role" "postgresql+psycopg://soong_$role:$(cat "$folder/postgres_password_$role")@postgres:5432/soong"
+done
+
+# Each part has a Redis user of its own, with the rights that deploy/redis-users.acl gives it.
 rules="$(cat "$here/redis-users.acl")"
 for role in orchestrator worker flower health; do
   put "redis_password_$role" "$(random)"

@@ -98,6 +98,36 @@ forbidden ACL LIST
 forbidden CLIENT LIST
 forbidden SHUTDOWN
 
+say "a worker's database role cannot do what is not its business"
+in_database() { # in_database ROLE STATEMENT
+  compose exec -T postgres env "PGPASSWORD=$(cat "deploy/secrets/postgres_password_$1")" \
+    psql --host 127.0.0.1 --username "soong_$1" --dbname soong --no-psqlrc --tuples-only --no-align -c "$2" 2>&1
+}
+[ "$(in_database worker 'SELECT count(*) > 0 FROM steps')" = t ] || fail "a worker cannot read steps"
+for statement in \
+  "INSERT INTO decisions (request_id, id, body) VALUES ('r', 'd', '{}')" \
+  "INSERT INTO answers (request_id) VALUES ('r')" \
+  "INSERT INTO signing_keys (id, public_key) VALUES ('k', '')" \
+  "UPDATE sessions SET policy = '{}'" \
+  "UPDATE sessions SET owner_id = 'x'" \
+  "UPDATE runs SET role = 'main'" \
+  "UPDATE steps SET spec = '{}'" \
+  "DELETE FROM events" \
+  "CREATE TABLE mine (x int)"; do
+  [[ "$(in_database worker "$statement")" == *"permission denied"* ]] || fail "a worker's role may: $statement"
+done
+[[ "$(in_database orchestrator 'UPDATE decisions SET body = body')" == *"permission denied"* ]] ||
+  fail "an orchestrator may rewrite decisions"
+compose exec -T flower sh -c '[ ! -e /run/secrets/database_url ]' || fail "Flower has a database role"
+
+say "what is watched is answered, on the private network only"
+compose exec -T orchestrator soong workers list
+metrics="$(compose exec -T orchestrator python -c \
+  'from urllib.request import urlopen; print(urlopen("http://orchestrator:9464/metrics").read().decode())')"
+grep -q '^soong_workers{state="live"} 3' <<<"$metrics" || fail "the metrics do not show three workers: $metrics"
+grep -q '^soong_steps_claimable{pool="default"} 0' <<<"$metrics" || fail "the metrics show steps: $metrics"
+compose exec -T worker soong workers check || fail "a worker is not found healthy"
+
 say "stops in order"
 compose stop --timeout 45 worker >/dev/null 2>&1
 for id in $(compose ps -aq worker 2>/dev/null || compose ps -q worker); do

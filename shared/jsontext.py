@@ -33,13 +33,7 @@ def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: in
     """
     text = _decoded(text, max_bytes)
     try:
-        value = json.loads(
-            text,
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_unique,
-            parse_int=_safe_int,
-            parse_float=_finite_float,
-        )
+        value = _DECODER.decode(text)
     except RecursionError as error:
         raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels") from error
     except ValueError as error:
@@ -63,9 +57,33 @@ def canonical(value: Json) -> bytes:
         InvalidJsonError: the value has no canonical form (NaN, an integer beyond 2^53, a lone surrogate).
     """
     try:
+        if _is_simple(value, MAX_DEPTH):
+            return _SIMPLE.encode(value).encode("utf-8")
         return rfc8785.dumps(cast(Any, value))
     except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
         raise InvalidJsonError(f"the value has no canonical form: {error}") from error
+
+
+_SIMPLE = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), check_circular=False)
+
+
+def _is_simple(value: object, depth: int) -> bool:
+    """Say whether the standard library writes a value as RFC 8785 does, which takes it a tenth of the time.
+
+    Its strings are escaped alike. Floats are written otherwise, and keys are sorted by code points instead of UTF-16
+    units, which is the same for ASCII.
+    """
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return -MAX_SAFE_INTEGER < cast(int, value) < MAX_SAFE_INTEGER
+    if depth == 0:
+        return False
+    if kind is dict:
+        pairs = cast(dict[object, object], value).items()
+        return all(type(key) is str and key.isascii() and _is_simple(item, depth - 1) for key, item in pairs)
+    return kind is list and all(_is_simple(item, depth - 1) for item in cast(list[object], value))
 
 
 def digest(value: Json) -> str:
@@ -119,6 +137,15 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise InvalidJsonError(f"the number {text[:40]} is too large for any reader")
     return value
+
+
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant,
+    object_pairs_hook=_unique,
+    parse_int=_safe_int,
+    parse_float=_finite_float,
+)
+"""Made once: making it takes longer than a small document."""
 
 
 def _deeper_than(value: object, limit: int) -> bool:

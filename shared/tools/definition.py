@@ -166,6 +166,11 @@ class ToolDefinition:
     metadata: Mapping[str, Json] = field(default_factory=dict)
     errors: tuple[ErrorType, ...] = ()
     """How its calls may end beside what any call may (:mod:`shared.tools.describing`), for whoever calls it."""
+    reaches_out: bool = field(init=False)
+    """Whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reaches_out", self._reaches_out())
 
     def traits_of(self, call_input: JsonObject) -> Traits:
         """Return the traits of one call: permission=readonly declares read-only and concurrency-safe."""
@@ -174,19 +179,14 @@ class ToolDefinition:
         is_readonly = self.permission is Permission.READONLY
         return Traits(is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world=self.reaches_out)
 
-    @property
-    def reaches_out(self) -> bool:
-        """Say whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
+    def _reaches_out(self) -> bool:
         if "network" in self.tags:
             return True
         if self.open_world is not None:
             return self.open_world
-        return "mcp" in self.tags or self._declares_nothing
-
-    @property
-    def _declares_nothing(self) -> bool:
         has_words = self.tags - {permission.value for permission in Permission}
-        return self.permission is Permission.WRITE and not (has_words or self.traits or self.target)
+        declares_nothing = self.permission is Permission.WRITE and not (has_words or self.traits or self.target)
+        return "mcp" in self.tags or declares_nothing
 
     @property
     def is_deferred(self) -> bool:

@@ -3,11 +3,12 @@
 import tracemalloc
 
 import pytest
-from hypothesis import given
+import rfc8785
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidJsonError
-from shared.jsontext import MAX_SAFE_INTEGER, canonical, digest, dump, parse_strict
+from shared.jsontext import MAX_SAFE_INTEGER, Json, canonical, digest, dump, parse_strict
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**52), 2**52) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -104,3 +105,23 @@ def test_the_order_of_keys_does_not_change_the_digest(value: dict[str, int]) -> 
 def test_what_has_no_canonical_form_is_refused(value: float | str) -> None:
     with pytest.raises(InvalidJsonError, match="no canonical form"):
         canonical(value)
+
+
+_ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**54), 2**54) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(_ANY_JSON)
+@example({"\ud7ff": 1, "\U00010000": 2, "\uffff": 3})
+@example(['\x00\x1f\x7f\u2028"\\/\b\f\n\r\t', "\ud800"])
+def test_the_quick_canonical_form_is_that_of_the_rfc(value: Json) -> None:
+    try:
+        expected = rfc8785.dumps(value)
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError):
+        with pytest.raises(InvalidJsonError):
+            canonical(value)
+    else:
+        assert canonical(value) == expected

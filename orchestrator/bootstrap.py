@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import redis as redis_sync
 
+from orchestrator.catalogue import Catalogue
 from orchestrator.commands import Commands
 from orchestrator.desk import Desk
 from orchestrator.dispatcher import Dispatcher
@@ -50,6 +51,7 @@ async def build(settings: Settings) -> Orchestrator:
     # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
+    planner = Catalogue.of(settings).planner(settings.model)
     store = await open_store(settings.effective_database_url, migrate=True)
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     ring = RedisRing(clients.commands)
@@ -65,7 +67,7 @@ async def build(settings: Settings) -> Orchestrator:
         switchboard=switchboard,
         clock=clock,
         scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
-        commands=Commands(store, store, store, ring, clock),
+        commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
         desk=Desk(store, ring, signer, clock, settings, owner_id=owner_id),
         recorder=folders,

@@ -18,6 +18,7 @@ from shared.permissions.configured import policy_of, surface_request
 from shared.permissions.policy import Policy
 from shared.settings import Settings
 from shared.tasks.plan import Known, PlanStep
+from shared.tasks.planner import Planner
 from shared.tasks.step import StepKind
 from shared.tools.definition import Permission, ToolDefinition
 from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
@@ -63,6 +64,10 @@ class Catalogue:
             definitions=self.definitions.ids,
             check_script=check_script,
         )
+
+    def planner(self, default_model: str) -> Planner:
+        """Return what makes rows of plans in this process."""
+        return Planner(self.known(), self.surface_of, default_model)
 
     def surface_of(self, step: PlanStep) -> JsonObject:
         """Return the stored surface of a step's run; a step that runs no agent has no tools."""

@@ -1,20 +1,24 @@
-"""What clients ask of a session's owner: pause, resume, cancel, retry, close. The owner alone writes the outcome."""
+"""What clients ask of a session's owner: pause, resume, cancel, retry, change, end, close. It alone writes the outcome.
 
-from dataclasses import dataclass
-from typing import assert_never
+What may not be done twice (a change, a retry, an end) is carried out and marked as done in one transaction: an owner
+that dies in between leaves nothing for its successor to repeat.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
 
 from shared.clock import Clock
 from shared.errors import ConflictError, NotOwnerError, UsageError
 from shared.runs.store import RunStore
 from shared.sessions.session import Command, CommandKind, Ownership
 from shared.sessions.store import SessionStore
+from shared.tasks.again import rerun
 from shared.tasks.expansion import next_attempt
-from shared.tasks.status import StepStatus
-from shared.tasks.step import StepKind
+from shared.tasks.growth import read_update
+from shared.tasks.planner import Planner
+from shared.tasks.status import TaskEvent
 from shared.tasks.store import TaskStore
 from shared.wire.ring import Ring
-
-RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED})
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class Commands:
     runs: RunStore
     ring: Ring
     clock: Clock
+    planner: Planner = field(default_factory=Planner)
 
     async def carry_out(self, ownership: Ownership) -> bool:
         """Carry out what is open; say whether the session was closed by it."""
@@ -50,23 +55,66 @@ class Commands:
             case CommandKind.PAUSE:
                 await self._wake(await self.tasks.pause_task(ownership, command.subject, reason=reason, now_us=now_us))
             case CommandKind.CANCEL:
-                await self._wake(await self.tasks.cancel_task(ownership, command.subject, reason=reason, now_us=now_us))
+                await self._wake(
+                    await self.tasks.cancel_task(
+                        ownership, command.subject, reason=reason, now_us=now_us, command_id=command.id
+                    )
+                )
             case CommandKind.RESUME:
                 await self.tasks.resume_task(ownership, command.subject, now_us=now_us)
             case CommandKind.RETRY:
-                await self._retry(ownership, command.subject, now_us)
+                await self._retry(ownership, command, now_us)
+            case CommandKind.UPDATE:
+                await self._update(ownership, command, now_us)
+            case CommandKind.COMPLETE:
+                await self._end(ownership, command, TaskEvent.COMPLETE, reason, now_us)
+            case CommandKind.FAIL:
+                await self._end(ownership, command, TaskEvent.FAIL, reason, now_us)
             case CommandKind.CLOSE:
                 await self.sessions.close_session(ownership)
             case other:
                 assert_never(other)
 
-    async def _retry(self, ownership: Ownership, task_id: str, now_us: int) -> None:
-        again = [
-            next_attempt(step, await self.runs.run(step.run_id))
-            for step in await self.tasks.steps(task_id)
-            if step.status in RETRIED and step.kind is not StepKind.MAP
-        ]
-        await self.tasks.retry_task(ownership, task_id, again, now_us=now_us)
+    async def _retry(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        task_id = command.subject
+        which = rerun(await self.tasks.steps(task_id), str(command.detail.get("from") or ""))
+        runs = [next_attempt(step, await self.runs.run(step.run_id)) for step in which.attempts]
+        await self.tasks.retry_task(
+            ownership,
+            task_id,
+            runs,
+            again=which.again,
+            regrown=which.regrown,
+            now_us=now_us,
+            command_id=command.id,
+        )
+
+    async def _update(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        task = await self.tasks.task(command.subject)
+        steps = await self.tasks.steps(task.id)
+        update = read_update(command.detail, task, steps, self.planner.known)
+        tried = {attempt.step_id for attempt in update.attempts}
+        last = {step.key: await self.runs.run(step.run_id) for step in steps if step.step_id in tried}
+        root = (await self.runs.run(task.root_run_id)).identity
+        change = self.planner.change(update, task, steps, root, last)
+        workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
+        if change.steps or change.edges:
+            await self.tasks.recount(ownership, task.id, now_us=now_us)
+        await self._wake(workers)
+
+    async def _end(
+        self,
+        ownership: Ownership,
+        command: Command,
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        reason: str,
+        now_us: int,
+    ) -> None:
+        await self._wake(
+            await self.tasks.end_task(
+                ownership, command.subject, event, reason=reason, now_us=now_us, command_id=command.id
+            )
+        )
 
     async def _wake(self, worker_ids: frozenset[str]) -> None:
         for worker_id in sorted(worker_ids):

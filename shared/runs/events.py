@@ -56,6 +56,8 @@ class EventType(StrEnum):
     TASK_CREATED = "task_created"
     TASK_PAUSED = "task_paused"
     TASK_RESUMED = "task_resumed"
+    TASK_UPDATED = "task_updated"
+    """Grown, or steps of it tried again, skipped or cancelled, by whoever plans it."""
     TASK_COMPLETED = "task_completed"
     TASK_FAILED = "task_failed"
     TASK_CANCELLED = "task_cancelled"

@@ -61,6 +61,7 @@ RUN_TRANSITIONS: Mapping[tuple[RunStatus, RunEvent], RunStatus] = {
     (_R.RUNNING, _E.FAIL): _R.FAILED,
     (_R.QUEUED, _E.FAIL): _R.FAILED,
     **{(status, _E.CANCEL): _R.CANCELLED for status in (_R.QUEUED, _R.RUNNING, _R.PARKED)},
+    (_R.COMPLETED, _E.RETRY): _R.RUNNING,
     (_R.FAILED, _E.RETRY): _R.RUNNING,
     (_R.CANCELLED, _E.RETRY): _R.RUNNING,
 }

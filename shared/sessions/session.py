@@ -73,7 +73,12 @@ class CommandKind(StrEnum):
     RESUME = "resume"
     CANCEL = "cancel"
     RETRY = "retry"
+    """Run again what did not complete; with ``from`` in the detail also that step and all that came of it."""
     CLOSE = "close"
+    UPDATE = "update"
+    """Change a task that goes on: grow it, try steps again, skip or cancel some (:mod:`shared.tasks.change`)."""
+    COMPLETE = "complete"
+    FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,12 @@ class SessionStore(Protocol):
     async def responders(self, session_id: str) -> Sequence[Responder]: ...
 
     # -- commands
-    async def send_command(self, command: Command) -> None: ...
+    async def send_command(self, command: Command) -> None:
+        """Insert a command; one of that id that stands already stays as it is.
+
+        A retry opens a closed session again, for whichever owner adopts it.
+        """
+        ...
 
     async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
         """Return the session's open commands in order of arrival. They stay open until ended."""

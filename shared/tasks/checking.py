@@ -5,6 +5,8 @@ Every check reports and goes on; none raises. The places are those of the docume
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import TypeAlias
 
 from shared.errors import TemplateError
 from shared.jsontext import Json
@@ -22,10 +24,16 @@ RESERVED = frozenset({"inputs", "steps", "workplace"})
 RESULT_FIELDS = frozenset({"output", "status", "outcome"})
 
 
-def check_plan(plan: Plan, known: Known, report: Report) -> None:
-    """Report every offence between the parts of a plan."""
-    ids = _check_ids(plan, report)
-    _check_edges(plan, ids, report)
+Standing: TypeAlias = Mapping[str, Sequence[str]]
+"""The steps of a task that these ones are added to: what each depends on, by id."""
+
+NOTHING: Standing = MappingProxyType({})
+
+
+def check_plan(plan: Plan, known: Known, report: Report, standing: Standing = NOTHING) -> None:
+    """Report every offence between the parts of a plan, and between them and the steps that are ``standing``."""
+    ids = _check_ids(plan, report, standing)
+    _check_edges(plan, ids, report, standing)
     for index, step in enumerate(plan.steps):
         path: Path = ("steps", index)
         names = _Names(plan, step, ids)
@@ -36,19 +44,21 @@ def check_plan(plan: Plan, known: Known, report: Report) -> None:
             _check_work(step, path, names, known, report)
 
 
-def _check_ids(plan: Plan, report: Report) -> frozenset[str]:
+def _check_ids(plan: Plan, report: Report, standing: Standing) -> frozenset[str]:
     seen: dict[str, int] = {}
     for index, step in enumerate(plan.steps):
         if step.id in RESERVED:
             report(("steps", index, "id"), f"{step.id!r} is a word of references", "choose another id")
+        elif step.id in standing:
+            report(("steps", index, "id"), f"the task has a step {step.id!r} already", "choose another id")
         elif step.id and step.id in seen:
             first = f"steps[{seen[step.id]}]"
             report(("steps", index, "id"), f"the id {step.id!r} is taken by {first}", "give each step its own id")
         seen.setdefault(step.id, index)
-    return frozenset(seen) - {""}
+    return frozenset(seen) - {""} | frozenset(standing)
 
 
-def _check_edges(plan: Plan, ids: frozenset[str], report: Report) -> None:
+def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Standing) -> None:
     for index, step in enumerate(plan.steps):
         for number, parent in enumerate(step.depends_on):
             place: Path = ("steps", index, "depends_on", number)
@@ -56,13 +66,13 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report) -> None:
                 report(place, f"there is no step {parent!r}", suggestion(parent, ids - {step.id}))
             elif parent in step.depends_on[:number]:
                 report(place, f"{parent!r} stands twice", "name each dependency once")
-    edges: dict[str, Sequence[str]] = {}
+    edges: dict[str, Sequence[str]] = dict(standing)
     for step in plan.steps:
         edges.setdefault(step.id, step.depends_on)
     cycle = find_cycle(edges)
     if cycle:
-        # A cycle belongs to all its steps; it is reported where its first one names the next.
-        index = next(number for number, step in enumerate(plan.steps) if step.id == cycle[0])
+        # A cycle belongs to all its steps; it is reported at the first of them that stands in the document.
+        index = next((number for number, step in enumerate(plan.steps) if step.id in cycle), 0)
         chain = " -> ".join(cycle)
         report(("steps", index, "depends_on"), f"the steps depend on each other: {chain}", "remove one of these edges")
 

@@ -54,16 +54,35 @@ class _Lineage:
 
 
 def new_task(
-    plan: Plan, inputs: JsonObject, session: Session, *, surface_of: SurfaceOf, default_model: str, now_us: int
+    plan: Plan,
+    inputs: JsonObject,
+    session: Session,
+    *,
+    surface_of: SurfaceOf,
+    default_model: str,
+    now_us: int,
+    task_id: str = "",
+    agent: RunIdentity | None = None,
 ) -> NewTask:
     """Return a task of the plan with all that is written with it. ``inputs`` are bound (:func:`bind_inputs`).
+
+    ``agent`` is the run that plans it, if one does: the parent of its root run. ``task_id`` is made when left out.
 
     Raises:
         InvalidPlanError: a step would run on the script model and has no script.
     """
-    _check_models(plan, default_model)
-    task_id = new_id("task")
-    root = RunIdentity(session.id, new_id("run"), new_id("agent"), Role.ORCHESTRATOR, ORCHESTRATOR, task_id=task_id)
+    check_models(plan.steps, default_model, plan.source)
+    task_id = task_id or new_id("task")
+    root = RunIdentity(
+        session.id,
+        new_id("run"),
+        new_id("agent"),
+        Role.ORCHESTRATOR,
+        ORCHESTRATOR,
+        parent_run_id=agent.run_id if agent else "",
+        parent_agent_id=agent.agent_id if agent else "",
+        task_id=task_id,
+    )
     lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id)
     scope = scope_of(inputs, {})
     steps = tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in plan.steps)
@@ -79,18 +98,32 @@ def new_task(
     )
 
 
-def _check_models(plan: Plan, default_model: str) -> None:
-    """A script model without a script can do nothing: say so before anything is written."""
+def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> None:
+    """A script model without a script can do nothing: say so before anything is written. Raises: InvalidPlanError."""
     offences = []
-    for index, step in enumerate(plan.steps):
+    for index, step in enumerate(steps):
         work = step.step or step
         model = work.model or default_model
         if work.kind is StepKind.AGENT and model == "script" and work.script is None:
-            place = f"{plan.source} steps[{index}]{'.step' if step.step else ''}"
+            place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
             problem = f"step {step.id!r} has no script and would run on the model 'script'"
             offences.append(Offence(place, problem, "choose a model (`--model provider:name`) or add a `script:`"))
     if offences:
         raise InvalidPlanError(offences)
+
+
+def grown(
+    steps: Sequence[PlanStep], task: Task, root: RunIdentity, *, surface_of: SurfaceOf, default_model: str
+) -> tuple[NewStep, ...]:
+    """Return checked steps as they are added to a task that goes on, under its ``root`` run.
+
+    Raises:
+        InvalidPlanError: a step would run on the script model and has no script.
+    """
+    check_models(steps, default_model, "update add_steps")
+    lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id)
+    scope = scope_of(task.inputs, {})
+    return tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in steps)
 
 
 def _new_step(
@@ -117,7 +150,7 @@ def _new_step(
         model=_model(work, default_model),
         max_attempts=1 + step.retries,
         backoff_s=step.backoff_s,
-        on_failure=step.on_failure,
+        on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
     )
     return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface_of(step)))
 
@@ -206,6 +239,48 @@ def next_attempt(step: Step, last: Run) -> NewRun:
         model=step.model,
     )
     return NewRun(identity, last.surface, _token(), attempt=step.attempt + 1, retry_of=last.id)
+
+
+def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf) -> NewStep:
+    """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
+    spec, run = dict(step.spec), next_attempt(step, last)
+    made = NewStep(
+        key=step.key,
+        task_id=step.task_id,
+        session_id=step.session_id,
+        step_id=step.step_id,
+        title=step.title,
+        kind=step.kind,
+        spec=spec,
+        depends_on=step.depends_on,
+        priority=step.priority,
+        pool=step.pool,
+        needs=step.needs,
+        definition=step.definition,
+        model=step.model,
+        max_attempts=step.max_attempts,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure,
+        map_key=step.map_key,
+        item_index=step.item_index,
+    )
+    if plan is None:
+        return replace(made, run=run)
+    if "bound" in spec:
+        spec["bound"] = {**cast("Mapping[str, Json]", spec["bound"]), "instructions": plan.instructions}
+    else:
+        spec["instructions"] = plan.instructions
+    if plan.allowed_tools is not None:
+        spec["allowed_tools"] = list(plan.allowed_tools)
+    identity = replace(run.identity, definition=_definition(plan), model=plan.model)
+    return replace(
+        made,
+        pool=plan.pool,
+        needs=plan.needs,
+        definition=_definition(plan),
+        model=plan.model,
+        run=replace(run, identity=identity, surface=surface_of(plan)),
+    )
 
 
 def _definition(work: PlanStep) -> str:

@@ -100,14 +100,18 @@ class Fields:
 
     def word(self, name: str, words: type[_E], default: _E) -> _E:
         """Take one word of a closed set."""
+        return self.maybe_word(name, words) or default
+
+    def maybe_word(self, name: str, words: type[_E]) -> _E | None:
+        """Take one word of a closed set; None when the field is absent."""
         value = self._take(name)
         if value is None:
-            return default
+            return None
         known = {word.value: word for word in words}
         if value not in known:
             remedy = suggestion(str(value), known)
             self.report((*self.path, name), f"{value!r} is not one of {', '.join(known)}", remedy)
-            return default
+            return None
         return known[str(value)]
 
     def boolean(self, name: str, *, default: bool) -> bool:

@@ -5,7 +5,8 @@ it is :mod:`shared.tasks.expansion`. Whatever a plan says is checked before anyt
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from shared.jsontext import Json, JsonObject
@@ -18,6 +19,20 @@ INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", 
 
 DEFAULT_DEFINITION = "default_worker_agent"
 MAX_MAP_ITEMS = 10_000
+DEFAULT_RETRIES = 3
+"""Further attempts of a step whose ``on_failure`` is ``retry`` and that says no number (DAG-05)."""
+
+
+class OnFailure(StrEnum):
+    """What a plan may say of a step's failure. RETRY is a number of attempts first, and then what is done by default.
+
+    The default: dependents are skipped; under an agent that plans the task they wait for what it decides.
+    """
+
+    SKIP_DEPENDENTS = "skip_dependents"
+    FAIL_TASK = "fail_task"
+    KEEP = "keep"
+    RETRY = "retry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class PlanStep:
     is not: it has templates of its own, over the step's inputs (:mod:`shared.agents.script`). ``allowed_tools`` None
     takes the definition's. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
     ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    A failure policy of None is the default (:class:`OnFailure`).
     """
 
     id: str
@@ -57,7 +73,7 @@ class PlanStep:
     timeout_s: float | None = None
     pool: str = "default"
     needs: tuple[str, ...] = ()
-    on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+    on_failure: FailurePolicy | None = None
     call: str = ""
     script: Sequence[Json] | None = None
     over: Json = None
@@ -65,7 +81,7 @@ class PlanStep:
     item_key: str = ""
     step: "PlanStep | None" = None
     max_items: int = 1000
-    on_item_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+    on_item_failure: FailurePolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,8 @@ def spec_of(step: PlanStep) -> dict[str, Json]:
         value = getattr(step, name)
         if value not in ("", None):
             spec[name] = value
+    if step.on_failure is not None:
+        spec["on_failure"] = step.on_failure.value
     if step.inputs:
         spec["inputs"] = step.inputs
     if step.allowed_tools is not None:
@@ -136,8 +154,10 @@ def spec_of(step: PlanStep) -> dict[str, Json]:
     if step.step is not None:
         spec["item_name"] = step.item_name
         spec["max_items"] = step.max_items
-        spec["on_item_failure"] = step.on_item_failure.value
-        spec["step"] = {**spec_of(step.step), **_row_fields(step.step)}
+        if step.on_item_failure is not None:
+            spec["on_item_failure"] = step.on_item_failure.value
+        child = replace(step.step, on_failure=step.on_item_failure)
+        spec["step"] = {**spec_of(child), **_row_fields(child)}
     return spec
 
 

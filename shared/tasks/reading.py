@@ -15,10 +15,12 @@ from shared.tasks.functions import suggestion
 from shared.tasks.places import Path
 from shared.tasks.plan import (
     DEFAULT_DEFINITION,
+    DEFAULT_RETRIES,
     INPUT_TYPES,
     MAX_MAP_ITEMS,
     InputType,
     Known,
+    OnFailure,
     Plan,
     PlanInput,
     PlanStep,
@@ -120,7 +122,7 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     steps = fields.items("steps", is_required=True)
     if steps is not None and not steps:
         report(("steps",), "the plan has no step", "add at least one step")
-    read = [_read_step(step, ("steps", index), report) for index, step in enumerate(steps or ())]
+    read = [read_step(step, ("steps", index), report) for index, step in enumerate(steps or ())]
     fields.done()
     return Plan(title, inputs, tuple(step for step in read if step is not None), value, document.source)
 
@@ -157,7 +159,8 @@ def _type_name(default: Json) -> InputType:
     return next((one for one in INPUT_TYPES if default is not None and has_type(default, one)), "string")
 
 
-def _read_step(value: Json, path: Path, report: Report) -> PlanStep | None:
+def read_step(value: Json, path: Path, report: Report) -> PlanStep | None:
+    """Read one step that stands by itself in a document; None when it is none at all."""
     if not isinstance(value, Mapping):
         report(path, f"a step is {kind_of(value)}", "write a mapping with at least `id` and `instructions`")
         return None
@@ -166,14 +169,25 @@ def _read_step(value: Json, path: Path, report: Report) -> PlanStep | None:
     step_id = fields.text("id", is_required=True, pattern=STEP_ID, says="1 to 64 letters, digits, `_`, `.` or `-`")
     depends_on = fields.texts("depends_on") or ()
     title = fields.text("title", step_id)
-    on_failure = fields.word("on_failure", FailurePolicy, FailurePolicy.SKIP_DEPENDENTS)
-    common = {"id": step_id, "kind": kind, "title": title, "depends_on": depends_on, "on_failure": on_failure}
-    step = _read_map(fields, common, report) if kind is StepKind.MAP else _read_work(fields, common)
+    policy, retries = _read_on_failure(fields, kind)
+    common = {"id": step_id, "kind": kind, "title": title, "depends_on": depends_on, "on_failure": policy}
+    is_map = kind is StepKind.MAP
+    step = _read_map(fields, common, report) if is_map else _read_work(fields, common, retries=retries)
     fields.done(_OTHER_KINDS)
     return step
 
 
-def _read_work(fields: Fields, common: Mapping[str, object]) -> PlanStep:
+def _read_on_failure(fields: Fields, kind: StepKind) -> tuple[FailurePolicy | None, int]:
+    """Read what is done at the final failure, and how many further attempts that word gives."""
+    if kind is StepKind.MAP:  # it is not run itself: there is nothing to try again
+        return fields.maybe_word("on_failure", FailurePolicy), 0
+    word = fields.maybe_word("on_failure", OnFailure)
+    if word is OnFailure.RETRY:
+        return None, DEFAULT_RETRIES
+    return None if word is None else FailurePolicy(word.value), 0
+
+
+def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0) -> PlanStep:
     """Read what agent and python steps have, whether they stand alone or in a map."""
     is_agent = common["kind"] is StepKind.AGENT
     return PlanStep(
@@ -181,7 +195,7 @@ def _read_work(fields: Fields, common: Mapping[str, object]) -> PlanStep:
         inputs=fields.mapping("inputs") or {},
         output=fields.mapping("output"),
         priority=fields.integer("priority", 0, -1000, 1000),
-        retries=fields.integer("retries", 0, 0, 20),
+        retries=fields.integer("retries", retries, 0, 20),
         backoff_s=fields.seconds("backoff_s", 1.0, 3600.0) or 1.0,
         timeout_s=fields.seconds("timeout_s", None, _LONGEST_S),
         pool=fields.text("pool", "default", pattern=STEP_ID, says="letters, digits, `_`, `.` or `-`"),
@@ -206,7 +220,7 @@ def _read_map(fields: Fields, common: Mapping[str, object], report: Report) -> P
         item_key=fields.text("key"),
         step=None if child is None else _read_child(child, (*fields.path, "step"), report),
         max_items=fields.integer("max_items", 1000, 1, MAX_MAP_ITEMS),
-        on_item_failure=fields.word("on_item_failure", FailurePolicy, FailurePolicy.SKIP_DEPENDENTS),
+        on_item_failure=fields.maybe_word("on_item_failure", FailurePolicy),
         priority=fields.integer("priority", 0, -1000, 1000),
         agent="",
     )

@@ -83,11 +83,13 @@ STEP_TRANSITIONS: Mapping[tuple[StepStatus, StepEvent], StepStatus] = {
     (_S.RUNNING, _E.EXPIRE): _S.READY,
     (_S.RUNNING, _E.QUARANTINE): _S.FAILED,
     (_S.BLOCKED, _E.UNPARK): _S.READY,
+    (_S.COMPLETED, _E.RETRY): _S.PENDING,
     (_S.FAILED, _E.RETRY): _S.PENDING,
     (_S.CANCELLED, _E.RETRY): _S.PENDING,
     (_S.SKIPPED, _E.RETRY): _S.PENDING,
     **{(status, _E.CANCEL): _S.CANCELLED for status in StepStatus if status not in STEP_ENDS},
     (_S.PENDING, _E.SKIP): _S.SKIPPED,
+    (_S.READY, _E.SKIP): _S.SKIPPED,
 }
 
 
@@ -127,6 +129,7 @@ TASK_TRANSITIONS: Mapping[tuple[TaskStatus, TaskEvent], TaskStatus] = {
     (_T.PAUSED, _V.CANCEL): _T.CANCELLED,
     (_T.PAUSED, _V.COMPLETE): _T.COMPLETED,
     (_T.PAUSED, _V.FAIL): _T.FAILED,
+    (_T.COMPLETED, _V.RETRY): _T.RUNNING,
     (_T.FAILED, _V.RETRY): _T.RUNNING,
     (_T.CANCELLED, _V.RETRY): _T.RUNNING,
 }

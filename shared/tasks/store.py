@@ -11,11 +11,12 @@ ended in the same transaction.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shared.runs.record import NewRun
 from shared.sessions.session import Ownership
-from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.change import TaskChange
+from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
 from shared.tasks.step import (
     Advance,
     Backlog,
@@ -119,7 +120,7 @@ class TaskStore(Protocol):
         """Return all that the worker holds by the rows, whether it knows of it or not."""
         ...
 
-    # -- the owner's side
+    # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def backlog(self, *, limit: int = 1000) -> Backlog:
         """Count the steps that could be claimed now, within the caps as they stand."""
         ...
@@ -202,7 +203,9 @@ class TaskStore(Protocol):
         """Let a paused task go on; a running one just does. Raises: InvalidTransitionError when it has ended."""
         ...
 
-    async def cancel_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+    async def cancel_task(
+        self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
+    ) -> frozenset[str]:
         """End the task and its root run as cancelled; return the ids of workers that hold steps of it.
 
         What is not leased is cancelled at once; the leased steps are asked to stop (``interrupts``) and end as their
@@ -212,13 +215,70 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def retry_task(self, ownership: Ownership, task_id: str, runs: Sequence[NewRun], *, now_us: int) -> None:
+    async def update_task(
+        self, ownership: Ownership, task_id: str, change: TaskChange, *, now_us: int, command_id: str = ""
+    ) -> frozenset[str]:
+        """Change a task that goes on, all or nothing; return the workers that hold a step which is to be cancelled.
+
+        A new step waits for those of its dependencies that have not completed (or failed and are kept). What is skipped
+        or cancelled takes everything below it with it, a map step its children too; a failed step that is skipped is
+        settled. A leased step that is cancelled is asked to stop, and ends as its worker says.
+
+        Raises:
+            InvalidTransitionError: the task has ended; a step is not in a status that allows what is asked of it.
+            ConflictError: a step of that id stands already; a dependency can no longer complete, is the child of a map
+                or closes a circle; a step that gets one has left ``pending``.
+            NotFoundError: a named step is none of this task.
+        """
+        ...
+
+    async def recount(self, ownership: Ownership, task_id: str, *, now_us: int) -> int:
+        """Count again what the task's pending steps wait for; return how many open by that.
+
+        A step that grows onto one which ends at that very moment may miss its end: this makes it good. Idempotent.
+        """
+        ...
+
+    async def end_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        *,
+        reason: str,
+        now_us: int,
+        command_id: str = "",
+    ) -> frozenset[str]:
+        """End a task as whoever plans it says; return the workers that hold steps of it.
+
+        COMPLETE needs every step to have ended, whatever as; its failures are final. FAIL cancels what has not ended,
+        as ``cancel_task`` does.
+
+        Raises: InvalidTransitionError when it has ended; ConflictError: steps that have not ended keep it open.
+        """
+        ...
+
+    async def retry_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        runs: Sequence[NewRun],
+        *,
+        again: Sequence[str] = (),
+        regrown: Sequence[str] = (),
+        now_us: int,
+        command_id: str = "",
+    ) -> None:
         """Put the failed, cancelled and skipped steps of an ended task back to pending, each with its new run.
+
+        ``again`` are keys of completed steps that run anew with them. ``regrown`` are map steps whose items may be
+        others now: their children's rows go (their runs and logs stay) and they are expanded anew.
 
         ``runs`` are matched by their step key; a map step needs none: with children it waits for them again, without it
         is expanded again. A run without a step becomes the task's new root run; without one the old root run goes on.
-        Lost leases are forgotten.
+        Lost leases are forgotten, and a closed session is open again.
 
-        Raises: InvalidTransitionError when the task has not ended (or ConflictError: a step of it is still leased).
+        Raises: InvalidTransitionError when the task has not ended, or completed with nothing to run again (or
+            ConflictError: a step of it is still leased).
         """
         ...

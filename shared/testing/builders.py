@@ -24,7 +24,7 @@ from shared.sessions.session import (
     Worker,
 )
 from shared.store import Store
-from shared.tasks.step import Claim, FailurePolicy, NewStep, NewTask, Step, StepKind
+from shared.tasks.step import Claim, FailurePolicy, NewStep, NewTask, Step, StepKind, Task
 from shared.testing.clock import START_US
 
 DIGEST = "0" * 64
@@ -184,6 +184,12 @@ def make_children(map_step: Step, parent: RunIdentity, *items: NewStep | str) ->
         )
         for index, child in enumerate(named)
     )
+
+
+def make_more(task: Task, root: RunIdentity, *steps: NewStep | str) -> tuple[NewStep, ...]:
+    """Return steps that a task which goes on grows by, under its ``root`` run."""
+    named = [make_step(step) if isinstance(step, str) else step for step in steps]
+    return tuple(_homed(step, task.id, task.session_id, root) for step in named)
 
 
 def make_retry(last: Run) -> NewRun:

@@ -7,11 +7,12 @@ from datetime import timedelta
 from shared.jsontext import Json
 from shared.runs.events import NewEvent, NewNode
 from shared.runs.status import EndReason
-from shared.sessions.session import Ownership
+from shared.sessions.session import CommandKind, Ownership
 from shared.store import Store
+from shared.tasks.again import rerun
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
-from shared.testing.builders import make_children, make_retry, open_session, open_task, open_worker
+from shared.testing.builders import make_children, make_command, make_retry, open_session, open_task, open_worker
 from shared.testing.clock import FakeClock
 
 
@@ -146,11 +147,24 @@ class Scene:
         run = make_retry(await self.store.run((await self.store.step(step_key)).run_id))
         await self.store.retry_step(self.own, step_key, run, not_before_us=not_before_us, now_us=self.now_us)
 
-    async def retry_task(self, task_id: str) -> None:
-        ended = (StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED)
-        again = [step for step in await self.store.steps(task_id) if step.status in ended and step.run_id]
-        runs = [make_retry(await self.store.run(step.run_id)) for step in again]
-        await self.store.retry_task(self.own, task_id, runs, now_us=self.now_us)
+    async def retry_task(self, task_id: str, *, from_step: str = "", command_id: str = "") -> None:
+        which = rerun(await self.store.steps(task_id), from_step)
+        runs = [make_retry(await self.store.run(step.run_id)) for step in which.attempts]
+        await self.store.retry_task(
+            self.own,
+            task_id,
+            runs,
+            again=which.again,
+            regrown=which.regrown,
+            now_us=self.now_us,
+            command_id=command_id,
+        )
+
+    async def command(self, task_id: str, kind: CommandKind) -> str:
+        """Let a client ask for something; return the command's id."""
+        command = make_command(self.own.session_id, kind, task_id)
+        await self.store.send_command(command)
+        return command.id
 
     # -- looking
     async def steps(self, task_id: str) -> dict[str, Step]:

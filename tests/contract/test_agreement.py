@@ -30,6 +30,9 @@ from shared.runs.events import Event
 from shared.runs.record import Run
 from shared.sessions.session import Ownership
 from shared.store import Store
+from shared.tasks.again import rerun
+from shared.tasks.change import TaskChange
+from shared.tasks.expansion import further_attempt
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import (
     Advance,
@@ -47,6 +50,7 @@ from shared.tasks.step import (
 from shared.testing.builders import (
     make_children,
     make_map,
+    make_more,
     make_owner,
     make_retry,
     make_session,
@@ -247,6 +251,53 @@ class StoresAgree(RuleBasedStateMachine):
         runs = [make_retry(self.run_of(step)) for step in steps if step.run_id]
         self.both(lambda store: store.retry_task(self.own, task_id, runs, now_us=self.now_us))
 
+    @precondition(lambda self: self.tasks)
+    @rule(which=ANY, plan=PLANS, needed=st.sets(ANY, max_size=2))
+    def grow(self, which: int, plan: Plan, needed: set[int]) -> None:
+        """Add steps, the first of which waits for some that stand, and let one that stands wait for the last."""
+        task = _one(self.tasks, which)
+        standing = [step for step in self.steps() if step.task_id == task.id]
+        if len(standing) > 12:
+            return
+        number = len(standing)
+        news = make_more(self.model.rows.tasks[task.id], task.root_run.identity, *_steps(plan[:2], f"g{number}_"))
+        parents = tuple(dict.fromkeys(_one(standing, one).key for one in sorted(needed)))
+        grown = (replace(news[0], depends_on=parents), *news[1:])
+        edges = ((_one(standing, which).key, news[-1].key),) if which % 3 == 0 else ()
+        self.change(task.id, TaskChange(steps=grown, edges=edges))
+        self.both(lambda store: store.recount(self.own, task.id, now_us=self.now_us))
+
+    @precondition(lambda self: self.tasks)
+    @rule(which=ANY, how=st.sampled_from(["skipped", "cancelled"]))
+    def take_out(self, which: int, how: str) -> None:
+        step = _one(self.steps(), which)
+        keys = (step.key,)
+        is_skipped = how == "skipped"
+        self.change(step.task_id, TaskChange(skipped=keys) if is_skipped else TaskChange(cancelled=keys))
+
+    @precondition(lambda self: self.attempts_that_failed())
+    @rule(which=ANY)
+    def try_again(self, which: int) -> None:
+        step = _one(self.attempts_that_failed(), which)
+        attempt = further_attempt(step, self.run_of(step), None, lambda _: {})
+        self.change(step.task_id, TaskChange(attempts=(attempt,), priorities={step.key: which % 3}))
+
+    def change(self, task_id: str, change: TaskChange) -> None:
+        self.both(lambda store: store.update_task(self.own, task_id, change, now_us=self.now_us))
+
+    @precondition(lambda self: self.ended())
+    @rule(which=ANY, start=ANY)
+    def start_from(self, which: int, start: int) -> None:
+        task_id = _one(self.ended(), which)
+        steps = [step for step in self.steps() if step.task_id == task_id]
+        again = rerun(steps, _one(steps, start).step_id)
+        runs = [make_retry(self.run_of(step)) for step in again.attempts]
+        self.both(
+            lambda store: store.retry_task(
+                self.own, task_id, runs, again=again.again, regrown=again.regrown, now_us=self.now_us
+            )
+        )
+
     # -- what must be alike after each act
     @invariant()
     def rows_are_alike(self) -> None:
@@ -278,6 +329,9 @@ class StoresAgree(RuleBasedStateMachine):
         bad = {TaskStatus.FAILED, TaskStatus.CANCELLED}
         return [task.id for task in self.model.rows.tasks.values() if task.status in bad]
 
+    def ended(self) -> list[str]:
+        return [task.id for task in self.model.rows.tasks.values() if task.status.is_terminal]
+
     def run_of(self, step: Step) -> Run:
         return self.model.rows.runs[step.run_id]
 
@@ -286,16 +340,17 @@ def _one(choices: Sequence[T], which: int) -> T:
     return choices[which % len(choices)]
 
 
-def _steps(plan: Plan) -> list[NewStep]:
+def _steps(plan: Plan, prefix: str = "s") -> list[NewStep]:
     """Return steps that depend on earlier ones only; every third counts in a cap."""
     steps = []
     for number, (kind, needed, priority) in enumerate(plan):
-        depends_on = [f"s{parent}" for parent in sorted(needed) if parent < number]
+        depends_on = [f"{prefix}{parent}" for parent in sorted(needed) if parent < number]
         if kind is StepKind.MAP:
-            steps.append(make_map(f"s{number}", depends_on=depends_on))
+            steps.append(make_map(f"{prefix}{number}", depends_on=depends_on))
         else:
             definition = "capped" if number % 3 == 0 else ""
-            steps.append(make_step(f"s{number}", depends_on=depends_on, priority=priority, definition=definition))
+            name = f"{prefix}{number}"
+            steps.append(make_step(name, depends_on=depends_on, priority=priority, definition=definition))
     return steps
 
 

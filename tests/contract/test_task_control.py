@@ -2,11 +2,12 @@
 
 import pytest
 
-from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from shared.runs.status import EndReason, RunStatus
+from shared.sessions.session import CommandKind
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_map, make_step
+from shared.testing.builders import make_map, make_owner, make_step
 from tests.contract.scene import Scene, cancelled
 
 
@@ -311,3 +312,127 @@ async def test_task_with_a_step_still_held_is_not_retried(scene: Scene) -> None:
         await scene.retry_task(claim.identity.task_id)
 
     assert (await scene.store.task(claim.identity.task_id)).status is TaskStatus.CANCELLED
+
+
+# -- from one step on
+CHAIN = ("a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)), "other")
+
+
+async def finish(scene: Scene, task_id: str) -> TaskStatus | None:
+    return await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+
+
+async def run_all(scene: Scene) -> list[str]:
+    """Run what can be run; return the ids of the steps, in order."""
+    ran: list[str] = []
+    while claims := await scene.claim():
+        ran += [claim.step_key.partition("/")[2] for claim in claims]
+        await scene.complete_all(claims)
+    return ran
+
+
+@pytest.mark.spec("DAG-08", "DAG-07")
+async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come_of_it(scene: Scene) -> None:
+    task_id = await scene.task(*CHAIN)
+    await run_all(scene)
+    await finish(scene, task_id)
+    before = await scene.steps(task_id)
+
+    await scene.retry_task(task_id, from_step="b")
+    ran = await run_all(scene)
+
+    after = await scene.steps(task_id)
+    assert ran == ["b", "c"]
+    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+    assert [after[name].attempt for name in ("a", "b", "c", "other")] == [1, 2, 2, 1]
+    assert (await scene.store.run(after["b"].run_id)).retry_of == before["b"].run_id
+    assert after["other"] == before["other"]
+
+
+@pytest.mark.spec("DAG-08")
+async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: Scene) -> None:
+    task_id = await scene.task("a", "bad", make_step("end", depends_on=("a", "bad")))
+    good, bad = await scene.claim()
+    await scene.complete(good)
+    await scene.fail(bad)
+    await scene.store.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await finish(scene, task_id)
+
+    await scene.retry_task(task_id, from_step="a")
+
+    assert await run_all(scene) == ["a", "bad", "end"]
+    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+
+
+@pytest.mark.spec("DAG-08")
+async def test_map_whose_items_come_of_the_retried_step_is_expanded_anew(scene: Scene) -> None:
+    task_id = await scene.task("list", make_map("m", depends_on=("list",)), make_step("end", depends_on=("m",)))
+    await run_all(scene)
+    await scene.expand(f"{task_id}/m", "x", "y")
+    await run_all(scene)
+    await finish(scene, task_id)
+    old = (await scene.steps(task_id))["m[x]"]
+
+    await scene.retry_task(task_id, from_step="list")
+    assert (await scene.statuses(task_id)).keys() == {"list", "m", "end"}
+    await run_all(scene)
+    await scene.expand(f"{task_id}/m", "y", "z")
+    ran = await run_all(scene)
+
+    assert ran == ["m[y]", "m[z]", "end"]
+    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+    assert (await scene.store.result(f"{task_id}/m")).output == ["Step y", "Step z"]
+    assert (await scene.event_types(old.run_id))[-1] == "run_completed"
+
+
+@pytest.mark.spec("DAG-08")
+async def test_retry_from_an_item_keeps_the_other_items(scene: Scene) -> None:
+    task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)))
+    await scene.expand(f"{task_id}/m", "x", "y")
+    await run_all(scene)
+    await finish(scene, task_id)
+
+    await scene.retry_task(task_id, from_step="m[x]")
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
+    assert await run_all(scene) == ["m[x]", "end"]
+    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+
+
+@pytest.mark.spec("DAG-08")
+async def test_completed_task_is_not_retried_without_a_step(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    await run_all(scene)
+    await finish(scene, task_id)
+
+    with pytest.raises(InvalidTransitionError, match="completed"):
+        await scene.retry_task(task_id)
+
+    assert (await scene.store.task(task_id)).status is TaskStatus.COMPLETED
+
+
+@pytest.mark.spec("DAG-08")
+async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    await run_all(scene)
+    await finish(scene, task_id)
+    await scene.store.close_session(scene.own)
+
+    await scene.command(task_id, CommandKind.RETRY)
+
+    successor = make_owner()
+    await scene.store.register_owner(successor)
+    (adopted,) = await scene.store.adopt_sessions(successor.id)
+    assert (adopted.id, adopted.is_closed, adopted.owner_epoch) == (scene.own.session_id, False, scene.own.epoch + 1)
+    with pytest.raises(NotOwnerError):
+        await scene.retry_task(task_id, from_step="a")
+
+
+async def test_retried_task_opens_its_session(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    await cancel(scene, task_id)
+    await scene.store.close_session(scene.own)
+
+    await scene.retry_task(task_id)
+
+    assert not (await scene.store.session(scene.own.session_id)).is_closed

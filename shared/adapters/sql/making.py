@@ -53,17 +53,23 @@ def opening(kind: StepKind) -> EventType:
 
 
 def insert_steps(
-    tx: Transaction, journal: Journal, steps: Sequence[NewStep], root_run_id: str, *, is_paused: bool = False
+    tx: Transaction,
+    journal: Journal,
+    steps: Sequence[NewStep],
+    root_run_id: str,
+    *,
+    is_paused: bool = False,
+    done: frozenset[str] = frozenset(),
 ) -> None:
-    """Insert steps with their edges and runs, those without dependencies open."""
+    """Insert steps with their edges and runs, those without open dependencies open; ``done`` are not open any more."""
     for step in steps:
         if step.run is not None:
             journal.create(step.run, RunStatus.QUEUED)
         journal.note(_log_of(step, root_run_id), EventType.STEP_CREATED, step=step.key)
     for step in steps:
-        if not step.depends_on:
+        if done.issuperset(step.depends_on):
             journal.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
-    tx.insert(INSERT_STEPS, [_step_row(step, is_paused=is_paused) for step in steps])
+    tx.insert(INSERT_STEPS, [_step_row(step, is_paused=is_paused, done=done) for step in steps])
     tx.insert(
         INSERT_EDGES,
         [
@@ -78,7 +84,8 @@ def _log_of(step: NewStep, root_run_id: str) -> str:
     return step.run.identity.run_id if step.run is not None else root_run_id
 
 
-def _step_row(step: NewStep, *, is_paused: bool) -> tuple[object, ...]:
+def _step_row(step: NewStep, *, is_paused: bool, done: frozenset[str]) -> tuple[object, ...]:
+    open_deps = len(set(step.depends_on) - done)
     return (
         step.key,
         step.task_id,
@@ -86,8 +93,8 @@ def _step_row(step: NewStep, *, is_paused: bool) -> tuple[object, ...]:
         step.step_id,
         plain(step.title),
         step.kind.value,
-        (StepStatus.PENDING if step.depends_on else opened(step.kind)).value,
-        len(set(step.depends_on)),
+        (StepStatus.PENDING if open_deps else opened(step.kind)).value,
+        open_deps,
         step.priority,
         step.pool,
         pack(step.needs),

@@ -26,6 +26,13 @@ OWNED_TASK: Final = Statement(
     "owned task: what an owner has to know of a task before it changes it; held until commit",
     "SELECT status, root_run_id, reason FROM tasks WHERE id = :task_id AND session_id = :session_id /*pg FOR UPDATE */",
 )
+END_COMMAND: Final = Statement("end command", "UPDATE commands SET is_ended = 1, refusal = :refusal WHERE id = :id")
+
+
+def command_done(tx: Transaction, command_id: str) -> None:
+    """End the command that this transaction carries out, if it does one."""
+    if command_id:
+        tx.count(END_COMMAND, id=command_id, refusal="")
 
 
 def check_owned(tx: Transaction, ownership: Ownership, *, is_read: bool = False) -> None:

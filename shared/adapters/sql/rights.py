@@ -156,5 +156,5 @@ CHANGED: Final = frozenset(
 )
 """Tables in which an orchestrator also updates rows."""
 
-EMPTIED: Final = frozenset({"responders", "caps"})
-"""Tables from which it also takes rows away."""
+EMPTIED: Final = frozenset({"responders", "caps", "steps"})
+"""Tables from which it also takes rows away; of steps, the items of a map step that is expanded anew."""

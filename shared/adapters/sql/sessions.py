@@ -8,13 +8,13 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from shared.adapters.sql.database import Database
-from shared.adapters.sql.owned import check_owned
+from shared.adapters.sql.owned import END_COMMAND, check_owned
 from shared.adapters.sql.rows import command_of, owner_of, pack, plain, responder_of, session_of, worker_of
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import commands, owners, responders, sessions, steps, workers
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import ConflictError, NotFoundError
-from shared.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
+from shared.sessions.session import Command, CommandKind, Owner, Ownership, ProcessState, Responder, Session, Worker
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 _GONE: Final[ColumnElement[str]] = literal_column("'gone'")
@@ -57,7 +57,10 @@ FREE_SESSIONS: Final = Statement(
 )
 BEAT_OWNER: Final = Statement("beat owner", "UPDATE owners SET beat = beat + 1 WHERE id = :id AND state <> 'gone'")
 BEAT_RESPONDER: Final = Statement("beat responder", "UPDATE responders SET beat = beat + 1 WHERE id = :id")
-END_COMMAND: Final = Statement("end command", "UPDATE commands SET is_ended = 1, refusal = :refusal WHERE id = :id")
+REOPEN: Final = Statement(
+    "reopen: a closed session that is asked to run something again is free for adoption",
+    "UPDATE sessions SET is_closed = 0, owner_id = '' WHERE id = :session_id AND is_closed = 1",
+)
 HELD_WORKER: Final = Statement(
     "held worker: its state, held while it is changed",
     "SELECT state FROM workers WHERE id = :id /*pg FOR UPDATE */",
@@ -200,6 +203,8 @@ class SqlSessions:
         def write(tx: Transaction) -> None:
             _check_session(tx, command.session_id)
             _add(tx, commands, values)
+            if command.kind is CommandKind.RETRY:
+                tx.count(REOPEN, session_id=command.session_id)
 
         await self._database.write(write)
 

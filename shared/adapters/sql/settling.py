@@ -42,7 +42,7 @@ START_AGAIN: Final = Statement(
         run_id = CASE WHEN a.run_id = '' THEN steps.run_id ELSE a.run_id END,
         attempt = coalesce(a.attempt, steps.attempt), not_before_us = a.not_before_us
     FROM @again a(key text, run_id text, attempt bigint, not_before_us bigint)
-    WHERE steps.key = a.key AND steps.status IN ('failed', 'cancelled', 'skipped')
+    WHERE steps.key = a.key AND steps.status IN ('completed', 'failed', 'cancelled', 'skipped')
     """,
 )
 

@@ -7,6 +7,7 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import parse_url
 from shared.adapters.sql.heart import SqlHeart
 from shared.adapters.sql.reading import Contexts
+from shared.adapters.sql.retrying import SqlRetrying
 from shared.adapters.sql.runs import SqlRuns
 from shared.adapters.sql.schema import prepare
 from shared.adapters.sql.sessions import SqlSessions
@@ -16,7 +17,7 @@ from shared.adapters.sql.tasks import SqlTasks
 from shared.sessions.store import Heart
 
 
-class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRuns, SqlConsent):
+class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRetrying, SqlRuns, SqlConsent):
     """Implements :class:`shared.store.Store`. One object a process; safe from any loop and thread."""
 
     def __init__(self, database: Database) -> None:

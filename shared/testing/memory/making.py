@@ -33,16 +33,16 @@ def insert_run(rows: Rows, new: NewRun, status: RunStatus, now_us: int) -> None:
     note_run(rows, new.identity.run_id, EventType.RUN_CREATED, now_us, attempt=new.attempt)
 
 
-def insert_steps(rows: Rows, news: Sequence[NewStep], now_us: int) -> None:
-    """Insert steps with their runs and open those that wait for nothing."""
+def insert_steps(rows: Rows, news: Sequence[NewStep], now_us: int, *, done: frozenset[str] = frozenset()) -> None:
+    """Insert steps with their runs and open those that wait for nothing; what is ``done`` is not waited for."""
     for new in news:
-        _insert_step(rows, new, now_us)
+        _insert_step(rows, new, done, now_us)
     for new in news:
-        if not new.depends_on:
+        if done.issuperset(new.depends_on):
             open_step(rows, new.key, now_us)
 
 
-def _insert_step(rows: Rows, new: NewStep, now_us: int) -> None:
+def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) -> None:
     if new.run is not None:
         insert_run(rows, new.run, RunStatus.QUEUED, now_us)
     step = Step(
@@ -55,7 +55,7 @@ def _insert_step(rows: Rows, new: NewStep, now_us: int) -> None:
         status=StepStatus.PENDING,
         spec=new.spec,
         depends_on=new.depends_on,
-        open_deps=len(set(new.depends_on)),
+        open_deps=len(set(new.depends_on) - done),
         priority=new.priority,
         pool=new.pool,
         needs=new.needs,

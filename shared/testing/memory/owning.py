@@ -1,23 +1,23 @@
-"""The owner's side of tasks in memory: growing, settling, retrying, pausing, cancelling, finishing."""
+"""The owner's side of tasks in memory: expanding, settling, pausing, cancelling, finishing."""
 
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Literal, assert_never
 
-from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.errors import InvalidTransitionError
 from shared.runs.events import EventType
 from shared.runs.record import NewRun
 from shared.runs.status import EndReason, RunEvent, RunStatus
 from shared.sessions.session import Ownership
+from shared.tasks.change import check_over, why_failed
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, TaskStatus, advance_step, advance_task
-from shared.tasks.step import FailurePolicy, NewStep, Step, StepError, StepKind, Task
+from shared.tasks.step import FailurePolicy, NewStep, Step, StepError, Task
 from shared.testing.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
-from shared.testing.memory.logs import end_run, move_run, note_run, note_step
+from shared.testing.memory.logs import end_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps, open_step
+from shared.testing.memory.retrying import start_again
 from shared.testing.memory.rows import Rows, transaction
-
-_RETRIED = (StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED)
 
 
 class MemoryOwning:
@@ -74,26 +74,8 @@ class MemoryOwning:
         if step.key in self.rows.settled:
             raise InvalidTransitionError("step", f"{step.status}, settled", StepEvent.RETRY)
         insert_run(self.rows, run, RunStatus.QUEUED, now_us)
-        self._start_again(step, run, now_us)
+        start_again(self.rows, step, run, now_us)
         self.rows.steps[step_key] = replace(self.rows.step(step_key), not_before_us=not_before_us)
-
-    def _start_again(self, step: Step, run: NewRun | None, now_us: int) -> None:
-        again = replace(
-            step,
-            status=advance_step(step.status, StepEvent.RETRY),
-            run_id=run.identity.run_id if run else step.run_id,
-            attempt=run.attempt if run else step.attempt,
-            worker_id="",
-            outcome=None,
-            output=None,
-            error=None,
-            progress="",
-            started_us=None,
-            ended_us=None,
-        )
-        self.rows.steps[step.key] = again
-        self.rows.settled.discard(step.key)
-        note_step(self.rows, again, EventType.STEP_RETRIED, now_us, attempt=again.attempt)
 
     @transaction
     def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
@@ -146,8 +128,32 @@ class MemoryOwning:
             return None
         if all(step.status is StepStatus.COMPLETED for step in steps):
             return self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
-        failed = ", ".join(step.step_id for step in steps if step.status is StepStatus.FAILED)
-        return self._end_task(task, TaskEvent.FAIL, failed, now_us).status
+        left = [(step.status, step.step_id) for step in steps if step.status is not StepStatus.COMPLETED]
+        return self._end_task(task, TaskEvent.FAIL, why_failed(left), now_us).status
+
+    @transaction
+    def end_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        *,
+        reason: str,
+        now_us: int,
+        command_id: str = "",
+    ) -> frozenset[str]:
+        task = self.rows.owned_task(ownership, task_id)
+        advance_task(task.status, event)
+        workers: frozenset[str] = frozenset()
+        if event is TaskEvent.COMPLETE:
+            steps = self.rows.steps_of(task_id)
+            check_over([step.step_id for step in steps if step.status not in STEP_ENDS])
+            self.rows.settled |= {step.key for step in steps if step.status is StepStatus.FAILED}
+        else:
+            workers = cancel_all(self.rows, task_id, reason, now_us)
+        self._end_task(task, event, reason, now_us)
+        self.rows.command_done(command_id)
+        return workers
 
     def _end_task(self, task: Task, event: TaskEvent, reason: str, now_us: int) -> Task:
         ended = replace(task, status=advance_task(task.status, event), reason=reason, ended_us=now_us)
@@ -184,57 +190,14 @@ class MemoryOwning:
             note_run(self.rows, task.root_run_id, EventType.TASK_RESUMED, now_us, task=task_id)
 
     @transaction
-    def cancel_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+    def cancel_task(
+        self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
+    ) -> frozenset[str]:
         task = self.rows.owned_task(ownership, task_id)
         workers = cancel_all(self.rows, task_id, reason, now_us)
         self._end_task(task, TaskEvent.CANCEL, reason, now_us)
+        self.rows.command_done(command_id)
         return workers
-
-    @transaction
-    def retry_task(self, ownership: Ownership, task_id: str, runs: Sequence[NewRun], *, now_us: int) -> None:
-        task = self.rows.owned_task(ownership, task_id)
-        status = advance_task(task.status, TaskEvent.RETRY)
-        steps = self.rows.steps_of(task_id)
-        if any(step.status not in STEP_ENDS for step in steps):
-            raise ConflictError(f"task {task_id} has steps that still run; wait for them or cancel them")
-        by_step = {run.identity.step_key: run for run in runs}
-        root = by_step.pop("", None)
-        root_run_id = root.identity.run_id if root else task.root_run_id
-        if root is None:
-            again_root = move_run(self.rows, root_run_id, RunEvent.RETRY)
-            self.rows.runs[root_run_id] = replace(again_root, end_reason=None, ended_us=None)
-        for run in runs:
-            insert_run(self.rows, run, RunStatus.RUNNING if run is root else RunStatus.QUEUED, now_us)
-        self.rows.tasks[task_id] = replace(task, status=status, reason="", ended_us=None, root_run_id=root_run_id)
-        note_run(self.rows, root_run_id, EventType.TASK_RESUMED, now_us, task=task_id)
-        again = [step for step in steps if step.status in _RETRIED]
-        for step in again:
-            if step.kind is not StepKind.MAP and step.key not in by_step:
-                raise NotFoundError("new run for step", step.key)
-            self._start_again(replace(step, lost_leases=0), by_step.get(step.key), now_us)
-        # All are counted before the first is opened: opening a map may complete it, which counts down again.
-        waiting = [step.key for step in again if self._count_again(step.key)]
-        for step in again:
-            if step.key not in waiting:
-                self._reopen(step.key, now_us)
-
-    def _count_again(self, step_key: str) -> int:
-        """Count what a retried step waits for."""
-        step = self.rows.step(step_key)
-        unfinished = {key for key in step.depends_on if self.rows.step(key).status is not StepStatus.COMPLETED}
-        self.rows.steps[step_key] = replace(step, open_deps=len(unfinished), not_before_us=None)
-        return len(unfinished)
-
-    def _reopen(self, step_key: str, now_us: int) -> None:
-        """Open a retried step that waits for nothing; a map step that has its children waits for them again."""
-        open_step(self.rows, step_key, now_us)
-        children = self.rows.children_of(step_key)
-        if children:
-            open_children = sum(child.status is not StepStatus.COMPLETED for child in children)
-            status = advance_step(StepStatus.EXPANDING, StepEvent.EXPANDED)
-            self.rows.steps[step_key] = replace(self.rows.step(step_key), status=status, open_deps=open_children)
-            if not open_children:
-                complete_map(self.rows, step_key, now_us)
 
 
 _TASK_ENDS = {

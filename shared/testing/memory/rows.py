@@ -97,6 +97,11 @@ class Rows:
             raise NotFoundError("step", step_key)
         return step
 
+    def command_done(self, command_id: str) -> None:
+        """End the command that this transaction carries out, if it does one."""
+        if command_id:
+            self.ended_commands.add(command_id)
+
     def saved(self) -> dict[str, Any]:
         """Return the state as it is now, to go back to."""
         return {name: getattr(self, name).copy() for name in _TABLES}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.errors import ConflictError, NotFoundError
-from shared.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
+from shared.sessions.session import Command, CommandKind, Owner, Ownership, ProcessState, Responder, Session, Worker
 from shared.testing.memory.rows import Rows, transaction
 
 _ORDER = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
@@ -116,8 +116,10 @@ class MemorySessions:
     # -- commands
     @transaction
     def send_command(self, command: Command) -> None:
-        self.rows.session(command.session_id)
-        self.rows.commands[command.id] = command
+        session = self.rows.session(command.session_id)
+        self.rows.commands.setdefault(command.id, command)
+        if command.kind is CommandKind.RETRY and session.is_closed:
+            self.rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
 
     @transaction
     def take_commands(self, ownership: Ownership) -> Sequence[Command]:

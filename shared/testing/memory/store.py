@@ -3,15 +3,17 @@
 import threading
 
 from shared.sessions.store import Heart
+from shared.testing.memory.changing import MemoryChanging
 from shared.testing.memory.consent import MemoryConsent
 from shared.testing.memory.owning import MemoryOwning
+from shared.testing.memory.retrying import MemoryRetrying
 from shared.testing.memory.rows import Rows
 from shared.testing.memory.runs import MemoryRuns
 from shared.testing.memory.sessions import MemoryHeart, MemorySessions
 from shared.testing.memory.steps import MemorySteps
 
 
-class MemoryStore(MemorySessions, MemorySteps, MemoryOwning, MemoryRuns, MemoryConsent):
+class MemoryStore(MemorySessions, MemorySteps, MemoryOwning, MemoryChanging, MemoryRetrying, MemoryRuns, MemoryConsent):
     """Implements :class:`shared.store.Store` for one process; ends with it."""
 
     def __init__(self) -> None:

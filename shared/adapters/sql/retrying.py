@@ -1,0 +1,183 @@
+"""The owner's side of an ended task that is tried again: which steps go back to pending, and which open at once."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.making import opened, opening
+from shared.adapters.sql.owned import command_done, owned_task
+from shared.adapters.sql.settling import complete_map, start_again
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.steering import HOLDERS, move_task
+from shared.adapters.sql.transaction import Row, Transaction
+from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.runs.events import EventType
+from shared.runs.record import NewRun
+from shared.runs.status import RunStatus
+from shared.sessions.session import Ownership
+from shared.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from shared.tasks.step import StepKind
+
+SET_ROOT_RUN: Final = Statement(
+    "set root run: of a task that is tried again",
+    "UPDATE tasks SET root_run_id = :run_id WHERE id = :task_id",
+)
+ENDED_BADLY: Final = Statement(
+    "ended badly: the steps of a task that a retry puts back, with the completed ones that are named",
+    """
+    SELECT key, kind FROM steps
+    WHERE task_id = :task_id AND (status IN ('failed', 'cancelled', 'skipped') OR key IN @again)
+    ORDER BY ordinal
+    """,
+)
+COUNT_AGAIN: Final = Statement(
+    "count again: what each retried step waits for; its lost leases are forgotten",
+    """
+    UPDATE steps SET lost_leases = 0, open_deps = (
+        SELECT count(*) FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
+        WHERE e.child_key = steps.key AND p.status <> 'completed'
+    ) WHERE key IN @keys RETURNING key, kind, run_id, open_deps
+    """,
+)
+REOPEN: Final = Statement(
+    "reopen: a retried step that waits for nothing",
+    "UPDATE steps SET status = :status WHERE key = :key AND status = 'pending'",
+)
+CHILDREN: Final = Statement(
+    "children: of a map step, and how many have not completed",
+    """
+    SELECT count(*), coalesce(sum(CASE WHEN status = 'completed' THEN 0 ELSE 1 END), 0) FROM steps
+    WHERE map_key = :key AND map_key <> ''
+    """,
+)
+WAIT_AGAIN: Final = Statement(
+    "wait again: a map step that has its children waits for those that have not completed",
+    "UPDATE steps SET status = 'waiting', open_deps = :open_deps WHERE key = :key",
+)
+REOPEN_RUN: Final = Statement(
+    "reopen run: the root run of a task that is tried again goes on",
+    "UPDATE runs SET status = 'running', end_reason = NULL, ended_us = NULL WHERE id = :run_id",
+)
+REOPEN_SESSION: Final = Statement(
+    "reopen session: one that was closed when its tasks were done has work again",
+    "UPDATE sessions SET is_closed = 0 WHERE id = :session_id AND is_closed = 1",
+)
+DROP_CHILDREN: Final = Statement(
+    "drop children: of map steps that are expanded anew; the runs and logs of the old ones stay",
+    "DELETE FROM steps WHERE map_key IN @keys AND map_key <> ''",
+)
+
+
+class SqlRetrying:
+    """The part of the task store in which the owner tries ended tasks again."""
+
+    _database: Database
+
+    async def retry_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        runs: Sequence[NewRun],
+        *,
+        again: Sequence[str] = (),
+        regrown: Sequence[str] = (),
+        now_us: int,
+        command_id: str = "",
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            journal = Journal(now_us)
+            _retry(tx, journal, ownership, task_id, runs, (again, regrown), now_us)
+            journal.flush(tx)
+            command_done(tx, command_id)
+
+        await self._database.write(write)
+
+
+def _retry(
+    tx: Transaction,
+    journal: Journal,
+    ownership: Ownership,
+    task_id: str,
+    runs: Sequence[NewRun],
+    which: tuple[Sequence[str], Sequence[str]],
+    now_us: int,
+) -> None:
+    was, old_root, _ = owned_task(tx, ownership, task_id)
+    again, regrown = which
+    status = advance_task(TaskStatus(was), TaskEvent.RETRY)
+    if was == TaskStatus.COMPLETED and not again:
+        raise InvalidTransitionError("task", was, TaskEvent.RETRY)
+    if tx.rows(HOLDERS, task_id=task_id):
+        raise ConflictError(f"task {task_id} has steps that still run; wait for them or cancel them")
+    by_step = {run.identity.step_key: run for run in runs}
+    root = by_step.pop("", None)
+    drop_children(tx, regrown)
+    rows = _put_back(tx, task_id, again, by_step)
+    tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
+    move_task(tx, task_id, status, "", None)
+    root_run_id = _root_of_retry(tx, journal, task_id, root, old_root)
+    for run in by_step.values():
+        journal.create(run, RunStatus.QUEUED)
+    journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
+    for key, kind in rows:
+        if kind == StepKind.MAP:
+            journal.note(root_run_id, EventType.STEP_RETRIED, step=key)
+    start_again(tx, journal, [(key, by_step.get(key), None) for key, _ in rows])
+    _open_again(tx, journal, task_id, root_run_id, [key for key, _ in rows], now_us)
+
+
+def drop_children(tx: Transaction, map_keys: Sequence[str]) -> None:
+    """Take away the rows of the children of map steps that are to be expanded anew."""
+    if map_keys:
+        tx.rows(DROP_CHILDREN, keys=sorted(map_keys))
+
+
+def _put_back(tx: Transaction, task_id: str, again: Sequence[str], runs: dict[str, NewRun]) -> Sequence[Row]:
+    """Return (key, kind) of the steps that go back, oldest first. Raises: NotFoundError."""
+    rows = tx.rows(ENDED_BADLY, task_id=task_id, again=sorted(again))
+    missing = sorted(set(again) - {key for key, _ in rows})
+    if missing:
+        raise NotFoundError("step", missing[0])
+    for key, kind in rows:
+        if kind != StepKind.MAP and key not in runs:
+            raise NotFoundError("new run for step", key)
+    return rows
+
+
+def _root_of_retry(tx: Transaction, journal: Journal, task_id: str, root: NewRun | None, old_root: str) -> str:
+    if root is None:
+        tx.rows(REOPEN_RUN, run_id=old_root)
+        return old_root
+    journal.create(root, RunStatus.RUNNING)
+    tx.rows(SET_ROOT_RUN, task_id=task_id, run_id=root.identity.run_id)
+    return root.identity.run_id
+
+
+def _open_again(
+    tx: Transaction, journal: Journal, task_id: str, root_run_id: str, keys: Sequence[str], now_us: int
+) -> None:
+    """Count again what each step waits for, and open those that wait for nothing."""
+    counted = {row[0]: row for row in tx.rows(COUNT_AGAIN, keys=keys)}
+    for key in keys:
+        _, kind, run_id, open_deps = counted[key]
+        if not open_deps:
+            reopen(tx, journal, key, StepKind(kind), run_id or root_run_id)
+            if kind == StepKind.MAP:
+                _wait_again(tx, journal, task_id, key, now_us)
+
+
+def reopen(tx: Transaction, journal: Journal, key: str, kind: StepKind, log_run_id: str) -> None:
+    """Open a pending step that waits for nothing; ``log_run_id`` is where its event belongs."""
+    tx.rows(REOPEN, key=key, status=opened(kind).value)
+    journal.note(log_run_id, opening(kind), step=key)
+
+
+def _wait_again(tx: Transaction, journal: Journal, task_id: str, key: str, now_us: int) -> None:
+    children, open_children = tx.rows(CHILDREN, key=key)[0]
+    if not children:
+        return
+    if open_children:
+        tx.rows(WAIT_AGAIN, key=key, open_deps=open_children)
+    else:
+        complete_map(tx, journal, key, task_id, StepStatus.EXPANDING, now_us)

@@ -1,0 +1,54 @@
+"""What a process must know to make rows of plans: tools, agent definitions, functions, surfaces, the default model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.identity import RunIdentity
+from shared.ids import step_key
+from shared.jsontext import JsonObject
+from shared.runs.record import Run
+from shared.tasks.change import TaskChange
+from shared.tasks.expansion import SurfaceOf, further_attempt, grown
+from shared.tasks.growth import Update, planned
+from shared.tasks.plan import Known, PlanStep
+from shared.tasks.step import Step, Task
+
+
+def no_tools(_step: PlanStep) -> JsonObject:
+    """Return the surface of steps that run no agent."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Made by bootstrap of the user's configuration; without one, plans are checked for what is known everywhere."""
+
+    known: Known = field(default_factory=Known)
+    surface_of: SurfaceOf = no_tools
+    default_model: str = ""
+
+    def change(
+        self, update: Update, task: Task, steps: Sequence[Step], root: RunIdentity, last: Mapping[str, Run]
+    ) -> TaskChange:
+        """Return a checked update for the store; ``last`` are the last runs, by key, of the steps that it tries again.
+
+        Raises:
+            InvalidPlanError: an added step has neither a model nor a script.
+        """
+        by_id = {step.step_id: step for step in steps}
+        attempts = []
+        for attempt in update.attempts:
+            step = by_id[attempt.step_id]
+            plan = attempt.planned(planned(step)) if attempt.changes else None
+            attempts.append(further_attempt(step, last[step.key], plan, self.surface_of))
+        key_of = {name: step.key for name, step in by_id.items()}
+        key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}
+        return TaskChange(
+            steps=grown(update.steps, task, root, surface_of=self.surface_of, default_model=self.default_model),
+            edges=tuple((key_of[child], key_of[parent]) for child, parent in update.edges),
+            attempts=tuple(attempts),
+            priorities={key_of[name]: priority for name, priority in update.priorities.items()},
+            skipped=tuple(key_of[name] for name in update.skipped),
+            cancelled=tuple(key_of[name] for name in update.cancelled),
+            reason=update.reason,
+        )

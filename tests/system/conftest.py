@@ -39,3 +39,11 @@ def postgres(mortal_postgres_server: MortalPostgres) -> MortalPostgres:
     """An empty database on a PostgreSQL that may be killed."""
     mortal_postgres_server.make_database(f"soong_{uuid.uuid4().hex[:16]}")
     return mortal_postgres_server
+
+
+@pytest.fixture
+def no_owner(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Deployment:
+    """A deployment whose owners are processes that the test starts."""
+    kind = getattr(request, "param", "sqlite")
+    url = f"sqlite:///{tmp_path / 'soong.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    return Deployment(url, redis_url, tmp_path, has_own_owner=False)

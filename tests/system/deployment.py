@@ -45,7 +45,8 @@ class Deployment:
     database_url: str
     redis_url: str
     home: Path
-    extra: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Further settings by their names, above the scaled ones."""
     has_own_owner: bool = True
     """Whether an orchestrator lives in the test's own process; otherwise the test starts owner processes."""
     workers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Deployment:
             sweep_s=SWEEP_S,
             responder_wait_s=1.0,
             permission_timeout_s=2.0,
-        ).model_copy(update={name: value for name, value in self.extra.items() if name.islower()})
+        ).model_copy(update=dict(self.extra))
         self.settings.home.mkdir(parents=True, exist_ok=True)
         if self.has_own_owner:
             await self.start_orchestrator()

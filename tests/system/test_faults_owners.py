@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -21,14 +20,6 @@ DEATHS = [
     for moment in ("before", "after")
 ]
 """Where an owner is killed: before it commits or sends, and after, when nobody has been told yet."""
-
-
-@pytest.fixture
-async def no_owner(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Deployment:
-    """A deployment whose owners are processes that the test starts."""
-    kind = getattr(request, "param", "sqlite")
-    url = f"sqlite:///{tmp_path / 'soong.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    return Deployment(url, redis_url, tmp_path, has_own_owner=False)
 
 
 @pytest.mark.spec("DAG-07", "CARD-1")

@@ -1,7 +1,10 @@
 """``python -P -m tests.system.faults.owner``: ``soong orchestrator`` with the faults that the environment names."""
 
+import sys
+
 import tests.system.faults.plugin  # noqa: F401  # installs them
-from orchestrator.cli.orchestrator import command
+from orchestrator.cli.main import main
 
 if __name__ == "__main__":
-    command()
+    sys.argv[1:] = ["orchestrator"]
+    main()

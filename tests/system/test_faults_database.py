@@ -1,0 +1,191 @@
+"""The database dies, hangs, is cut off, forgets to answer or has no room: what was told as done stands, once.
+
+Faults 14-18 and 11 of the reliability plan, with real processes and times scaled to a lease of two seconds.
+"""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.errors import UnavailableError
+from shared.tasks.step import Task
+from tests.servers import RedisServer
+from tests.system.auditor import audit, read_effects
+from tests.system.deployment import LEASE_S, Deployment
+from tests.system.faults.proxy import Proxy
+from tests.system.faults.scene import (
+    GROWING,
+    effects_file,
+    fill,
+    prove,
+    small_disk,
+    start_workers,
+    until_begun,
+    until_done,
+    waves,
+)
+from tests.system.faults.servers import MortalPostgres, mortal_postgres
+
+pytestmark = pytest.mark.timeout(120)
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+
+
+@pytest.fixture
+async def on_postgres(postgres: MortalPostgres, redis_url: str, tmp_path: Path) -> AsyncIterator[Deployment]:
+    """A deployment on a PostgreSQL that may be killed."""
+    async with Deployment(postgres.url, redis_url, tmp_path) as deployment:
+        yield deployment
+
+
+@pytest.mark.spec("DAG-07", "DAG-03")
+async def test_a_postgres_that_is_killed_again_and_again_loses_and_doubles_nothing(
+    on_postgres: Deployment, postgres: MortalPostgres
+) -> None:
+    await start_workers(on_postgres, 2, slots=4)
+    task = await on_postgres.submit(waves(4, 8, 0.2))
+
+    for number, way in enumerate((postgres.kill, postgres.stop, postgres.kill), start=1):
+        await until_done(on_postgres, task, 6 * number)
+        await asyncio.to_thread(way)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(postgres.start)
+
+    await prove(on_postgres, task)
+
+
+@pytest.mark.parametrize("frozen_s", [0.6, 2 * LEASE_S], ids=["shorter than the trust", "longer than the lease"])
+async def test_a_frozen_postgres_is_waited_for(
+    on_postgres: Deployment, postgres: MortalPostgres, frozen_s: float
+) -> None:
+    await start_workers(on_postgres, 2, slots=2)
+    task = await on_postgres.submit(waves(4, 3, 0.3))
+    await until_begun(on_postgres, 5)
+
+    postgres.freeze()
+    await asyncio.sleep(frozen_s)
+    postgres.thaw()
+
+    await prove(on_postgres, task)
+
+
+@pytest.mark.parametrize(
+    ("no_owner", "fault"),
+    [("sqlite", "undone:0.05,lost_answer:0.05"), ("postgres", "lost_answer:0.1")],
+    indirect=["no_owner"],
+)
+async def test_commits_that_end_in_an_error_are_neither_lost_nor_doubled(no_owner: Deployment, fault: str) -> None:
+    faults = {"FAULT_COMMITS": fault, "FAULT_SEED": "1"}
+    async with no_owner as service:
+        await service.start_owners(1, **faults)
+        await start_workers(service, 2, slots=4, **faults)
+
+        tasks = [await service.submit(waves(6, 4, 0.02)), await service.submit(GROWING)]
+
+        await prove(service, *tasks)
+        assert "fault: lost_answer" in service.logs(all_of_it=True)
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_worker_cut_off_from_the_database_stops_before_its_lease_ends(
+    on_postgres: Deployment, postgres: MortalPostgres
+) -> None:
+    async with Proxy("127.0.0.1", postgres.port) as proxy:
+        await start_workers(on_postgres, 1, slots=2, SOONG_DATABASE_URL=postgres.url_at(proxy.port))
+        task = await on_postgres.submit(waves(2, 1, 1.9))
+        await until_begun(on_postgres, 2)
+
+        proxy.toxics.is_hole = True
+        cut_at = time.time_ns() // 1000
+        await start_workers(on_postgres, 1, slots=2)
+        await prove(on_postgres, task, at_rest=False)
+        proxy.toxics.is_hole = False
+
+        effects = read_effects(effects_file(on_postgres))
+        cut_off = on_postgres.workers[0].pid
+        # Its own clock ended them before anybody else could begin: nothing of it came to its end.
+        assert [effect["at"] for effect in effects if effect["pid"] == cut_off and effect["time_us"] > cut_at] == []
+        await on_postgres.until(lambda: _is_back(on_postgres, cut_off))
+
+
+async def _is_back(service: Deployment, pid: int) -> bool:
+    rows = [worker for worker in await service.store.workers(include_gone=True) if worker.pid == pid]
+    return len(rows) == 2 and rows[-1].state.value == "live"
+
+
+@AS_ROOT
+async def test_an_sqlite_whose_disk_is_full_waits_for_room(redis_live: RedisServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        async with Deployment(f"sqlite:///{disk / 'soong.db'}", redis_live.socket_url, tmp_path) as service:
+            await start_workers(service, 1, slots=2)
+            task = await service.submit(waves(2, 4, 0.3))
+            await until_begun(service, 1)
+
+            ballast = fill(disk)
+            with pytest.raises(UnavailableError, match="full"):
+                await _submit_until_refused(service)
+            ballast.unlink()
+
+            await service.finished(task)
+            assert audit(service.database_url, effects=effects_file(service)).broken == []
+        _check_integrity(disk / "soong.db")
+
+
+async def _submit_until_refused(service: Deployment) -> Task:
+    """Submit plans until one is refused; what the log of the database has room for is still taken."""
+    for _ in range(200):
+        await service.submit(waves(8, 8, 0.0))
+    raise AssertionError("the disk is not full")
+
+
+async def test_a_database_file_that_cannot_be_written_or_is_gone_is_named(
+    redis_live: RedisServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "soong.db"
+    async with Deployment(f"sqlite:///{path}", redis_live.socket_url, tmp_path) as service:
+        await start_workers(service, 1)
+        await prove(service, await service.submit(waves(1, 1, 0.0)))
+    _check_integrity(path)
+    path.unlink()
+
+    gone = Deployment(f"sqlite:///{path}", redis_live.socket_url, tmp_path, has_own_owner=False)
+    gone.settings = service.settings
+    process = gone._spawn(1, {})
+
+    assert await asyncio.to_thread(process.wait, 30) == 2
+    assert f"there is no database at {path}" in gone.logs()
+    assert not path.exists()
+
+
+@AS_ROOT
+@pytest.mark.chaos
+async def test_a_postgres_whose_disk_is_full_waits_for_room(redis_live: RedisServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "160m") as disk, mortal_postgres(folder=disk) as postgres:
+        async with Deployment(postgres.url, redis_live.tcp_url, tmp_path) as service:
+            await start_workers(service, 1, slots=2)
+            task = await service.submit(waves(2, 6, 0.3))
+            await until_begun(service, 1)
+
+            ballast = fill(disk)
+            with pytest.raises(UnavailableError):
+                await _submit_until_refused(service)
+            ballast.unlink()
+            if not psutil.pid_exists(postgres.pid):  # without room for its log it gives up, and says so
+                await asyncio.to_thread(postgres.start)
+
+            await service.finished(task)
+            assert audit(service.database_url, effects=effects_file(service)).broken == []
+
+
+def _check_integrity(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        connection.close()

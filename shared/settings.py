@@ -98,6 +98,9 @@ class Settings(BaseSettings):
     max_result_chars: int = Field(
         default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview."
     )
+    parallel_reads: int = Field(
+        default=10, ge=1, le=100, description="Neighbouring reading calls of one model turn that run at once."
+    )
     max_turns: int = Field(default=50, ge=1, description="Model turns of a run before it ends as max_turns.")
 
     @property

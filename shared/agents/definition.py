@@ -20,6 +20,8 @@ class AgentLimits:
     """How often an answer that breaks the output schema is asked for again."""
     model_attempts: int = 5
     """How often one model request is sent, provider failures included (DIS-09)."""
+    parallel_reads: int = 10
+    """How many neighbouring reads of a turn run at once (EXE-03)."""
 
 
 @dataclass(frozen=True, slots=True)

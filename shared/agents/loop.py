@@ -214,7 +214,8 @@ class _Loop:
         # From here on things happen outside: what led to them is written first.
         await self.talk.flush(calls)
         executor = UntilStopped(self.executor, self.stop)
-        results = await run_turn(calls, executor, note=self.log.note) if calls else []
+        limit = self.task.limits.parallel_reads
+        results = await run_turn(calls, executor, note=self.log.note, parallel_limit=limit) if calls else []
         for call, result in zip(calls, results, strict=True):
             self._account(result, call.tool)
         return list(results)

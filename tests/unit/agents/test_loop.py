@@ -1,5 +1,6 @@
 """The loop: what a model is told, what its answers lead to, and how a run ends."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -249,6 +250,26 @@ async def test_a_run_that_never_finishes_ends_at_its_last_turn() -> None:
     assert end.end_reason is EndReason.MAX_TURNS
     assert end.error is not None
     assert end.error.type == "max_turns"
+
+
+@pytest.mark.spec("EXE-03")
+@pytest.mark.parametrize(("limit", "at_once"), [(1, 1), (2, 2), (10, 4)])
+async def test_reads_of_a_turn_run_beside_each_other_up_to_the_limit(limit: int, at_once: int) -> None:
+    inside, most = 0, 0
+
+    async def look(_context: ToolContext, _call_input: JsonObject) -> Json:
+        nonlocal inside, most
+        inside, most = inside + 1, max(most, inside + 1)
+        await asyncio.sleep(0.01)
+        inside -= 1
+        return None
+
+    tool = ToolDefinition("test.look", "Look.", SHOUT.input_schema, look, Permission.READONLY)
+    talker = Talker(calls(*(("test__look", {"text": "x"}, f"c{n}") for n in range(4))), says("done"))
+
+    await run(talker, make_task(tools=(tool,), limits=AgentLimits(parallel_reads=limit)))
+
+    assert most == at_once
 
 
 @pytest.mark.spec("DIS-09")

@@ -4,11 +4,15 @@ Exit codes: 0 completed, 1 a step failed or the service cannot be used, 2 usage,
 interrupted.
 """
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from typing import NoReturn
 
 import typer
 
@@ -17,6 +21,8 @@ from shared.errors import SoongError, UsageError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +55,25 @@ COMMANDS = {
 def main() -> None:
     """Run the command line; does not return."""
     _open_closed_streams()
+    _let_streams_say_everything()
     try:
-        build(sys.argv[1:])(prog_name="soong")
+        try:
+            build(sys.argv[1:])(prog_name="soong")
+        finally:
+            sys.stdout.flush()  # here, where it can be said that it failed
     except SoongError as error:
         sys.stderr.write(f"soong: {error}\n")
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; keep the interpreter from complaining at its end.
-        sys.stdout = None
-        sys.exit(EXIT_FAILED)
+        _leave_quietly()
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        with suppress(OSError):
+            sys.stderr.write(f"soong: the output cannot be written: {error.strerror}\n")
+        _leave_quietly()
 
 
 def _open_closed_streams() -> None:
@@ -67,6 +81,22 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as the process
+
+
+def _let_streams_say_everything() -> None:
+    """Spell out what a terminal's encoding has no character for: a result must not be lost in its last letter."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _leave_quietly() -> NoReturn:
+    """End although nobody reads our output any more: at the interpreter's end it would be written once again."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            os.dup2(nothing, descriptor)
+    sys.exit(EXIT_FAILED)
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:

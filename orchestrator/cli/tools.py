@@ -14,6 +14,7 @@ from shared.errors import UsageError
 from shared.identity import Role
 from shared.settings import Settings, load_settings
 from shared.tools.describing import first_sentence
+from shared.tools.naming import name_matches
 from shared.tools.surface import RunMode, Surface, compute_surface
 
 if TYPE_CHECKING:
@@ -197,5 +198,16 @@ def _suggestion(registry: "ToolRegistry", name: str) -> str:
 
 
 def _rule(tool: str, rule: str) -> str:
-    """Read a rule for this tool: its scope alone will do."""
-    return f"{tool}:{rule}" if rule.startswith(SCOPE_STARTS) else rule
+    """Read a rule for this tool: its scope alone will do.
+
+    Raises:
+        UsageError: it speaks of another tool, or is a scope that is none.
+    """
+    if rule.startswith(SCOPE_STARTS):
+        return f"{tool}:{rule}"
+    pattern, _, scope = rule.partition(":")
+    if not name_matches(pattern, tool):
+        place = Path.cwd() / rule
+        remedy = f"write {place}, host:NAME or exact:TEXT, or {tool}:SCOPE" if not scope else f"call {pattern}"
+        raise UsageError(f"--allow {rule!r} says nothing of {tool}; {remedy}")
+    return rule

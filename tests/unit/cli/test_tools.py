@@ -1,6 +1,8 @@
 """``soong tools``: what there is, who gets it and why, and a call without a model, as a person and as a program."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.cli.tools import _rule
+from shared.errors import UsageError
 from shared.settings import load_settings
 from shared.tasks.plan import PlanStep
 from tests.unit.cli.test_main import soong
@@ -277,6 +280,61 @@ def test_a_rule_on_the_command_line_allows_the_call(project: Path, scope: str) -
 )
 def test_a_scope_alone_is_a_rule_for_the_tool_that_is_called(rule: str, read: str) -> None:
     assert _rule("code.x", rule) == read
+
+
+@pytest.mark.parametrize(
+    ("rule", "remedy"),
+    [
+        pytest.param("nope:/work", "call nope", id="another tool"),
+        pytest.param("out/deep", f"write {Path.cwd() / 'out/deep'}, host:NAME or exact:TEXT", id="a relative folder"),
+    ],
+)
+def test_a_rule_that_says_nothing_of_the_tool_is_wrong_use(rule: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"says nothing of code.x; {remedy}")):
+        _rule("code.x", rule)
+
+
+@pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_result_reaches_a_terminal_that_has_no_letters_for_it(project: Path, is_json: bool) -> None:
+    (project / "uni.txt").write_text("na\u00efve \u2713\n", encoding="utf-8")
+    words = ["call", "code.read_file", "path=uni.txt", "--project", str(project), *(["--json"] if is_json else [])]
+
+    done = soong("tools", *words, home=project.parent, LC_ALL="C", PYTHONIOENCODING="ascii")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "na\\xefve \\u2713" in done.stdout
+
+
+@pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        pytest.param("/dev/full", "soong: the output cannot be written: No space left on device\n", id="full"),
+        pytest.param("closed pipe", "", id="nobody reads"),
+    ],
+)
+def test_output_that_cannot_be_written_is_said_in_a_sentence_or_not_at_all(
+    tmp_path: Path, output: str, said: str
+) -> None:
+    if output == "closed pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open(output, os.O_WRONLY)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "orchestrator.cli", "tools", "list"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        )
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.spec("EXE-08")

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shared.clock import Clock
-from shared.errors import ConflictError, UnavailableError
-from shared.ids import new_id
+from shared.errors import UnavailableError
 from shared.permissions.request import PermissionCallback, PermissionRequest
 from shared.runs.events import Event
-from shared.sessions.session import Command, CommandKind, Session, Worker
+from shared.sessions.session import CommandKind, Session, Worker
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.planner import Planner
+from shared.tasks.service import COMMAND_LIMIT_S, TaskService
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import NewTask, Step, Task
 from shared.wire.ring import Ring, Switchboard
 
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
-COMMAND_LIMIT_S: Final = 30.0
 PAGE: Final = 1000
 
 
@@ -56,8 +56,14 @@ class Client:
     switchboard: Switchboard
     clock: Clock
     settings: Settings
+    planner: Planner = field(default_factory=Planner)
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     _responders: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> TaskService:
+        """What tasks are made and asked through, here as everywhere."""
+        return TaskService(self.store, self.ring, self.switchboard, self.clock, self.planner)
 
     async def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -133,33 +139,7 @@ class Client:
             ConflictError: the owner refused; its words.
             UnavailableError: no owner did it in time. The command stands and will be carried out by the next owner.
         """
-        command = Command(
-            new_id("cmd"),
-            task.session_id,
-            kind,
-            task.session_id if kind is CommandKind.CLOSE else task.id,
-            "local",
-            self.clock.now_us(),
-            {"reason": reason} if reason else {},
-        )
-        ear = await self.switchboard.session_ear(task.session_id)
-        try:
-            await self.store.send_command(command)
-            await self.ring.wake_owners([task.session_id])
-            async with asyncio.timeout(limit_s):
-                while True:
-                    asked, has_ended = await self.store.command(command.id)
-                    if has_ended:
-                        break
-                    await ear.wait(LOOK_AT_MOST_EVERY_S)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"no orchestrator carried out {kind} of {task.id} within {limit_s:g} s; it stays asked for"
-            ) from error
-        finally:
-            await ear.close()
-        if asked.refusal:
-            raise ConflictError(asked.refusal)
+        await self.tasks.ask(kind, task, {"reason": reason}, limit_s=limit_s)
 
     async def pause(self, task: Task, *, reason: str, limit_s: float) -> bool:
         """Pause a task and wait until no worker holds a step of it; False when that took longer than the limit."""
@@ -178,19 +158,6 @@ class Client:
                 await ear.wait(LOOK_AT_MOST_EVERY_S / 2)
         finally:
             await ear.close()
-
-    async def resume(self, task: Task) -> None:
-        """Let a paused task go on, or give the failed and cancelled steps of an ended one new runs.
-
-        Raises: ConflictError when there is nothing to resume; UnavailableError.
-        """
-        match task.status:
-            case TaskStatus.COMPLETED:
-                raise ConflictError(f"task {task.id} is completed: there is nothing left to do")
-            case TaskStatus.FAILED | TaskStatus.CANCELLED:
-                await self.command(CommandKind.RETRY, task, reason="resumed")
-            case TaskStatus.PAUSED | TaskStatus.RUNNING:
-                await self.command(CommandKind.RESUME, task, reason="resumed")
 
     async def _view_again(self, task_id: str) -> View:
         while True:

@@ -2,9 +2,12 @@
 
 Maps are expanded, failures retried or settled, tasks ended. Everything is read from rows and written under the owner's
 epoch, so a scheduler that dies in the middle is continued by the next one.
+
+A task that an agent plans is that agent's while its run goes on: it ends the task, and a failure whose policy the plan
+leaves open waits for what it decides, with all that depends on it (DAG-05). Its run over, the task is like any other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.expander import Expander
@@ -50,15 +53,33 @@ class Scheduler:
     runs: RunStore
     expander: Expander
     clock: Clock
+    _agents: dict[str, str] = field(default_factory=dict)
+    """By task: the run that plans it, empty for none. It never changes."""
 
     async def look(self, ownership: Ownership) -> Look:
         """Do all that is due in the session."""
         due = await self._promote(ownership)
         await self.expander.expand_all(ownership)
-        while failed := await self.tasks.failures(ownership):
+        while failed := await self._undecided(ownership):
             retries = [await self._settle_still(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
         return Look(tuple(await self._finish(ownership)), due)
+
+    async def _undecided(self, ownership: Ownership) -> list[Step]:
+        """Return the failures that are ours to settle: those that no agent is still to decide."""
+        failed = await self.tasks.failures(ownership)
+        return [step for step in failed if may_retry(step) or not await self._waits_for_its_agent(step)]
+
+    async def _waits_for_its_agent(self, step: Step) -> bool:
+        return "on_failure" not in step.spec and await self._is_planned_by_an_agent(step.task_id)
+
+    async def _is_planned_by_an_agent(self, task_id: str) -> bool:
+        """Say whether the run of an agent that plans the task still goes on."""
+        if task_id not in self._agents:
+            task = await self.tasks.task(task_id)
+            self._agents[task_id] = (await self.runs.run(task.root_run_id)).identity.parent_run_id
+        agent = self._agents[task_id]
+        return bool(agent) and not (await self.runs.run(agent)).status.is_terminal
 
     async def _promote(self, ownership: Ownership) -> int | None:
         """Make due retries ready; return when the next is due.
@@ -84,7 +105,7 @@ class Scheduler:
     async def _settle(self, ownership: Ownership, step: Step) -> int | None:
         """Retry the step (and return when) or make its failure final."""
         now_us = self.clock.now_us()
-        if _may_retry(step):
+        if may_retry(step):
             last = await self.runs.run(step.run_id)
             due_us = now_us + int(backoff_s(step) * 1_000_000)
             await self.tasks.retry_step(
@@ -98,9 +119,12 @@ class Scheduler:
     async def _finish(self, ownership: Ownership) -> list[Ended]:
         ended = []
         for task in await self.tasks.open_tasks(ownership):
+            if await self._is_planned_by_an_agent(task.id):
+                continue
             status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
             if status is not None:
                 ended.append(Ended(task, status))
+                self._agents.pop(task.id, None)
         return ended
 
 
@@ -109,6 +133,7 @@ def backoff_s(step: Step) -> float:
     return float(min(step.backoff_s * 2 ** (step.attempt - 1), BACKOFF_LIMIT_S))
 
 
-def _may_retry(step: Step) -> bool:
+def may_retry(step: Step) -> bool:
+    """Say whether a failed step is tried again by itself."""
     kind = step.error.type if step.error is not None else ""
     return bool(step.run_id) and step.attempt < step.max_attempts and kind not in NEVER_RETRIED

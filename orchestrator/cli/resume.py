@@ -57,7 +57,7 @@ async def _resume(settings: Settings, text: str, *, is_detached: bool, is_json: 
 
 async def _go_on(client: Client, watch: Watch, task: Task, *, is_detached: bool) -> int:
     if task.status is not TaskStatus.COMPLETED:
-        await client.resume(task)
+        await client.tasks.resume(task)
     if is_detached:
         say(f"task {task.id} goes on")
         return 0

@@ -21,7 +21,7 @@ from shared.tools.schema import schema_offences
 RESERVED = frozenset({"inputs", "steps", "workplace"})
 """Roots of references; no step and no map item may take them."""
 
-RESULT_FIELDS = frozenset({"output", "status", "outcome"})
+RESULT_FIELDS = frozenset({"output", "status", "outcome", "error", "denials", "unknown_effects", "partial"})
 
 
 Standing: TypeAlias = Mapping[str, Sequence[str]]

@@ -67,7 +67,15 @@ def scope_of(
 ) -> Scope:
     """Return what the references of a step may name: inputs, its dependencies' results, and a map's item."""
     results: dict[str, Json] = {
-        step_id: {"output": one.output, "status": one.status.value, "outcome": one.outcome.value}
+        step_id: {
+            "output": one.output,
+            "status": one.status.value,
+            "outcome": one.outcome.value,
+            "error": None if one.error is None else one.error.as_json(),
+            "denials": list(one.denials),
+            "unknown_effects": list(one.unknown_effects),
+            "partial": one.partial,
+        }
         for step_id, one in dependencies.items()
     }
     scope: dict[str, Json] = {"inputs": task_inputs, "steps": results, **results}

@@ -114,12 +114,20 @@ class StepError:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What dependents see of a finished step. For a map step: the list of its children's outputs in item order."""
+    """What dependents see of a finished step. For a map step: the list of its children's outputs in item order.
+
+    Of one that did not end cleanly also why, what it was refused, which of its effects nobody knows the end of, and how
+    far it got (``partial``, None when it completed); of a map step what its children left (DAG-10).
+    """
 
     step_id: str
     status: StepStatus
     output: Json
     outcome: Outcome = Outcome.CLEAN
+    error: StepError | None = None
+    denials: tuple[JsonObject, ...] = ()
+    unknown_effects: tuple[JsonObject, ...] = ()
+    partial: Json = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.reading import Contexts, results_for
 from shared.adapters.sql.transaction import Row, Transaction
 from shared.runs.events import EventType
-from shared.tasks.step import Advance, Claim, StepEnd
+from shared.tasks.step import Advance, Claim, Outcome, StepEnd
 
 Taken: TypeAlias = dict[str, list[Claim]]
 """The claims of each lane, the next one last."""
@@ -41,6 +41,8 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: 
         claims, is_left = _claim(tx, contexts, journal, wish, seen, fused.take)
     else:
         ended = write_ends(tx, journal, by_key, wish)
+        if any(end.outcome is Outcome.PARTIAL for end in ends):
+            journal.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
         owner_sessions = owner_work(tx, ended)
         claims, is_left = _claim(tx, contexts, journal, wish, look(tx, wish), _take)
     journal.flush(tx)

@@ -6,13 +6,14 @@ A map step's value is the list of its children's outputs in item order; it is ga
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from shared.adapters.sql.rows import output_of, unpack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
 from shared.identity import Role, RunIdentity
 from shared.jsontext import Json, JsonObject
+from shared.tasks.outcomes import Remains, is_unclean, of_map
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Outcome, StepKind, StepResult
 
@@ -46,6 +47,28 @@ ITEMS: Final = Statement(
     "items: the children of map steps, in item order",
     """
     SELECT map_key, key, kind, output FROM steps WHERE map_key IN @map_keys AND map_key <> ''
+    ORDER BY map_key, item_index, ordinal
+    """,
+)
+
+
+REMAINS: Final = Statement(
+    "remains: of steps that did not end cleanly, why, how far they got, and what their last runs left",
+    """
+    SELECT s.key, s.error, s.progress,
+        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
+         ORDER BY n.number DESC LIMIT 1),
+        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'assistant'
+         ORDER BY n.number DESC LIMIT 1)
+    FROM steps AS s WHERE s.key IN @keys
+    """,
+)
+UNCLEAN_ITEMS: Final = Statement(
+    "unclean items: the children of map steps that did not end cleanly, in item order",
+    """
+    SELECT map_key, key, step_id, status, kind, output, outcome FROM steps
+    WHERE map_key IN @map_keys AND map_key <> ''
+      AND (outcome = 'partial' OR status = 'failed' OR status = 'cancelled')
     ORDER BY map_key, item_index, ordinal
     """,
 )
@@ -154,9 +177,11 @@ def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str
 def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
     """Return the same, given the rows of :data:`DEPENDENCIES`."""
     lists = _map_outputs(tx, [row[1] for row in rows if row[4] == StepKind.MAP])
+    read = {row[1]: _result(row, lists) for row in rows}
+    told = _with_remains(tx, read, {row[1] for row in rows if row[4] == StepKind.MAP})
     results: dict[str, dict[str, StepResult]] = {}
     for row in rows:
-        results.setdefault(row[0], {})[row[2]] = _result(row, lists)
+        results.setdefault(row[0], {})[row[2]] = told[row[1]]
     return results
 
 
@@ -165,7 +190,34 @@ def result_of(tx: Transaction, step_key: str) -> StepResult | None:
     rows = tx.rows(RESULTS, keys=[step_key])
     if not rows:
         return None
-    return _result(rows[0], _map_outputs(tx, [step_key] if rows[0][4] == StepKind.MAP else []))
+    is_map = rows[0][4] == StepKind.MAP
+    result = _result(rows[0], _map_outputs(tx, [step_key] if is_map else []))
+    return _with_remains(tx, {step_key: result}, {step_key} if is_map else set())[step_key]
+
+
+def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) -> dict[str, StepResult]:
+    """Return results by step key with what remains of those that did not end cleanly; clean ones cost no statement."""
+    unclean = {key: result for key, result in read.items() if is_unclean(result.status, result.outcome)}
+    if not unclean:
+        return read
+    told = dict(read)
+    children: dict[str, dict[str, StepResult]] = {}
+    for row in tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ():
+        children.setdefault(row[0], {})[row[1]] = _result(row, {})
+    of_items = {key: result for items in children.values() for key, result in items.items()}
+    for key, error, progress, result, answer in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
+        remains = Remains(_object(error), progress, _object(result), _object(answer))
+        if key in of_items:
+            of_items[key] = remains.added_to(of_items[key])
+        else:
+            told[key] = remains.added_to(told[key])
+    for key in maps & unclean.keys():
+        told[key] = of_map(told[key], [of_items[child] for child in children.get(key, ())])
+    return told
+
+
+def _object(text: str | None) -> JsonObject | None:
+    return None if text is None else cast(JsonObject, unpack(text))
 
 
 def _result(row: Row, lists: Mapping[str, Sequence[Json]]) -> StepResult:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.status import EndReason, RunEvent
+from shared.tasks.outcomes import Remains, is_unclean, of_map
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from shared.tasks.step import Outcome, Step, StepEnd, StepError, StepKind, StepResult
 from shared.testing.memory.logs import end_run, note_step, write_events, write_nodes
@@ -116,12 +117,24 @@ def skip_below(rows: Rows, step_key: str, now_us: int) -> None:
 
 
 def result_of(rows: Rows, step_key: str) -> StepResult:
-    """Return what dependents see of a step."""
+    """Return what dependents see of a step, with what remains of one that did not end cleanly."""
     step = rows.step(step_key)
-    output = step.output
-    if step.kind is StepKind.MAP:
-        output = [result_of(rows, child.key).output for child in rows.children_of(step_key)]
-    return StepResult(step.step_id, step.status, output, step.outcome or Outcome.CLEAN)
+    children = rows.children_of(step_key) if step.kind is StepKind.MAP else []
+    output = [result_of(rows, child.key).output for child in children] if step.kind is StepKind.MAP else step.output
+    result = StepResult(step.step_id, step.status, output, step.outcome or Outcome.CLEAN)
+    if not is_unclean(step.status, step.outcome):
+        return result
+    told = _remains(rows, step).added_to(result)
+    if step.kind is not StepKind.MAP:
+        return told
+    unclean = [child for child in children if is_unclean(child.status, child.outcome)]
+    return of_map(told, [result_of(rows, child.key) for child in unclean])
+
+
+def _remains(rows: Rows, step: Step) -> Remains:
+    last = {node.kind: node.payload for node in rows.nodes.get(step.run_id, ())}
+    error = None if step.error is None else step.error.as_json()
+    return Remains(error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT))
 
 
 def _move(rows: Rows, step_key: str, event: StepEvent, now_us: int) -> Step:

@@ -59,7 +59,15 @@ def test_a_step_is_told_the_results_it_asks_for() -> None:
     assert bound.instructions == "see 1"
     assert bound.inputs == {
         "how": "partial",
-        "all": {"output": {"x": 1}, "status": "completed", "outcome": "partial"},
+        "all": {
+            "output": {"x": 1},
+            "status": "completed",
+            "outcome": "partial",
+            "error": None,
+            "denials": [],
+            "unknown_effects": [],
+            "partial": None,
+        },
     }
 
 

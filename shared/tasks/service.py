@@ -1,0 +1,163 @@
+"""The one way by which the command line, programs and agents make tasks and ask things of them (DAG-01).
+
+It owns nothing of a task: making one is an insert, everything else a command row that the session's owner carries out
+(docs/decisions/0004). So all of them go through the same checks, and an answer is the owner's own word.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from shared.clock import Clock
+from shared.errors import ConflictError, NotFoundError, UnavailableError
+from shared.identity import RunIdentity
+from shared.ids import new_id
+from shared.jsontext import Json, JsonObject
+from shared.runs.store import RunStore
+from shared.sessions.session import Command, CommandKind
+from shared.sessions.store import SessionStore
+from shared.tasks.expansion import new_task
+from shared.tasks.inputs import bind_inputs
+from shared.tasks.plan import Plan
+from shared.tasks.planner import Planner
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Task
+from shared.tasks.store import TaskStore
+from shared.wire.ring import Ring, Switchboard
+
+COMMAND_LIMIT_S: Final = 30.0
+LOOK_EVERY_S: Final = 0.2
+
+
+class Ledger(TaskStore, SessionStore, RunStore, Protocol):
+    """The rows that the service reads and writes."""
+
+
+@dataclass(slots=True)
+class TaskService:
+    """One for each process that asks. ``planner`` is what its plans are checked against."""
+
+    store: Ledger
+    ring: Ring
+    switchboard: Switchboard
+    clock: Clock
+    planner: Planner = field(default_factory=Planner)
+
+    async def create(
+        self,
+        session_id: str,
+        plan: Plan,
+        inputs: Mapping[str, Json],
+        *,
+        agent: RunIdentity | None = None,
+        model: str = "",
+        task_id: str = "",
+    ) -> Task:
+        """Write a task into a session; ``agent`` is the run that plans it. With a ``task_id``, once.
+
+        Raises:
+            InvalidPlanError: an input is missing or wrong, or a step has neither model nor script.
+            NotFoundError: there is no such session.
+        """
+        new = new_task(
+            plan,
+            bind_inputs(plan, inputs),
+            await self.store.session(session_id),
+            surface_of=self.planner.surface_of,
+            default_model=model or self.planner.default_model,
+            now_us=self.clock.now_us(),
+            task_id=task_id,
+            agent=agent,
+        )
+        if not await self._stands(new.id):
+            await self.store.create_task(replace(new, session_id=session_id))
+        await self.ring.wake_owners([session_id])
+        return await self.store.task(new.id)
+
+    async def _stands(self, task_id: str) -> bool:
+        try:
+            await self.store.task(task_id)
+        except NotFoundError:
+            return False
+        return True
+
+    # -- what is asked of a task's owner. All raise: ConflictError, its refusal; UnavailableError, no owner did it in
+    #    time: the command stands and is carried out by the next one. A command id says it once, however often.
+    async def pause(self, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S) -> None:
+        await self.ask(CommandKind.PAUSE, task, {"reason": reason}, limit_s=limit_s)
+
+    async def resume(self, task: Task, *, reason: str = "resumed") -> None:
+        """Let a paused task go on, or give the failed and cancelled steps of an ended one new runs."""
+        match task.status:
+            case TaskStatus.COMPLETED:
+                raise ConflictError(f"task {task.id} is completed: there is nothing left to do")
+            case TaskStatus.FAILED | TaskStatus.CANCELLED:
+                await self.retry(task, reason=reason)
+            case TaskStatus.PAUSED | TaskStatus.RUNNING:
+                await self.ask(CommandKind.RESUME, task, {"reason": reason})
+
+    async def retry(self, task: Task, *, from_step: str = "", reason: str = "") -> None:
+        """Run what did not complete again; with ``from_step`` also that step and all that came of it.
+
+        Raises: NotFoundError when there is no such step.
+        """
+        if from_step and from_step not in {step.step_id for step in await self.store.steps(task.id)}:
+            raise NotFoundError(f"step of task {task.id}", from_step)
+        if task.status is TaskStatus.COMPLETED and not from_step:
+            raise ConflictError(f"task {task.id} is completed; name the step to run it again from")
+        await self.ask(CommandKind.RETRY, task, {"reason": reason, "from": from_step})
+
+    async def cancel(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
+        await self.ask(CommandKind.CANCEL, task, {"reason": reason}, command_id=command_id)
+
+    async def complete(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
+        """End a task all of whose steps have ended."""
+        await self.ask(CommandKind.COMPLETE, task, {"reason": reason}, command_id=command_id)
+
+    async def fail(self, task: Task, *, reason: str, command_id: str = "") -> None:
+        """End a task as failed; what has not ended is cancelled."""
+        await self.ask(CommandKind.FAIL, task, {"reason": reason}, command_id=command_id)
+
+    async def update(self, task: Task, change: JsonObject, *, command_id: str = "") -> None:
+        """Change a task that goes on (:mod:`shared.tasks.growth` says how it is written)."""
+        await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
+
+    async def ask(
+        self,
+        kind: CommandKind,
+        task: Task,
+        detail: JsonObject,
+        *,
+        command_id: str = "",
+        principal: str = "local",
+        limit_s: float = COMMAND_LIMIT_S,
+    ) -> None:
+        """Ask the task's owner for something and wait until it is done."""
+        command = Command(
+            command_id or new_id("cmd"),
+            task.session_id,
+            kind,
+            task.session_id if kind is CommandKind.CLOSE else task.id,
+            principal,
+            self.clock.now_us(),
+            {name: value for name, value in detail.items() if value not in ("", None)},
+        )
+        ear = await self.switchboard.session_ear(task.session_id)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.store.send_command(command)
+                await self.ring.wake_owners([task.session_id])
+                while True:
+                    asked, has_ended = await self.store.command(command.id)
+                    if has_ended:
+                        break
+                    await ear.wait(LOOK_EVERY_S)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"no orchestrator carried out {kind} of {task.id} within {limit_s:g} s; it stays asked for"
+            ) from error
+        finally:
+            await ear.close()
+        if asked.refusal:
+            raise ConflictError(asked.refusal)

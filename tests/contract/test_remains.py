@@ -1,0 +1,106 @@
+"""What a step left that did not end cleanly reaches whoever waits for it (DAG-10)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from shared.jsontext import Json
+from shared.runs.events import NewNode, NodeKind
+from shared.tasks.step import Claim, FailurePolicy, Outcome, StepEnd
+from shared.testing.builders import make_map, make_step
+from tests.contract.scene import Scene, completed, failed, held
+
+pytestmark = pytest.mark.spec("DAG-10", "DAG-02")
+
+DENIAL: dict[str, Json] = {
+    "tool_call_id": "c1",
+    "tool": "code.write_file",
+    "type": "permission_denied",
+    "message": "no",
+}
+UNKNOWN: dict[str, Json] = {"tool_call_id": "c2", "tool": "code.run_command", "type": "unknown_after_crash"}
+
+
+def report(*, denials: Sequence[Json] = (), unknown: Sequence[Json] = ()) -> NewNode:
+    return NewNode(NodeKind.RESULT, {"v": 1, "denials": list(denials), "unknown_effects": list(unknown)})
+
+
+def said(text: str) -> NewNode:
+    parts: list[Json] = [{"part_kind": "text", "content": text}]
+    return NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {"parts": parts}})
+
+
+def partly(claim: Claim, output: Json = "done") -> StepEnd:
+    nodes = (said("I could not write it."), report(denials=[DENIAL], unknown=[UNKNOWN]))
+    return replace(completed(claim, output, nodes=nodes), outcome=Outcome.PARTIAL)
+
+
+async def settle(scene: Scene) -> None:
+    for failure in await scene.store.failures(scene.own):
+        await scene.store.settle_failure(scene.own, failure.key, failure.on_failure, now_us=scene.now_us)
+
+
+async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Scene) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+
+    (later,) = (await scene.advance([partly(claim)], claim=1)).claims
+
+    result = later.dependencies["a"]
+    assert (result.output, result.outcome, result.partial) == ("done", Outcome.PARTIAL, None)
+    assert (result.denials, result.unknown_effects) == ((DENIAL,), (UNKNOWN,))
+    assert await scene.store.result(claim.step_key) == result
+
+
+async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scene: Scene) -> None:
+    await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
+    claim = await scene.claim_one()
+    await scene.store.report_progress(scene.worker, held(claim), "read 3 of 10", now_us=scene.now_us)
+    end = replace(failed(claim), nodes=(said("first"), said("Three files are fine."), report(denials=[DENIAL])))
+    await scene.advance([end])
+    await settle(scene)
+
+    result = (await scene.claim_one()).dependencies["a"]
+
+    assert (result.output, result.error, result.denials) == (None, end.error, (DENIAL,))
+    assert result.partial == {"text": "Three files are fine.", "progress": "read 3 of 10"}
+
+
+async def test_map_tells_what_its_items_left_each_by_name(scene: Scene) -> None:
+    task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)))
+    keep = FailurePolicy.KEEP
+    await scene.expand(f"{task_id}/m", make_step("x", on_failure=keep), make_step("y", on_failure=keep), "z")
+    first, second, third = await scene.claim()
+    end = replace(failed(first), nodes=(said("half of x"),))
+    await scene.advance([end, partly(second, "y"), completed(third, "z")])
+    await settle(scene)
+
+    result = (await scene.claim_one()).dependencies["m"]
+
+    assert end.error is not None
+    assert (result.output, result.outcome) == ([None, "y", "z"], Outcome.PARTIAL)
+    assert result.denials == ({**DENIAL, "step": "m[y]"},)
+    assert result.partial == [
+        {"step": "m[x]", "status": "failed", "error": end.error.as_json(), "partial": {"text": "half of x"}}
+    ]
+
+
+async def test_clean_step_left_nothing(scene: Scene) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+
+    (later,) = (await scene.advance([completed(claim, 1, nodes=(said("text"), report()))], claim=1)).claims
+
+    result = later.dependencies["a"]
+    assert (result.error, result.denials, result.unknown_effects, result.partial) == (None, (), (), None)
+
+
+async def test_further_attempt_leaves_nothing_of_the_last(scene: Scene) -> None:
+    claim = await scene.start("a")
+    await scene.advance([replace(failed(claim), nodes=(said("half"), report(denials=[DENIAL])))])
+    await scene.retry(claim.step_key)
+    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.complete(await scene.claim_one(), "whole")
+
+    result = await scene.store.result(claim.step_key)
+
+    assert (result.output, result.denials, result.partial) == ("whole", (), None)

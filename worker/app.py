@@ -23,6 +23,9 @@ log = get_logger(__name__)
 PARENT_FD = "SOONG_PARENT_FD"
 ORPHAN_GRACE_S = 5.0
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What the transport raises over something on the queue that no Celery has sent."""
+
 
 def make_worker_celery(redis_url: str, settings: Settings, hold_slot: Callable[[], int]) -> Celery:
     """Build the consuming app with its one task."""
@@ -64,6 +67,8 @@ def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerP
         quiet=True,
         loglevel=settings.log_level.upper(),
     )
+    # What lies on the queue and is no message at all is dropped with its connection; otherwise it would end the process.
+    worker.consumer.connection_errors += UNREADABLE
     watch_parent(orphaned)
     try:
         worker.start()

@@ -48,6 +48,8 @@ class ThreadPace:
             self._thread.join(timeout=5)
 
     def _run(self, every_s: float, act: Callable[[], None]) -> None:
+        # At once: the first call makes the connection, and over a slow network that takes as long as several beats.
+        act()
         while not self._stopping.wait(every_s):
             act()
 

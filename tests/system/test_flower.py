@@ -10,7 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,24 +86,33 @@ class Flower:
         return found
 
 
-@pytest.fixture
-def flower(redis_tcp_url: str, tmp_path: Path) -> Iterator[Flower]:
-    """Flower as ``soong flower`` runs it, on an empty Redis."""
-    auth = tmp_path / "flower.auth"
+@contextmanager
+def flower_process(redis_url: str, folder: Path) -> Iterator[Flower]:
+    """Run Flower as ``soong flower`` does."""
+    auth = folder / "flower.auth"
     auth.write_text(AUTH)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    with (tmp_path / "flower.log").open("wb") as log:
+    with (folder / "flower.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator.cli.flower_process", str(auth), "127.0.0.1", str(port)],
-            env={**os.environ, "SOONG_REDIS_URL": redis_tcp_url, "SOONG_AGENT_HOME": str(tmp_path / "flower-home")},
+            env={**os.environ, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(folder / "flower-home")},
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=tmp_path,
+            cwd=folder,
         )
-    yield Flower(port)
-    end(process)
+    try:
+        yield Flower(port)
+    finally:
+        end(process)
+
+
+@pytest.fixture
+def flower(redis_tcp_url: str, tmp_path: Path) -> Iterator[Flower]:
+    """Flower on an empty Redis."""
+    with flower_process(redis_tcp_url, tmp_path) as flower:
+        yield flower
 
 
 @pytest.fixture

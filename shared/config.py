@@ -6,13 +6,18 @@ plain; the layer that knows their meaning makes rules, hooks and policies of the
 safe defaults below.
 """
 
+import os
+import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 CONFIG_FILE: Final = "config.toml"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
@@ -159,14 +164,35 @@ def load_config(home: Path) -> Config:
     """
     path = home / CONFIG_FILE
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InvalidConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; that is no configuration")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Config()
+        content = _content(path)
+        text = None if content is None else content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"{path} cannot be read: {error}") from error
-    return parse_config(text, str(path))
+    return Config() if text is None else parse_config(text, str(path))
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what stands in the file; None when there is none. It names programs that run with the user's rights.
+
+    Raises:
+        InvalidConfigError: it is no file, too large, or others can write it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block the start
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidConfigError(f"{path} is not a regular file; write the configuration in one")
+        if status.st_uid not in (0, os.geteuid()):
+            raise InvalidConfigError(f"{path} belongs to another user, who could name programs that you run; own it")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InvalidConfigError(f"{path} can be written by other users; say chmod go-w {path}")
+        content = file.read(MAX_CONFIG_BYTES + 1)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise InvalidConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; that is no configuration")
+    return content
 
 
 def parse_config(text: str, place: str = CONFIG_FILE) -> Config:
@@ -180,8 +206,36 @@ def parse_config(text: str, place: str = CONFIG_FILE) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfigError(f"{place} is not TOML: {error}") from error
     except ValidationError as error:
-        wrong = "; ".join(f"{_dotted(item['loc'])}: {item['msg']}" for item in error.errors())
+        wrong = "; ".join(f"{_dotted(item['loc'])}: {_said(item)}" for item in error.errors())
         raise InvalidConfigError(f"{place}: {wrong}") from error
+
+
+_WORDS: Final = {
+    "tuple_type": "takes a list, such as ['a', 'b']",
+    "model_type": "takes a table of fields",
+    "string_type": "takes text in quotes",
+    "bool_type": "takes true or false",
+    "int_type": "takes a whole number",
+    "missing": "is missing",
+}
+
+
+def _said(item: "ErrorDetails") -> str:
+    """Return what is wrong at one place in words of a configuration, not of a program."""
+    if item["type"] == "extra_forbidden":
+        known = ", ".join(_fields_at(item["loc"][:-1]))
+        return f"there is no such field; known here: {known}"
+    return _WORDS.get(item["type"], item["msg"])
+
+
+def _fields_at(place: tuple[int | str, ...]) -> list[str]:
+    """Return the fields that the section at a place has."""
+    section: type[BaseModel] = Config
+    for name in place:
+        if isinstance(name, str):
+            kinds = (section.model_fields[name].annotation, *get_args(section.model_fields[name].annotation))
+            section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(section.model_fields)
 
 
 def _dotted(place: tuple[int | str, ...]) -> str:

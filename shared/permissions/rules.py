@@ -131,7 +131,8 @@ def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Sc
             if not value or value == "*.":
                 raise UsageError(f"{place}: nothing stands after {prefix!r}")
             return Scope(kind, read_host(value, place) if kind is ScopeKind.HOST else value)
-    return Scope(ScopeKind.PATH, read_folder(wanted, place, home=home, is_grant=is_grant))
+    folder = read_folder(wanted, place, home=home, is_grant=is_grant, or_else=", host:NAME or exact:TEXT")
+    return Scope(ScopeKind.PATH, folder)
 
 
 def read_host(value: str, place: str) -> str:
@@ -147,8 +148,8 @@ def read_host(value: str, place: str) -> str:
         raise UsageError(f"{place}: {error}; write a host name such as example.org or *.example.org") from error
 
 
-def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool) -> str:
-    """Return an absolute, resolved folder or file.
+def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool, or_else: str = "") -> str:
+    """Return an absolute, resolved folder or file; ``or_else`` is what could have been written instead of one.
 
     Raises:
         UsageError: it is relative, or too wide for something that grants.
@@ -156,9 +157,8 @@ def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool) -> s
     own_home = home or str(Path.home())
     expanded = own_home + wanted[1:] if wanted == "~" or wanted.startswith("~/") else wanted
     if not expanded.startswith("/") or "\0" in expanded:
-        raise UsageError(
-            f"{place}: {wanted!r} is not an absolute path; write {str(Path.cwd() / wanted)!r}, host:NAME or exact:TEXT"
-        )
+        remedy = f"write {str(Path.cwd() / wanted)!r}{or_else}"
+        raise UsageError(f"{place}: {wanted!r} is not an absolute path; {remedy}")
     # Targets are resolved, so the rule is too; a link put there later leads out of the rule, not along with it.
     folder = str(Path(os.path.realpath(expanded)))
     if is_grant and (is_too_wide(folder, os.path.realpath(own_home)) or not is_normal(folder)):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Make the secrets that docker-compose.yml mounts, once; existing ones are kept.
+# For servers elsewhere: SOONG_POSTGRES=host:5432 SOONG_REDIS=host:6379 deploy/make-secrets.sh
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 folder="$here/secrets"
@@ -21,14 +22,14 @@ put flower_basic_auth "soong:$(random)"
 # Each part has a database role of its own (deploy/postgres-roles.sql); the superuser's password is for making them.
 for role in owner orchestrator worker; do
   put "postgres_password_$role" "$(random)"
-  put "database_url_$role" "postgresql+psycopg://soong_$role:$(cat "$folder/postgres_password_$role")@postgres:5432/soong"
+  put "database_url_$role" "postgresql+psycopg://soong_$role:$(cat "$folder/postgres_password_$role")@${SOONG_POSTGRES:-postgres:5432}/soong"
 done
 
 # Each part has a Redis user of its own, with the rights that deploy/redis-users.acl gives it.
 rules="$(cat "$here/redis-users.acl")"
 for role in orchestrator worker flower health; do
   put "redis_password_$role" "$(random)"
-  put "redis_url_$role" "redis://$role:$(cat "$folder/redis_password_$role")@redis:6379/0"
+  put "redis_url_$role" "redis://$role:$(cat "$folder/redis_password_$role")@${SOONG_REDIS:-redis:6379}/0"
   rules="${rules//"{$role}"/"$(cat "$folder/redis_password_$role")"}"
 done
 put redis_users "$(printf '%s\n' "$rules" | grep -v -e '^#' -e '^$')

@@ -1,0 +1,31 @@
+"""Parts of the tests that need what no wheel brings: `make test` leaves them out, `make test-extra` insists on them."""
+
+import os
+import re
+import shutil
+import subprocess
+from typing import Final
+
+import pytest
+
+INSISTS: Final = os.environ.get("TEST_EXTRA") == "1"
+
+
+def missing(what: str) -> None:
+    """Leave the test out, or fail it where everything has to run."""
+    if INSISTS:
+        pytest.fail(f"{what}: make test-extra runs everything", pytrace=False)
+    pytest.skip(what)
+
+
+def redis_7() -> str:
+    """Return a redis-server of version 7 or newer: ``REDIS_SERVER``, or the system's."""
+    program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
+    if program is None:
+        missing("there is no redis-server; install one (7 or newer), or set REDIS_SERVER")
+        raise AssertionError
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    version = re.search(r"v=(\d+)\.", said)
+    if version is None or int(version[1]) < 7:
+        missing(f"{program} is no redis-server of version 7 or newer")
+    return program

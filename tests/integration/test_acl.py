@@ -1,0 +1,212 @@
+"""Redis users of a deployment (7 or newer): a worker does all its work under its own, and nothing else.
+
+The rules are those of deploy/redis-users.acl, with the passwords that deploy/make-secrets.sh puts in.
+"""
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+
+from shared.permissions.request import Choice
+from shared.tasks.status import TaskStatus
+from tests.extra import redis_7
+from tests.system.deployment import Deployment, end
+from tests.system.test_consent import Person
+from tests.system.test_flower import AGENT, TROUBLED, Flower, flower_process
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass(frozen=True, slots=True)
+class AclServer:
+    """A Redis with the users of a deployment."""
+
+    port: int
+    secrets: Path
+
+    def url(self, user: str) -> str:
+        return f"redis://{user}:{self.password(user)}@127.0.0.1:{self.port}/0"
+
+    def password(self, user: str) -> str:
+        return (self.secrets / f"redis_password_{user}").read_text()
+
+    def client(self, user: str) -> redis.Redis:
+        return redis.Redis(port=self.port, username=user, password=self.password(user), protocol=2)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclServer]:
+    program = redis_7()
+    folder = tmp_path_factory.mktemp("acl")
+    shutil.copytree(ROOT / "deploy", folder / "deploy", ignore=shutil.ignore_patterns("secrets"))
+    subprocess.run([folder / "deploy" / "make-secrets.sh"], check=True, capture_output=True, timeout=60)
+    secrets = folder / "deploy" / "secrets"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        server = AclServer(int(probe.getsockname()[1]), secrets)
+    users = ("--aclfile", str(secrets / "redis_users"))
+    options = ("--bind", "127.0.0.1", "--port", str(server.port), "--save", "", *users)
+    with (folder / "redis.log").open("wb") as log:
+        process = subprocess.Popen([program, *options], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+    try:
+        _await(server, folder / "redis.log")
+        yield server
+    finally:
+        end(process)
+
+
+def _await(server: AclServer, log: Path) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            with server.client("health") as client:
+                client.ping()
+        except redis.ConnectionError:
+            time.sleep(0.05)  # a server that starts has no event
+        else:
+            return
+    pytest.fail(f"redis-server did not start: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture
+async def service(server: AclServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    with server.client("orchestrator") as client:
+        for key in client.scan_iter("soong:*"):
+            client.delete(key)
+    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", server.url("orchestrator"), tmp_path) as deployment:
+        yield deployment
+
+
+COMMON = {
+    "list what there is": ("KEYS", "*"),
+    "walk over what there is": ("SCAN", "0"),
+    "read the server's settings": ("CONFIG", "GET", "*"),
+    "change the server's settings": ("CONFIG", "SET", "maxmemory", "1"),
+    "empty the server": ("FLUSHALL",),
+    "read who may what": ("ACL", "LIST"),
+    "make itself a user": ("ACL", "SETUSER", "mine", "on", "nopass", "allkeys", "allcommands"),
+    "see who is connected": ("CLIENT", "LIST"),
+    "disconnect others": ("CLIENT", "KILL", "TYPE", "normal"),
+    "watch what others do": ("MONITOR",),
+    "stop the server": ("SHUTDOWN", "NOSAVE"),
+    "make it follow another": ("REPLICAOF", "127.0.0.1", "1"),
+    "load a module": ("MODULE", "LOAD", "/tmp/x.so"),
+    "use a key that is not ours": ("SET", "other", "x"),
+    "debug the server": ("DEBUG", "SLEEP", "0"),
+}
+FORBIDDEN = {
+    "worker": {
+        **COMMON,
+        "send a dispatch": ("LPUSH", "soong:soong.default", "x"),
+        "empty a queue": ("DEL", "soong:soong.default"),
+        "steer the other workers": ("PUBLISH", "soong:/0.celery.pidbox", "x"),
+        "decide for another": ("XADD", "soong:perm:dec:wrk_other", "*", "request", "x"),
+        "read what others ask": ("XRANGE", "soong:perm:req", "-", "+"),
+        "take what others ask away": ("XTRIM", "soong:perm:req", "MAXLEN", "0"),
+        "hear what wakes everybody": ("PSUBSCRIBE", "*"),
+        "script its way to a dispatch": ("EVAL", 'return redis.call("LPUSH", "soong:soong.default", "x")', "0"),
+        "script its way over a lock": (
+            *("EVAL", 'return redis.call("LPUSH", "soong:soong.default", "x")', "1", "soong:unacked_mutex"),
+        ),
+    },
+    "flower": {
+        **COMMON,
+        "send a dispatch": ("LPUSH", "soong:soong.default", "x"),
+        "take a dispatch": ("RPOP", "soong:soong.default"),
+        "raise a question": ("XADD", "soong:perm:req", "*", "request", "x"),
+        "decide": ("XADD", "soong:perm:dec:wrk_other", "*", "request", "x"),
+        "read decisions": ("XRANGE", "soong:perm:dec:wrk_other", "-", "+"),
+        "wake owners": ("PUBLISH", "soong:wake:owners", "x"),
+        "hear owners being woken": ("SUBSCRIBE", "soong:wake:owners"),
+    },
+    "orchestrator": {name: act for name, act in COMMON.items() if name != "walk over what there is"},
+    "health": {**COMMON, "read a queue's length": ("LLEN", "soong:soong.default"), "read the server": ("INFO",)},
+}
+
+
+# By the user's rules, or for everybody by the server's own settings.
+REFUSED = re.compile(r"permission|can't run this command|command not allowed")
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("user", FORBIDDEN)
+def test_a_user_may_do_nothing_else(server: AclServer, user: str) -> None:
+    allowed = []
+    for what, command in FORBIDDEN[user].items():
+        with server.client(user) as client:
+            try:
+                client.execute_command(*command)
+            except redis.ResponseError as error:
+                if not REFUSED.search(str(error)):
+                    allowed.append(f"{what}: {error}")
+            else:
+                allowed.append(what)
+
+    assert allowed == []
+
+
+def test_nobody_gets_in_without_a_name(server: AclServer) -> None:
+    with redis.Redis(port=server.port, protocol=2) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_worker_does_all_its_work_as_its_own_user(server: AclServer, service: Deployment) -> None:
+    folder = service.home / "notes"
+    folder.mkdir()
+    person = Person(Choice.ALLOW_ONCE)
+    await service.start_workers(2, slots=2, SOONG_REDIS_URL=server.url("worker"), SOONG_LOG_LEVEL="info")
+
+    plan = ROOT / "examples" / "approve.yaml"
+    task = await service.submit(plan, {"folder": str(folder)}, project=folder.parent, callback=person)
+    ended = await service.finished(task)
+    sleeping = await service.submit(
+        {"title": "t", "steps": [{"id": "s", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 30}}]}
+    )
+    await service.until(lambda: _is_held(service, sleeping.id))
+    await service.command(sleeping, "cancel")
+    cancelled = await service.finished(sleeping, within_s=5)
+    for worker in service.workers:
+        end(worker)
+
+    assert (ended.status, cancelled.status) == (TaskStatus.COMPLETED, TaskStatus.CANCELLED)
+    assert sorted(path.name for path in folder.iterdir()) == ["left.txt", "right.txt"]
+    assert len(person.asked) == 2
+    logs = service.logs()
+    assert [word for word in ("NOPERM", "NoPermission", "can't run this command") if word in logs] == []
+    assert {worker.returncode for worker in service.workers} == {0}
+
+
+async def _is_held(service: Deployment, task_id: str) -> bool:
+    return any(step.status.is_leased for step in await service.store.steps(task_id))
+
+
+@pytest.mark.spec("OPS-02", "OPS-08")
+async def test_flower_sees_everything_as_its_own_user(server: AclServer, service: Deployment, tmp_path: Path) -> None:
+    with flower_process(server.url("flower"), tmp_path) as flower:
+        await service.until(lambda: _answers(flower), within_s=40)
+        await service.start_workers(1, SOONG_REDIS_URL=server.url("worker"), SOONG_MAX_TURNS="3")
+        task = await service.finished(await service.submit(TROUBLED, project=tmp_path))
+
+        async def has_counted() -> bool:
+            counted = await asyncio.to_thread(flower.counted)
+            return {("task-agent-budget-stop", AGENT), ("task-succeeded", f"{AGENT}:asks")} <= counted.keys()
+
+        await service.until(has_counted)
+
+    assert task.status is TaskStatus.FAILED
+    assert "NOPERM" not in (tmp_path / "flower.log").read_text()
+
+
+async def _answers(flower: Flower) -> bool:
+    return bool(await asyncio.to_thread(flower.page, "/healthcheck"))

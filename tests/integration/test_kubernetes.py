@@ -1,0 +1,195 @@
+"""The manifests in deploy/kubernetes keep what the rest of this project promises of a deployment.
+
+These are checks of structure. `make test-extra` also holds the files to Kubernetes' own schemas.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli.main import COMMANDS
+from shared.settings import Settings
+from tests.extra import missing
+from worker.process import HAND_BACK_S
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
+SECRETS = {
+    "soong-migrate": {"database_url"},
+    "soong-orchestrator": {"database_url", "redis_url", "signing_key"},
+    "soong-worker": {"database_url", "redis_url"},
+    "soong-flower": {"redis_url", "flower_basic_auth"},
+}
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(FOLDER.rglob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            yield str(path.relative_to(FOLDER)), document
+
+
+DOCUMENTS = list(documents())
+WORKLOADS = {
+    document["metadata"]["name"]: document for _, document in DOCUMENTS if document["kind"] in {"Deployment", "Job"}
+}
+parts = pytest.mark.parametrize("name", WORKLOADS)
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = WORKLOADS[name]["spec"]["template"]["spec"]
+    return spec
+
+
+def container(name: str) -> dict[str, Any]:
+    (only,) = pod(name)["containers"]
+    return dict(only)
+
+
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    return [document for _, document in DOCUMENTS if document["kind"] == kind]
+
+
+def test_every_part_of_a_deployment_has_a_workload() -> None:
+    assert WORKLOADS.keys() == {"soong-migrate", "soong-orchestrator", "soong-worker", "soong-flower"}
+
+
+@parts
+def test_nothing_runs_as_root_or_writes_to_its_image(name: str) -> None:
+    context, inner = pod(name)["securityContext"], container(name)["securityContext"]
+
+    assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 10001)
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert inner == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod(name)["automountServiceAccountToken"] is False
+    assert f"useradd --system --uid {context['runAsUser']} " in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+@parts
+def test_each_part_is_given_its_own_secrets_as_files_and_no_other_parts(name: str) -> None:
+    mounted = {
+        volume["secret"]["secretName"]: volume["secret"] for volume in pod(name)["volumes"] if "secret" in volume
+    }
+    files = {
+        entry["value"].rpartition("/")[2]
+        for entry in container(name)["env"]
+        if entry["value"].startswith("/run/secrets/soong/")
+    } | {argument.rpartition("/")[2] for argument in container(name)["args"] if argument.startswith("/run/secrets/")}
+
+    assert mounted.keys() == {name}
+    assert files == SECRETS[name]
+    # Others than the owner and the group would include whoever else gets into the container.
+    assert mounted[name]["defaultMode"] == 0o440
+    assert not any("valueFrom" in entry for entry in container(name)["env"])
+
+
+def test_the_script_makes_exactly_the_secrets_that_are_mounted() -> None:
+    script = (FOLDER / "secrets.sh").read_text()
+
+    made = {
+        f"soong-{part}": {item.partition("=")[0] for item in items.split()}
+        for part, items in re.findall(r"^secret (\w+) (.+)$", script, re.MULTILINE)
+    }
+    assert made == SECRETS
+
+
+@parts
+def test_what_is_started_and_set_is_there(name: str) -> None:
+    assert container(name)["args"][0] in COMMANDS
+    variables = {entry["name"].removeprefix("SOONG_").removesuffix("_FILE").lower() for entry in container(name)["env"]}
+    known = {*Settings.model_fields, "signing_key"}
+    assert variables <= known
+
+
+@parts
+def test_every_part_says_what_it_takes_and_when_it_is_well(name: str) -> None:
+    resources = container(name)["resources"]
+
+    assert {"cpu", "memory"} <= resources["requests"].keys()
+    assert "memory" in resources["limits"]
+    if WORKLOADS[name]["kind"] == "Deployment":
+        assert {"livenessProbe", "startupProbe"} <= container(name).keys()
+
+
+def test_a_worker_has_time_to_drain() -> None:
+    drain = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_DRAIN_S")
+
+    assert pod("soong-worker")["terminationGracePeriodSeconds"] >= float(drain) + HAND_BACK_S + 15
+
+
+def test_a_database_that_is_away_restarts_no_orchestrator() -> None:
+    assert container("soong-orchestrator")["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert container("soong-orchestrator")["readinessProbe"]["httpGet"]["path"] == "/metrics"
+
+
+def test_selectors_find_the_pods_that_are_meant() -> None:
+    labels = {name: workload["spec"]["template"]["metadata"]["labels"] for name, workload in WORKLOADS.items()}
+    for name, workload in WORKLOADS.items():
+        if workload["kind"] == "Deployment":
+            assert workload["spec"]["selector"]["matchLabels"] == labels[name]
+    for service in of_kind("Service"):
+        name = service["metadata"]["name"]
+        ports = {port["name"] for port in container(name)["ports"]}
+        assert service["spec"]["selector"] == labels[name]
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for budget in of_kind("PodDisruptionBudget"):
+        assert budget["spec"]["selector"]["matchLabels"] == labels[budget["metadata"]["name"]]
+
+
+def test_the_network_is_closed_but_for_what_is_named() -> None:
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind("NetworkPolicy")}
+
+    assert policies["nothing"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    reach_database = policies["database"]["podSelector"]["matchExpressions"][0]["values"]
+    assert "flower" not in reach_database
+    kustomized = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+    assert "models.yaml" not in kustomized  # the way out is opened by hand
+    blocked = policies["models"]["egress"][0]["to"][0]["ipBlock"]["except"]
+    assert "169.254.0.0/16" in blocked
+
+
+def test_everything_is_in_one_namespace_and_applied_by_one_command() -> None:
+    namespaced = [document for _, document in DOCUMENTS if document["kind"] not in {"Namespace", "Kustomization"}]
+    top = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+
+    assert {document["metadata"]["namespace"] for document in namespaced} == {"soong"}
+    assert {*top, "models.yaml", "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
+
+
+def test_kubernetes_own_schemas_take_the_manifests() -> None:
+    program = os.environ.get("KUBERNETES_VALIDATE") or shutil.which("kubernetes-validate")
+    if program is None:
+        missing("there is no kubernetes-validate (PyPI), which brings Kubernetes' schemas")
+        return
+    files = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+
+    done = subprocess.run(
+        [program, "--strict", *files], capture_output=True, text=True, check=False, timeout=60, cwd=FOLDER
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" passed ") == sum(path in files for path, _ in DOCUMENTS)
+
+
+@pytest.mark.spec("OPS-03")
+def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
+    (scaled,) = of_kind("ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    source = (ROOT / "orchestrator" / "metrics.py").read_text()
+
+    slots = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_SLOTS")
+    assert scaled["spec"]["scaleTargetRef"]["name"] in WORKLOADS
+    assert trigger["metadata"]["threshold"] == slots
+    assert "replicas" not in WORKLOADS["soong-worker"]["spec"]
+    for metric in re.findall(r"soong_\w+", trigger["metadata"]["query"]):
+        assert f'"{metric}"' in source

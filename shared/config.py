@@ -181,18 +181,24 @@ def _content(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block the start
     except FileNotFoundError:
         return None
-    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidConfigError(f"{path} is not a regular file; write the configuration in one")
-        if status.st_uid not in (0, os.geteuid()):
-            raise InvalidConfigError(f"{path} belongs to another user, who could name programs that you run; own it")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise InvalidConfigError(f"{path} can be written by other users; say chmod go-w {path}")
-        content = file.read(MAX_CONFIG_BYTES + 1)
+    try:
+        _check(os.fstat(descriptor), path)
+        with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123  # a descriptor
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_CONFIG_BYTES:
         raise InvalidConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; that is no configuration")
     return content
+
+
+def _check(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidConfigError(f"{path} is not a regular file; write the configuration in one")
+    if status.st_uid not in (0, os.geteuid()):
+        raise InvalidConfigError(f"{path} belongs to another user, who could name programs that you run; own it")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidConfigError(f"{path} can be written by other users; say chmod go-w {path}")
 
 
 def parse_config(text: str, place: str = CONFIG_FILE) -> Config:

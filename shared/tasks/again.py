@@ -34,6 +34,9 @@ def rerun(steps: Sequence[Step], from_step: str = "") -> Rerun:
     """
     affected, regrown = _below(steps, from_step) if from_step else (set[str](), set[str]())
     back = [step for step in steps if step.key in affected or step.status in RETRIED]
+    # A map step that waits again for what it had once gone on without is unlocked, and so expanded, again.
+    waits = {step.key for step in back}
+    regrown.update(step.key for step in back if step.kind is StepKind.MAP and not waits.isdisjoint(step.depends_on))
     kept = [step for step in back if step.map_key not in regrown]
     return Rerun(
         tuple(step for step in kept if step.kind is not StepKind.MAP),

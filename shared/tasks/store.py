@@ -279,6 +279,7 @@ class TaskStore(Protocol):
         Lost leases are forgotten, and a closed session is open again.
 
         Raises: InvalidTransitionError when the task has not ended, or completed with nothing to run again (or
-            ConflictError: a step of it is still leased).
+            ConflictError: a step of it is still leased, or a map step that waits again for its dependencies has
+            children and is not among the ``regrown``: they would run, and count for it, before it is unlocked).
         """
         ...

@@ -161,6 +161,8 @@ def _open_again(
     counted = {row[0]: row for row in tx.rows(COUNT_AGAIN, keys=keys)}
     for key in keys:
         _, kind, run_id, open_deps = counted[key]
+        if open_deps and kind == StepKind.MAP and tx.rows(CHILDREN, key=key)[0][0]:
+            raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
         if not open_deps:
             reopen(tx, journal, key, StepKind(kind), run_id or root_run_id)
             if kind == StepKind.MAP:

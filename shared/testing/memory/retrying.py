@@ -78,6 +78,9 @@ class MemoryRetrying:
             start_again(self.rows, replace(step, lost_leases=0), by_step.get(step.key), now_us)
         # All are counted before the first is opened: opening a map may complete it, which counts down again.
         waiting = [step.key for step in steps if self._count_again(step.key)]
+        for key in waiting:
+            if self.rows.children_of(key):
+                raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
         for step in steps:
             if step.key not in waiting:
                 self._reopen(step.key, now_us)

@@ -12,11 +12,11 @@ export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint spec bench lock clean
+.PHONY: help env demo test lint simulate spec bench lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo PROJECT=/any/dir           audits that folder instead of the installed Celery"
 	@echo "  make demo MODEL=anthropic:<name>     lets that model do the work instead of the built-in script"
@@ -55,6 +55,10 @@ lint: env ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+SEEDS ?= 10000
+simulate: env ## Play seeded stories of faults: SEEDS=10000, or one again with SEED=n
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 spec: env ## One line a clause of docs/spec.md: proven, failing or missing
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.architecture.spec_report

@@ -1,0 +1,295 @@
+"""The auditor: reads rows after every commit and holds them to what the engine promises. It believes no summary.
+
+It keeps the rows as they were before the commit, knows which method was called with what, and stops the simulation at
+the first promise that is broken.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from shared.errors import NotOwnerError, SoongError
+from shared.runs.record import Run
+from shared.runs.status import RunStatus
+from shared.sessions.session import Ownership, ProcessState, Session
+from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
+from shared.tasks.step import Advance, FailurePolicy, Held, Step, StepEnd, Task
+from shared.testing.memory.rows import Rows
+from tests.simulation.borders import READS
+from tests.simulation.claims import ClaimAuditor
+
+
+class BrokenPromiseError(AssertionError):
+    """Rows say what they must never say."""
+
+
+_S = StepStatus
+_OPEN: Final = (_S.PENDING, _S.READY, _S.BLOCKED, _S.EXPANDING, _S.WAITING)
+_UNLOCKS: Final = {(_S.PENDING, _S.READY), (_S.PENDING, _S.EXPANDING), (_S.WAITING, _S.COMPLETED)}
+_CANCELS: Final = {(status, _S.CANCELLED) for status in _OPEN}
+_BACK: Final = (_S.PENDING, _S.READY, _S.EXPANDING, _S.WAITING, _S.COMPLETED)
+
+MOVES: Final[Mapping[str, set[tuple[StepStatus, StepStatus]]]] = {
+    "advance": _UNLOCKS
+    | {(_S.PENDING, _S.RUNNING), (_S.READY, _S.RUNNING)}
+    | {(_S.RUNNING, end) for end in (_S.COMPLETED, _S.FAILED, _S.CANCELLED)},
+    "hand_back": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.CANCELLED)},
+    "expire_worker": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.FAILED), (_S.RUNNING, _S.CANCELLED)},
+    "expand": _UNLOCKS | {(_S.EXPANDING, _S.WAITING), (_S.EXPANDING, _S.COMPLETED)},
+    "fail_expansion": {(_S.EXPANDING, _S.FAILED)},
+    "retry_step": {(_S.FAILED, _S.PENDING)},
+    "promote_due": {(_S.PENDING, _S.READY)},
+    "settle_failure": _UNLOCKS | _CANCELS | {(_S.PENDING, _S.SKIPPED), (_S.WAITING, _S.FAILED)},
+    "cancel_task": _CANCELS,
+    "retry_task": _UNLOCKS | {(was, now) for was in (_S.FAILED, _S.CANCELLED, _S.SKIPPED) for now in _BACK},
+}
+"""Every change of a step's status by the method that may make it, from before the transaction to after it."""
+
+_QUEUED: Final = (_S.PENDING, _S.READY)
+
+
+@dataclass(slots=True)
+class Seen:
+    """The rows as they were after the last commit. Rows are frozen values, so keeping them is keeping references."""
+
+    steps: dict[str, Step] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Auditor:
+    """``rows`` returns all rows as they are now; ``now_s`` is the one true time."""
+
+    rows: Callable[[], Rows]
+    now_s: Callable[[], float]
+    lease_s: float
+    seen: Seen = field(default_factory=Seen)
+    accepted: set[tuple[str, int]] = field(default_factory=set)
+    beaten_s: dict[str, float] = field(default_factory=dict)
+    claims: ClaimAuditor = field(default_factory=ClaimAuditor)
+    moved_s: float = 0.0
+    """When a step last changed."""
+    commits: int = 0
+    stale_refused: int = 0
+
+    def committed(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], outcome: object) -> None:
+        """Judge what one transaction has done. Raises: BrokenPromiseError."""
+        self._note_beats(method, args, outcome)
+        if method in READS or method == "beat":
+            return
+        self.commits += 1
+        rows = self.rows()
+        self._check_caller(method, args, outcome)
+        self._check_fences(method, args, outcome, rows)
+        if method == "retry_task":
+            # The children of a map step that is expanded anew are gone; only their runs and logs stay.
+            self.seen.steps = {key: step for key, step in self.seen.steps.items() if key in rows.steps}
+        changed = self._changed_steps(rows)
+        if changed:
+            self.moved_s = self.now_s()
+        for step in changed:
+            self._check_step(method, self.seen.steps.get(step.key), step, rows)
+        if isinstance(outcome, Advance):
+            self.claims.check(rows, args[0], kwargs, outcome, changed)
+        for step in _around(changed, rows):
+            _check_counter(step, rows)
+        # Tables are compared whole first: most commits change few of them, and equal ones compare by identity.
+        if rows.runs != self.seen.runs:
+            self._check_runs(rows)
+        if rows.tasks != self.seen.tasks:
+            self._check_tasks(method, rows)
+        if rows.sessions != self.seen.sessions:
+            self._check_sessions(rows)
+        self.seen.steps.update((step.key, step) for step in changed)
+
+    def _changed_steps(self, rows: Rows) -> list[Step]:
+        if rows.steps == self.seen.steps:
+            return []
+        seen = self.seen.steps
+        return [step for key, step in rows.steps.items() if seen.get(key) is not step and seen.get(key) != step]
+
+    # -- who called
+    def _note_beats(self, method: str, args: Sequence[Any], outcome: object) -> None:
+        match method:
+            case "register_worker" | "register_owner":
+                self.beaten_s[args[0].id] = self.now_s()
+            case "beat" | "beat_owner" if outcome is True:
+                self.beaten_s[args[0]] = self.now_s()
+            case "expire_worker" if outcome is not None and not isinstance(outcome, SoongError):
+                self._check_expiry(args[0])
+            case "expire_owner" if outcome is True:
+                self._check_expiry(args[0])
+
+    def _check_expiry(self, process_id: str) -> None:
+        still_s = self.now_s() - self.beaten_s[process_id]
+        _promise(still_s >= self.lease_s, f"{process_id} was declared gone {still_s:.3f} s after its last beat")
+
+    def _check_caller(self, method: str, args: Sequence[Any], outcome: object) -> None:
+        """An owner's write under a stale epoch is refused, one under the right epoch is not."""
+        if not args or not isinstance(args[0], Ownership):
+            return
+        session = self.seen.sessions.get(args[0].session_id)
+        is_right = session is not None and session.ownership == args[0]
+        is_refused = isinstance(outcome, NotOwnerError)
+        _promise(is_right != is_refused, f"{method} by {args[0]} gave {outcome!r}, and the epoch was right: {is_right}")
+
+    def _check_fences(self, method: str, args: Sequence[Any], outcome: object, rows: Rows) -> None:
+        match method:
+            case "advance" if isinstance(outcome, Advance):
+                self._check_ends(args[0], args[1], outcome, rows)
+            case "hand_back" if isinstance(outcome, frozenset):
+                stale = {held.run_id for held in args[1] if not self._holds(args[0], held)}
+                _promise(stale == outcome, f"hand_back told {outcome} stale, and {stale} were")
+                self.stale_refused += len(stale)
+            case "append" | "start_call" | "end_call":
+                run_id, fence = (args[0].run_id, args[1]) if method == "start_call" else args[:2]
+                run = self.seen.runs.get(run_id)
+                is_held = run is not None and run.status is RunStatus.RUNNING and run.fence == fence
+                is_written = not isinstance(outcome, SoongError)
+                _promise(is_held or not is_written, f"{method} to {run_id} was written under the stale fence {fence}")
+                self.stale_refused += not is_written
+
+    def _check_ends(self, worker_id: str, ends: Sequence[StepEnd], outcome: Advance, rows: Rows) -> None:
+        told: set[str] = set()
+        for end in ends:
+            held = Held(end.step_key, end.run_id, end.fence)
+            if not self._holds(worker_id, held) or end.step_key in told:
+                _promise(end.run_id in outcome.stale, f"the end of {held} was taken, and {worker_id} did not hold it")
+                self.stale_refused += 1
+                continue
+            told.add(end.step_key)
+            place = (end.run_id, end.fence)
+            _promise(end.run_id not in outcome.stale, f"the end of {held} was refused, and {worker_id} held it")
+            _promise(rows.steps[end.step_key].status is end.status, f"{held} ended as {end.status} and is another")
+            _promise(place not in self.accepted, f"{held} was ended twice under one fence")
+            self.accepted.add(place)
+
+    def _holds(self, worker_id: str, held: Held) -> bool:
+        step = self.seen.steps.get(held.step_key)
+        return (
+            step is not None
+            and step.status.is_leased
+            and (step.worker_id, step.run_id, step.fence) == (worker_id, held.run_id, held.fence)
+        )
+
+    # -- steps
+    def _check_step(self, method: str, was: Step | None, step: Step, rows: Rows) -> None:
+        task = rows.tasks[step.task_id]
+        if was is None:
+            _promise(method in {"create_task", "expand"}, f"{method} inserted {step.key}")
+            _promise(step.status in {_S.PENDING, _S.READY, _S.EXPANDING}, f"{step.key} was born {step.status}")
+            return
+        _promise(was.status is not _S.COMPLETED, f"{method} changed {step.key}, which had completed")
+        _promise(step.fence >= was.fence, f"{method} took {step.key} from fence {was.fence} back to {step.fence}")
+        if step.status is not was.status:
+            move = (was.status, step.status)
+            _promise(move in MOVES.get(method, ()), f"{method} moved {step.key} from {was.status} to {step.status}")
+        if step.status is _S.RUNNING and was.status is not _S.RUNNING:
+            worker = rows.workers.get(step.worker_id)
+            _promise(step.fence > was.fence, f"{step.key} was claimed under the old fence {was.fence}")
+            _promise(task.status is TaskStatus.RUNNING, f"{step.key} was claimed, and its task is {task.status}")
+            _promise(
+                worker is not None and worker.state is ProcessState.LIVE,
+                f"{step.key} was claimed by {worker}, not live",
+            )
+        if was.status is _S.PENDING and step.status in {_S.READY, _S.RUNNING, _S.EXPANDING}:
+            waits = [key for key in step.depends_on if not _counts_as_done(rows.steps[key], rows)]
+            _promise(not waits, f"{step.key} became {step.status} while {waits} are open")
+
+    # -- runs and tasks
+    def _check_runs(self, rows: Rows) -> None:
+        for run_id, run in rows.runs.items():
+            was = self.seen.runs.get(run_id)
+            if was is run:
+                continue
+            _promise(was is None or run.fence >= was.fence, f"the fence of {run_id} fell to {run.fence}")
+            _promise(was is None or run.last_seq >= was.last_seq, f"{run_id} lost events")
+            check_log(run, rows)
+            if (step := rows.steps.get(run.identity.step_key)) is not None:
+                _check_run_of_step(run, step)
+        self.seen.runs = dict(rows.runs)
+
+    def _check_tasks(self, method: str, rows: Rows) -> None:
+        for task_id, task in rows.tasks.items():
+            was = self.seen.tasks.get(task_id)
+            if was is task or (was is not None and was.status is task.status):
+                continue
+            if was is not None and was.status.is_terminal:
+                _promise(method == "retry_task", f"{method} moved {task_id} from {was.status} to {task.status}")
+            root = rows.runs[task.root_run_id]
+            _promise(task.status.is_terminal == root.status.is_terminal, f"{task_id} is {task.status}, its root {root}")
+            if method == "finish_task":
+                _check_finished(task, rows)
+        self.seen.tasks = dict(rows.tasks)
+
+    def _check_sessions(self, rows: Rows) -> None:
+        for session_id, session in rows.sessions.items():
+            was = self.seen.sessions.get(session_id)
+            kept = was is None or session.owner_epoch >= was.owner_epoch
+            _promise(kept, f"the epoch of {session_id} fell to {session.owner_epoch}")
+        self.seen.sessions = dict(rows.sessions)
+
+
+def _promise(is_kept: bool, otherwise: str) -> None:
+    if not is_kept:
+        raise BrokenPromiseError(otherwise)
+
+
+def _around(changed: Iterable[Step], rows: Rows) -> list[Step]:
+    """Return the steps whose counters a change concerns: its own, its dependents', its map's."""
+    keys: dict[str, None] = {}
+    for step in changed:
+        keys.update(dict.fromkeys((step.key, *rows.dependents.get(step.key, ()), *filter(None, (step.map_key,)))))
+    return [rows.steps[key] for key in keys]
+
+
+def _check_counter(step: Step, rows: Rows) -> None:
+    """``open_deps`` is how many of those that a step waits for are open; with none it waits for its time only."""
+    if step.status is _S.PENDING:
+        waits = sum(not _counts_as_done(rows.steps[key], rows) for key in step.depends_on)
+        _promise(step.open_deps == waits, f"{step.key} has open_deps {step.open_deps} and waits for {waits}")
+        _promise(bool(waits) or step.not_before_us is not None, f"{step.key} is pending and waits for nothing")
+    elif step.status is _S.WAITING:
+        children = rows.children_of(step.key)
+        waits = sum(not _counts_as_done(child, rows) for child in children)
+        _promise(step.open_deps == waits, f"the map {step.key} has open_deps {step.open_deps}, {waits} children open")
+        _promise(waits > 0, f"the map {step.key} waits for nothing")
+
+
+def _counts_as_done(step: Step, rows: Rows) -> bool:
+    if step.status is _S.COMPLETED:
+        return True
+    return step.status is _S.FAILED and step.key in rows.settled and step.on_failure is FailurePolicy.KEEP
+
+
+def check_log(run: Run, rows: Rows) -> None:
+    """Events and nodes are numbered from 1 without a gap, and the row knows the last number."""
+    for name, last, log in (
+        ("events", run.last_seq, [event.seq for event in rows.events.get(run.id, ())[-3:]]),
+        ("nodes", run.last_node, [node.number for node in rows.nodes.get(run.id, ())[-3:]]),
+    ):
+        expected = list(range(max(1, last - 2), last + 1))
+        _promise(log == expected, f"the last {name} of {run.id} are {log}, and its row says {last}")
+
+
+def _check_run_of_step(run: Run, step: Step) -> None:
+    if step.run_id != run.id:
+        _promise(run.status.is_terminal, f"{run.id} is {run.status}, and {step.key} has gone on with {step.run_id}")
+    elif step.status.is_leased:
+        kept = run.status is RunStatus.RUNNING and (run.fence, run.worker_id) == (step.fence, step.worker_id)
+        _promise(kept, f"{step.key} is leased by {step.worker_id} under {step.fence}, and its run is {run}")
+    elif step.status in STEP_ENDS:
+        _promise(run.status.is_terminal, f"{step.key} has ended, and its run {run.id} is {run.status}")
+    elif step.status in _QUEUED:
+        _promise(run.status is RunStatus.QUEUED, f"{step.key} is {step.status}, and its run {run.id} is {run.status}")
+
+
+def _check_finished(task: Task, rows: Rows) -> None:
+    steps = rows.steps_of(task.id)
+    open_ones = [step.key for step in steps if step.status not in STEP_ENDS]
+    unsettled = [step.key for step in steps if step.status is _S.FAILED and step.key not in rows.settled]
+    _promise(not open_ones and not unsettled, f"{task.id} was finished with {open_ones} open, {unsettled} unsettled")
+    is_whole = all(step.status is _S.COMPLETED for step in steps)
+    _promise((task.status is TaskStatus.COMPLETED) == is_whole, f"{task.id} was finished as {task.status}")

@@ -1,0 +1,84 @@
+"""Whether claims were just: by priority in a session, in turn between sessions, within the caps (DIS-03, DIS-10)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Advance, Step
+from shared.testing.memory.claiming import scopes_of
+from shared.testing.memory.rows import Rows
+
+
+class UnjustClaimError(AssertionError):
+    """A step was claimed that should have waited for another."""
+
+
+@dataclass(slots=True)
+class ClaimAuditor:
+    """``passed`` counts, for each session with work that could be claimed, the claims that went to others since."""
+
+    passed: Counter[str] = field(default_factory=Counter)
+    longest_wait: int = 0
+    claims: int = 0
+
+    def check(
+        self, rows: Rows, worker_id: str, wish: Mapping[str, Any], advance: Advance, changed: Sequence[Step]
+    ) -> None:
+        """Judge the claims of one transaction, which are told in the order in which they were made."""
+        claimed = [rows.steps[claim.step_key] for claim in advance.claims]
+        begun = {step.key for step in changed if step.status is StepStatus.RUNNING}
+        if {step.key for step in claimed} != begun:
+            raise UnjustClaimError(f"told of {[step.key for step in claimed]}, claimed {begun}")
+        if len(claimed) > wish["claim"]:
+            raise UnjustClaimError(f"{len(claimed)} steps for a claim of {wish['claim']}")
+        if not claimed:
+            return
+        self.claims += len(claimed)
+        leases = Counter(scope for step in rows.steps.values() if step.status.is_leased for scope in scopes_of(step))
+        self._check_caps(rows, leases)
+        for step in claimed:
+            leases.subtract(scopes_of(step))
+        waiting = [step for step in rows.steps.values() if _is_claimable(step, rows, wish)] + claimed
+        for step in claimed:
+            self._check_one(rows, step, waiting, leases, worker_id, wish)
+            waiting.remove(step)
+            leases.update(scopes_of(step))
+
+    def _check_caps(self, rows: Rows, leases: Counter[str]) -> None:
+        over = {scope: leases[scope] for scope, limit in rows.caps.items() if leases[scope] > limit}
+        if over:
+            raise UnjustClaimError(f"leases beyond their caps {rows.caps}: {over}")
+
+    def _check_one(
+        self,
+        rows: Rows,
+        step: Step,
+        waiting: Sequence[Step],
+        leases: Counter[str],
+        worker_id: str,
+        wish: Mapping[str, Any],
+    ) -> None:
+        if step.worker_id != worker_id or step.pool not in wish["pools"] or set(step.needs) - set(wish["capabilities"]):
+            raise UnjustClaimError(f"{worker_id} with {wish} was given {step}")
+        able = [one for one in waiting if all(leases[name] < rows.caps.get(name, 1 << 30) for name in scopes_of(one))]
+        better = [one for one in able if one.session_id == step.session_id and one.priority > step.priority]
+        if better:
+            raise UnjustClaimError(f"{step.key} was claimed before {better[0].key}, which has a higher priority")
+        self.passed[step.session_id] = 0
+        bound = len(rows.sessions) - 1
+        for session_id in sorted({one.session_id for one in able} - {step.session_id}):
+            self.passed[session_id] += 1
+            self.longest_wait = max(self.longest_wait, self.passed[session_id])
+            if self.passed[session_id] > bound:
+                raise UnjustClaimError(f"{self.passed[session_id]} claims of others went before one of {session_id}")
+
+
+def _is_claimable(step: Step, rows: Rows, wish: Mapping[str, Any]) -> bool:
+    return (
+        step.status is StepStatus.READY
+        and rows.tasks[step.task_id].status is TaskStatus.RUNNING
+        and step.pool in wish["pools"]
+        and set(step.needs) <= set(wish["capabilities"])
+    )

@@ -1,0 +1,315 @@
+"""One simulated deployment: the ground all its processes stand on, its clients, its supervisor and its nemesis.
+
+Everything that happens follows from the seed. First there are faults, then calm: whatever was stopped goes on, whatever
+died is started again, nothing is lost any more. Every task must then end within a bound.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import Any, Final, TypeVar
+
+from orchestrator.client import Client
+from shared.errors import ConflictError, SoongError, UnavailableError
+from shared.sessions.session import CommandKind, Session
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.expansion import new_task
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Claim, Task
+from shared.testing.builders import make_session
+from shared.testing.clock import FakeClock
+from shared.testing.memory import MemoryStore
+from shared.testing.memory.rows import Rows
+from tests.simulation.actors import Actor, OwnerActor, WorkerActor
+from tests.simulation.audit import Auditor, BrokenPromiseError
+from tests.simulation.claims import UnjustClaimError
+from tests.simulation.ending import check_end
+from tests.simulation.faults import Dice, Fault
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.messages import LossyBoard, Queues
+from tests.simulation.plans import LABEL, POOLS, random_caps, random_plan
+from tests.simulation.trace import Trace
+from tests.simulation.work import Bench
+
+STILL_BOUND_S: Final = 180.0
+"""Virtual seconds within which some step moves as long as any is open, once nothing fails any more: a lease, a sweep,
+the longest wait for a retry and the longest step together."""
+
+CALM_BOUND_S: Final = 7200.0
+"""Virtual seconds within which every task ends once nothing fails any more."""
+
+
+A = TypeVar("A", bound=Actor)
+
+
+class ClientActor(Actor):
+    """A person with a session: submits tasks, and pauses, resumes, cancels and retries them."""
+
+    kind = "client"
+
+    def __init__(self, ground: "Deployment", name: str, session: Session, random: Random) -> None:
+        super().__init__(ground, name)
+        self._session = session
+        self._random = random
+        self._client = Client(self.store, self.ring, ground.board, self.clock, ground.settings)
+
+    async def live(self) -> None:
+        for number in range(self._random.choice((1, 2, 3, 4))):
+            await asyncio.sleep(self._random.uniform(0.0, 20.0))
+            await self._say(self._submit(f"{self.name}-{number}"))
+            for _ in range(self._random.choice((0, 0, 1, 2, 4))):
+                await asyncio.sleep(self._random.uniform(0.0, 20.0))
+                await self._say(self._order())
+
+    async def _say(self, work: Any) -> None:
+        try:
+            await work
+        except (ConflictError, UnavailableError) as error:
+            self.ground.note(self.name, "refused", str(error))
+
+    async def _submit(self, title: str) -> None:
+        task = new_task(
+            random_plan(self._random, title),
+            {},
+            self._session,
+            surface_of=lambda step: {},
+            default_model="sim:small",
+            now_us=self.clock.now_us(),
+        )
+        if self._session.id not in {known.id for known in await self.store.sessions()}:
+            await self.store.open_session(self._session)
+        await self.store.create_task(task)
+        await self.ring.wake_owners([self._session.id])
+
+    async def _order(self) -> None:
+        tasks = await self.store.tasks(session_id=self._session.id)
+        if not tasks:
+            return
+        task = self._random.choice(list(tasks))
+        kind = self._random.choice((CommandKind.PAUSE, CommandKind.RESUME, CommandKind.CANCEL, CommandKind.RETRY))
+        await self._client.command(kind, task, reason="simulated", limit_s=5.0)
+
+
+class Deployment:
+    """Implements ``tests.simulation.actors.Ground``. Lives for one run of one seed."""
+
+    def __init__(self, seed: int, store: MemoryStore) -> None:
+        self.seed = seed
+        self.random = Random(f"{seed}/story")
+        self.clock = FakeClock()
+        self.loop = VirtualLoop(self.clock, Random(f"{seed}/order"), self.fail)  # type: ignore[abstract]  # it has what these programs ask of a loop
+        self.dice = Dice(Random(f"{seed}/faults"))
+        self.trace = Trace(self.clock)
+        self.store: Store = store
+        self.rows: Callable[[], Rows] = lambda: store.rows
+        self.board = LossyBoard(self.dice, self.later)
+        self.queues = Queues(self.dice, self.later)
+        self.bench = Bench()
+        self.settings = Settings(
+            sweep_s=self.random.choice((2.0, 5.0, 8.0)),
+            max_lost_leases=self.random.choice((3, 3, 100)),
+            drain_s=self.random.choice((1.0, 10.0, 30.0)),
+        )
+        self.auditor = Auditor(self.rows, self.clock.monotonic_s, self.settings.lease_s)
+        self.is_database_down = False
+        self.is_over = False
+        self.broken: str | None = None
+        self.borders: Counter[tuple[str, Fault]] = Counter()
+        self.stale_acts = 0
+        self._actors: list[Actor] = []
+        self._numbers = count(1)
+        self._over = asyncio.Event()
+
+    # -- what actors ask of their ground
+    def ended(self, actor: Actor) -> None:
+        """A supervisor starts owners and workers again, after a while."""
+        if self.is_over or actor.kind == "client":
+            return
+        wait_s = 1.0 if self.dice.is_calm else self.random.choice((0.1, 2.0, 30.0))
+        if isinstance(actor, WorkerActor):
+            self.later(wait_s, lambda: self._start_worker(actor.slots, actor.pools, actor.labels))
+        else:
+            self.later(wait_s, self._start_owner)
+
+    def struck(self, border: str, fault: Fault) -> None:
+        self.borders[border, fault] += 1
+
+    def crossed(
+        self, actor: Actor, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: object
+    ) -> None:
+        self.trace.crossed(actor.name, method, args, outcome)
+        try:
+            self.auditor.committed(method, args, kwargs, outcome)
+        except (BrokenPromiseError, UnjustClaimError) as error:
+            self.fail(str(error))
+
+    def acts(self, actor: Actor, claim: Claim) -> None:
+        """Whoever works for a step holds its lease, or has just been let go again."""
+        step = self.rows().steps[claim.step_key]
+        if step.status.is_leased and step.fence == claim.fence:
+            return
+        self.stale_acts += 1
+        if not actor.is_excused:
+            self.fail(f"{actor.name} works for {claim.step_key} under the fence {claim.fence}, and the row is {step}")
+
+    def note(self, actor: str, what: str, detail: object = "") -> None:
+        self.trace.note(actor, what, detail)
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        self.loop.call_later(delay_s, act, context=self.loop.context_of(self.loop.world))
+
+    def fail(self, what: str) -> None:
+        if self.is_over:
+            return
+        self.broken = what
+        self.trace.note("auditor", "BROKEN", what)
+        self.is_over = True
+        self._over.set()
+
+    # -- the run
+    def run(self) -> None:
+        """Play the whole story. ``broken`` says what was found, None when every promise was kept."""
+        try:
+            self.loop.run(self._play())
+        finally:
+            self.is_over = True
+            self.loop.put_down()
+
+    async def _play(self) -> None:
+        story = asyncio.ensure_future(self._story())
+        over = asyncio.ensure_future(self._over.wait())
+        await asyncio.wait({story, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if story.done():
+            story.result()
+        else:
+            story.cancel()
+
+    async def _story(self) -> None:
+        random = self.random
+        sessions = [make_session(f"sess_{number}") for number in range(random.randint(1, 4))]
+        await self.store.set_caps(random_caps(random, [session.id for session in sessions]))
+        for _ in range(random.choice((1, 1, 2, 3))):
+            self._start_owner()
+        for number in range(random.randint(1, 4)):
+            pools = POOLS if number == 0 else random.choice((POOLS, POOLS[:1], POOLS[1:]))
+            labels = (LABEL,) if number == 0 or random.random() < 0.3 else ()
+            self._start_worker(random.randint(1, 4), pools, labels)
+        for session in sessions:
+            self._start(ClientActor(self, f"client-{session.id}", session, Random(f"{self.seed}/{session.id}")))
+        await self._trouble(random.uniform(30.0, 100.0))
+        await self._calm()
+        check_end(self.rows(), self.seed)
+
+    def _start(self, actor: Actor) -> None:
+        if not self.is_over:
+            self._actors.append(actor)
+            actor.start()
+
+    def _start_owner(self) -> None:
+        self._start(OwnerActor(self, f"owner{next(self._numbers)}"))
+
+    def _start_worker(self, slots: int, pools: tuple[str, ...], labels: tuple[str, ...]) -> None:
+        self._start(WorkerActor(self, f"worker{next(self._numbers)}", slots=slots, pools=pools, labels=labels))
+
+    # -- the nemesis
+    async def _trouble(self, for_s: float) -> None:
+        random = self.dice.random
+        end_s = self.clock.monotonic_s() + for_s
+        pace_s = random.choice((2.0, 6.0, 20.0))
+        while self.clock.monotonic_s() < end_s:
+            await asyncio.sleep(random.expovariate(1 / pace_s))
+            if self.dice.outside:
+                self._strike(random.choice(self.dice.outside))
+
+    def _strike(self, fault: Fault) -> None:
+        random = self.dice.random
+        strikes: dict[Fault, Callable[[], None]] = {
+            Fault.DATABASE_DOWN: lambda: self._database_down(random.choice((0.5, 5.0, 30.0))),
+            Fault.REDIS_DOWN: lambda: self._redis_down(random.choice((0.5, 5.0, 60.0))),
+            Fault.REDIS_EMPTY: self._redis_empty,
+            Fault.WORKER_KILLED: lambda: self._at(WorkerActor, WorkerActor.kill),
+            Fault.WORKER_PAUSED: lambda: self._at(WorkerActor, WorkerActor.pause, 1.0, 17.0, 21.0, 23.0, 60.0),
+            Fault.WORKER_STALLED: lambda: self._at(WorkerActor, WorkerActor.stall, 5.0, 25.0, 60.0),
+            Fault.HEART_HUNG: lambda: self._at(WorkerActor, WorkerActor.hang_heart, 5.0, 60.0),
+            Fault.WORKER_STOPPED: lambda: self._at(WorkerActor, WorkerActor.tell_to_stop),
+            Fault.OWNER_KILLED: lambda: self._at(OwnerActor, OwnerActor.kill),
+            Fault.OWNER_PAUSED: lambda: self._at(OwnerActor, OwnerActor.pause, 1.0, 25.0, 60.0),
+            Fault.OWNER_STOPPED: lambda: self._at(OwnerActor, OwnerActor.tell_to_stop),
+            Fault.CLOCK_JUMPED: self._clock_jumps,
+        }
+        self.note("nemesis", fault)
+        self.dice.struck[fault] += 1
+        strikes[fault]()
+
+    def _at(self, kind: type[A], act: Callable[..., None], *for_s: float) -> None:
+        """Let something happen to one living process of a kind, for one of these times if there are any."""
+        found = [actor for actor in self._actors if isinstance(actor, kind) and actor.is_alive]
+        if found:
+            act(self.dice.random.choice(found), *([self.dice.random.choice(for_s)] if for_s else []))
+
+    def _clock_jumps(self) -> None:
+        found = [actor for actor in self._actors if actor.is_alive]
+        if found:
+            self.dice.random.choice(found).clock.skew_us += self.dice.random.choice((-3_600, 3_600)) * 1_000_000
+
+    def _database_down(self, for_s: float) -> None:
+        self.is_database_down = True
+        self.later(for_s, self._database_up)
+
+    def _database_up(self) -> None:
+        self.is_database_down = False
+
+    def _redis_down(self, for_s: float) -> None:
+        self.board.is_down = self.queues.is_down = True
+        self.later(for_s, self._redis_up)
+
+    def _redis_up(self) -> None:
+        self.queues.is_down = False
+        self.queues.deliver()
+        self.board.come_back()
+
+    def _redis_empty(self) -> None:
+        self.queues.empty()
+        self._redis_down(0.5)
+
+    # -- after the faults
+    async def _calm(self) -> None:
+        """Let everything go on, and wait until every task has ended."""
+        self.dice.calm()
+        self.note("nemesis", "calm")
+        self._database_up()
+        self._redis_up()
+        for actor in list(self._actors):
+            if actor.is_alive:
+                actor._let_go(actor.strands)
+        calm_s = self.auditor.moved_s = self.clock.monotonic_s()
+        while not await self._is_quiet():
+            now_s = self.clock.monotonic_s()
+            if now_s - self.auditor.moved_s > STILL_BOUND_S or now_s - calm_s > CALM_BOUND_S:
+                open_ones = [str(step) for step in self.rows().steps.values() if not step.status.is_terminal]
+                self.fail(f"nothing moves, and these have not ended: {open_ones or 'tasks or commands'}")
+            await asyncio.sleep(1.0)
+
+    async def _is_quiet(self) -> bool:
+        """Say whether all has ended; a task that was left paused is resumed."""
+        if any(isinstance(actor, ClientActor) and actor.is_alive for actor in self._actors):
+            return False
+        rows = self.rows()
+        for task in rows.tasks.values():
+            if task.status is TaskStatus.PAUSED:
+                await self._resume(task)
+        tasks_ended = all(task.status.is_terminal for task in rows.tasks.values())
+        steps_ended = all(step.status.is_terminal for step in rows.steps.values())
+        commands_ended = all(command.id in rows.ended_commands for command in rows.commands.values())
+        return tasks_ended and steps_ended and commands_ended
+
+    async def _resume(self, task: Task) -> None:
+        client = Client(self.store, self.board, self.board, self.clock, self.settings)
+        try:
+            await client.command(CommandKind.RESUME, task)
+        except SoongError as error:
+            self.note("nemesis", "not resumed", str(error))

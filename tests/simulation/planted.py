@@ -1,0 +1,63 @@
+"""Stores with a defect each, as somebody could write them: what the simulation must find."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shared.sessions.session import Ownership
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Held, NewStep, Step
+from shared.testing.memory import MemoryStore
+from shared.testing.memory.rows import Rows, transaction
+
+
+class FencelessStore(MemoryStore):
+    """Takes the end of whoever says to have held the step."""
+
+    def _held(self, worker_id: str, lease: Held) -> Step | None:
+        del worker_id
+        step = self.rows.steps.get(lease.step_key)
+        return step if step is not None and step.status.is_leased else None
+
+
+class SilentStore(MemoryStore):
+    """Does not tell a worker what it holds, so that a claim whose answer was lost is never given back."""
+
+    @transaction
+    def leases(self, worker_id: str) -> Sequence[Held]:
+        return []
+
+
+class ForgetfulStore(MemoryStore):
+    """Loses a map step whose list is empty: nothing ever completes it."""
+
+    @transaction
+    def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+        if children:
+            return MemoryStore.expand.__wrapped__(self, ownership, step_key, children, now_us=now_us)  # type: ignore[attr-defined, no-any-return]  # what the decorator wraps
+        self.rows.steps[step_key] = replace(self.rows.step(step_key), status=StepStatus.WAITING)
+        return True
+
+
+class HastyStore(MemoryStore):
+    """Declares a worker gone although it has beaten since it was looked at."""
+
+    @transaction
+    def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:
+        worker = self.rows.workers.get(worker_id)
+        beaten = beat if worker is None else worker.beat
+        return MemoryStore.expire_worker.__wrapped__(  # type: ignore[attr-defined, no-any-return]  # what the decorator wraps
+            self, worker_id, beaten, max_lost_leases=max_lost_leases, now_us=now_us
+        )
+
+
+class _OwnerlessRows(Rows):
+    def owned(self, ownership: Ownership) -> object:  # type: ignore[override]
+        return self.session(ownership.session_id)
+
+
+class OwnerlessStore(MemoryStore):
+    """Takes the word of an owner whose session has another owner by now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = _OwnerlessRows()

@@ -1,0 +1,89 @@
+"""The engine under a storm of faults, in one process and by one seed: what no order of events may break.
+
+``make simulate`` plays 10,000 seeds and ``make simulate SEED=n`` one again, with its story.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shared.testing.memory import MemoryStore
+from tests.simulation.faults import Fault
+from tests.simulation.planted import (
+    FencelessStore,
+    ForgetfulStore,
+    HastyStore,
+    OwnerlessStore,
+    SilentStore,
+)
+from tests.simulation.runs import Report, simulate
+from tests.spec_plugin import ROOT
+
+SEEDS = 200
+CHUNK = 25
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Report]:
+    """Gathers the reports of this module's seeds, in order."""
+    return []
+
+
+@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06")
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
+def test_every_promise_is_kept_whatever_happens_in_whatever_order(first: int, seen: list[Report]) -> None:
+    reports = [simulate(seed) for seed in range(first, first + CHUNK)]
+    seen += reports
+
+    broken = [str(report) for report in reports if report.broken]
+
+    assert not broken, "\n\n".join(broken)
+
+
+def test_these_seeds_strike_with_every_fault_and_let_work_be_done(seen: list[Report]) -> None:
+    if len(seen) < SEEDS:
+        pytest.skip("says something about all seeds only")
+
+    struck = {fault for report in seen for fault in report.struck}
+    borders = {border for report in seen for border, _ in report.borders}
+
+    assert struck == set(Fault)
+    assert {"worker.advance", "worker.append", "worker.beat", "owner.expand", "owner.retry_step"} <= borders
+    assert sum(report.counts["stale writes refused"] for report in seen) > 20
+    assert sum(report.counts["claims"] for report in seen) > 2_000
+
+
+def test_a_seed_tells_the_same_story_in_any_process() -> None:
+    seed = 7
+    stories = {_told_by_another_process(seed, hash_seed) for hash_seed in ("1", "2")}
+
+    stories.add(simulate(seed, is_whole=True).digest[:16])
+
+    assert len(stories) == 1
+
+
+def _told_by_another_process(seed: int, hash_seed: str) -> str:
+    """Return the digest that ``make simulate SEED=…`` prints, with sets and dicts in another order."""
+    told = subprocess.run(
+        [sys.executable, "-P", "-m", "tests.simulation", "--seed", str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.rsplit("story ", 1)[1].partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [FencelessStore, SilentStore, ForgetfulStore, HastyStore, OwnerlessStore],
+    ids=lambda planted: planted.__name__,
+)
+def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore]) -> None:
+    found = next((report for seed in range(1, SEEDS + 1) if (report := simulate(seed, planted)).broken), None)
+
+    assert found is not None
+    assert f"make simulate SEED={found.seed}" in str(found)

@@ -1,0 +1,130 @@
+"""What a child agent does in a simulation: it writes to its log, waits, and ends as its script says.
+
+A resumed run goes on where its log ends, as a real one does; a poisonous step ends the process that runs it.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.clock import Clock
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
+from shared.runs.status import EndReason
+from shared.store import Store
+from shared.tasks.inputs import BoundStep
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, Held, StepEnd
+from tests.simulation.borders import never
+from worker.interruption import Interruption
+from worker.python_step import failed
+from worker.time_limit import TimeLimit
+
+
+class Host(Protocol):
+    """The worker process in which the work is done."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    def kill(self) -> None: ...
+
+    def acts(self, claim: Claim) -> None:
+        """Be told of every act: whoever acts must hold the lease, unless it has just been let go again."""
+        ...
+
+
+@dataclass(slots=True)
+class Bench:
+    """What all work of a deployment has in common."""
+
+    starts: Counter[str] = field(default_factory=Counter)
+    acts: int = 0
+
+
+@dataclass(slots=True)
+class ScriptedWork:
+    """Implements ``worker.run.AgentSteps``."""
+
+    store: Store
+    clock: Clock
+    host: Host
+    bench: Bench
+
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+        del limit, interruption
+        script = bound.inputs
+        self.bench.starts[claim.step_key] += 1
+        try:
+            await self._write_log(claim, script)
+            return await self._end(claim, script)
+        except asyncio.CancelledError:
+            if script["does"] == "stubborn":
+                await asyncio.sleep(1.0)
+            raise
+
+    async def _write_log(self, claim: Claim, script: JsonObject) -> None:
+        """Write what is not written yet, each entry under the fence, with pauses in between."""
+        run_id = claim.identity.run_id
+        done = len(await self.store.nodes(run_id)) if claim.is_resumed else 0
+        for number in range(done, _number(script["writes"])):
+            await self._act(claim, script)
+            await self.store.append(
+                run_id,
+                claim.fence,
+                nodes=[NewNode(NodeKind.ASSISTANT, {"v": 1, "number": number})],
+                events=[NewEvent(EventType.MODEL_REQUESTED), NewEvent(EventType.MODEL_RESPONDED)],
+                now_us=self.clock.now_us(),
+            )
+        await self._act(claim, script)
+        if script["writes"]:
+            held = Held(claim.step_key, run_id, claim.fence)
+            await self.store.report_progress(self.host.worker_id, held, "nearly", now_us=self.clock.now_us())
+
+    async def _act(self, claim: Claim, script: JsonObject) -> None:
+        self.host.acts(claim)
+        self.bench.acts += 1
+        await asyncio.sleep(float(str(script["pause_s"])))
+
+    async def _end(self, claim: Claim, script: JsonObject) -> StepEnd:
+        is_first = claim.attempt <= _number(script["first"])
+        match script["does"]:
+            case "broken":
+                return failed(claim, "execution_failed", "simulated: it never works")
+            case "flaky" if is_first:
+                return failed(claim, "provider_failed", "simulated: it works later", retryable=True)
+            case "raise" if is_first:
+                raise RuntimeError("simulated: it raised")
+            case "self_cancel" if is_first:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+            case "slow":
+                await asyncio.sleep(15.0)
+            case "poison" if self.bench.starts[claim.step_key] <= _number(script["first"]):
+                self.host.kill()
+                await never()
+        output: Json = {"sum": 1 + total(script["from"]), "items": list(range(_number(script["items"])))}
+        return StepEnd(
+            claim.step_key,
+            claim.identity.run_id,
+            claim.fence,
+            StepStatus.COMPLETED,
+            EndReason.COMPLETED,
+            output=output,
+        )
+
+
+def total(value: Json) -> int:
+    """Return the sum of all ``sum`` fields in outputs, however they are nested."""
+    if isinstance(value, list | tuple):
+        return sum(total(item) for item in value)
+    if isinstance(value, dict):
+        return _number(value.get("sum") or 0)
+    return 0
+
+
+def _number(value: Json) -> int:
+    return int(str(value))

@@ -12,7 +12,7 @@ export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint simulate spec bench lock clean
+.PHONY: help env demo test test-extra lint simulate spec bench lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
@@ -49,6 +49,17 @@ demo: env ## Audit a real code base with a DAG of agents
 
 test: env ## Run the test suite
 	$(BIN)/python -P -m pytest
+
+# What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), Docker with Compose, npm, and
+# Kubernetes' schemas. Nothing is left out: a part that is missing is a failure.
+test-extra: env ## Run the tests that need system Redis 7, Docker and npm
+	@for part in docker npm node curl openssl; do command -v $$part >/dev/null || { echo "make test-extra needs $$part" >&2; exit 1; }; done
+	@docker info >/dev/null 2>&1 || { echo "make test-extra needs a running Docker engine" >&2; exit 1; }
+	@[ -x $(VENV)/extra/bin/kubernetes-validate ] || { $(BIN)/python -m venv $(VENV)/extra && \
+	  $(VENV)/extra/bin/pip install --quiet --require-hashes -r tests/extra.lock; }
+	TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
+	  $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
+	deploy/test-compose.sh
 
 lint: env ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

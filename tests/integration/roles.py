@@ -22,7 +22,7 @@ WORKER_METHODS: Final = frozenset(
     {
         *("advance", "hand_back", "report_progress", "interrupts", "register_worker", "set_worker_state", "workers"),
         *("heart", "append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
-        *("request", "decision_of", "public_key", "task", "step", "steps", "counts", "result"),
+        *("request", "decision_of", "public_key", "task", "step", "steps", "counts", "result", "leases"),
     }
 )
 """What a worker's process calls of its store; everything else is the business of clients and owners."""

@@ -1,0 +1,51 @@
+"""Every drawing that we write can be read by Mermaid itself: those of the documents and those of plans."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalogue import Catalogue
+from shared.settings import Settings
+from shared.tasks.graph import mermaid
+from shared.tasks.reading import load_plan
+from tests.extra import INSISTS, missing
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)
+
+
+def drawings(home: Path) -> Iterator[tuple[str, str]]:
+    for document in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+        blocks = re.findall(r"```mermaid\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+        yield from ((f"{document.relative_to(ROOT)} {place}", block) for place, block in enumerate(blocks))
+    known = Catalogue.of(Settings(agent_home=home)).known()
+    for plan in sorted(ROOT.glob("examples/*.yaml")):
+        yield plan.name, mermaid(load_plan(plan, known))
+    yield "broken", "flowchart TD\n a --> --> b"
+
+
+@pytest.mark.spec("DAG-08")
+def test_mermaid_reads_every_drawing(tmp_path: Path) -> None:
+    if not INSISTS:
+        missing("Mermaid comes from npm")
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        missing("there is no npm and node")
+    folder = tmp_path / "npm"
+    shutil.copytree(ROOT / "tests" / "npm", folder)
+    install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(install, cwd=folder, check=True, capture_output=True, timeout=400)
+    wanted = dict(drawings(tmp_path / "home"))
+
+    told = "\n".join(json.dumps({"name": name, "text": text}) for name, text in wanted.items())
+    done = subprocess.run(
+        ["node", "mermaid.mjs"], input=told, cwd=folder, check=True, capture_output=True, text=True, timeout=120
+    )
+    answers = {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+    assert answers.keys() == wanted.keys()
+    assert {name for name, answer in answers.items() if answer["problem"]} == {"broken"}

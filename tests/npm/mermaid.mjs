@@ -1,0 +1,17 @@
+// Reads one JSON object a line, {name, text}, and says of each drawing whether Mermaid can read it.
+import { createInterface } from "node:readline";
+import { JSDOM } from "jsdom";
+
+const { window } = new JSDOM("");
+Object.assign(globalThis, { window, document: window.document });
+const { default: mermaid } = await import("mermaid");
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const { name, text } = JSON.parse(line);
+  try {
+    const { diagramType } = await mermaid.parse(text);
+    console.log(JSON.stringify({ name, diagramType, problem: "" }));
+  } catch (error) {
+    console.log(JSON.stringify({ name, diagramType: "", problem: String(error).slice(0, 400) }));
+  }
+}

@@ -183,7 +183,7 @@ def _content(path: Path) -> bytes | None:
         return None
     try:
         _check(os.fstat(descriptor), path)
-        with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123  # a descriptor
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     finally:
         os.close(descriptor)

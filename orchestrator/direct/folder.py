@@ -67,7 +67,12 @@ class FolderLog:
     ) -> None:
         self.ended[call.id] = result
         event = await ended_event(
-            call, result, duration_ms=duration_ms, artifacts=self.artifacts, now_us=self.clock.now_us()
+            call,
+            result,
+            duration_ms=duration_ms,
+            artifacts=self.artifacts,
+            now_us=self.clock.now_us(),
+            redactor=self.redactor,
         )
         (numbered,) = await self.append((event,))
         await write_deliverable(self.folder, numbered, self.artifacts)

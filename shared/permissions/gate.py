@@ -54,10 +54,10 @@ def request_of(
         arguments=summary if isinstance(summary, Mapping) else {},
         input_digest=call.input_digest,
         target_kind=target.kind,
-        scope=scope_of(call, policy, home),
+        scope=_without_secret(scope_of(call, policy, home), redactor),
         shown=_shown(redactor.text(target.shown)),
         precondition=target.precondition,
-        cwd=_shown(call.cwd),
+        cwd=_shown(redactor.text(call.cwd)),
         host=target.host,
         env=tuple(env) if target.kind == "command" else (),
         is_dangerous=facts.is_dangerous,
@@ -82,6 +82,11 @@ def scope_of(call: GateCall, policy: Policy, home: str) -> str:
         # A yes to one key is no yes to the other keys of its folder.
         target = replace(target, scope=target.shown)
     return offered_scope(target, home)
+
+
+def _without_secret(scope: str, redactor: Redactor) -> str:
+    """Return a scope that may be stored and shown; no grant is offered for one with a mark in the secret's place."""
+    return scope if redactor.text(scope) == scope else ""
 
 
 def facts_of(request: PermissionRequest) -> Facts:

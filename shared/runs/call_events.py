@@ -36,7 +36,7 @@ async def ended_event(
     duration_ms: int,
     artifacts: ArtifactStore,
     now_us: int,
-    redactor: Redactor | None = None,
+    redactor: Redactor,
 ) -> NewEvent:
     """Return the end of a call: facts, and a line for people; a file that it delivers is kept as an artifact first."""
     data = for_telemetry(call.tool, result, duration_ms=duration_ms)
@@ -46,7 +46,7 @@ async def ended_event(
     if result.evidence:
         data["event_id"] = result.evidence[-1]
     try:
-        deliverable = await keep_deliverable(result, artifacts, redactor or Redactor())
+        deliverable = await keep_deliverable(result, artifacts, redactor)
     except (OSError, SoongError) as error:
         data["deliverable_error"] = str(error)
     else:

@@ -1,15 +1,15 @@
 """Taking secrets out of what is stored or published (EVT-05).
 
 Two nets: the exact values of settings and environment entries that are marked secret (also as they look inside JSON,
-URLs and base64), and the shapes of well-known tokens. Digests are computed over real inputs, before this.
+URLs, hexadecimal and base64), and the shapes of well-known tokens. Digests are computed over real inputs, before this.
 """
 
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from shared.jsontext import Json
 
@@ -37,6 +37,7 @@ _TOKENS: tuple[tuple[str, str], ...] = (
     ("://", r"(?<=://)[^\s/:@'\"]{0,128}:[^\s/@'\"]{1,256}(?=@)"),
 )
 _COMPILED = tuple((marker, re.compile(pattern)) for marker, pattern in _TOKENS)
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
 _LONGEST_TOKEN = 4096
 _LONGEST_HELD = 64
 _CONTEXT = 16
@@ -132,15 +133,20 @@ class StreamRedactor:
 
 def redactor(secrets: Iterable[str] = ()) -> Redactor:
     """Build a redactor for the values of entries marked secret, each also in its usual encodings."""
-    forms: set[str] = set()
-    for secret in secrets:
-        if len(secret) >= MIN_SECRET_CHARS:
-            forms |= {
-                secret,
-                json.dumps(secret)[1:-1],
-                json.dumps(secret, ensure_ascii=False)[1:-1],
-                quote(secret, safe=""),
-            }
-            forms.add(base64.b64encode(secret.encode()).decode().rstrip("="))
+    forms = {form for secret in secrets if len(secret) >= MIN_SECRET_CHARS for form in _forms(secret)}
     # Longest first: a secret that contains another must not be cut open by it.
     return Redactor(tuple(sorted(forms, key=lambda form: (-len(form), form))))
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Yield a secret as it looks as it is, inside JSON and URLs, in hexadecimal and in base64."""
+    raw = secret.encode("utf-8", "surrogatepass")
+    yield from (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+        yield from (quoted, _PERCENT.sub(lambda code: code[0].lower(), quoted))
+    yield from (raw.hex(), raw.hex().upper())
+    for lead in range(3):
+        # Three bytes make four letters, so what stands before decides the letters: "user:" before a password does. The
+        # first and last are shared with what stands around, and left alone.
+        letters = base64.b64encode(bytes(lead) + raw).decode()[-(-lead * 8 // 6) : (lead + len(raw)) * 8 // 6]
+        yield from (letters, letters.replace("+", "-").replace("/", "_"))

@@ -232,7 +232,8 @@ class ToolPipeline:
         """Keep the decision apart from the facts (PER-19); the gate has written its event."""
         course.verdict, course.decision = verdict, verdict.as_json(self._redactor.text)
         if not verdict.is_allowed:
-            reason = verdict.reason or verdict.rule or "no reason was given"
+            silent = "a person denied it without a reason" if verdict.author == "person" else "no reason was given"
+            reason = verdict.reason or verdict.rule or silent
             raise ToolError(verdict.error or ErrorType.PERMISSION_DENIED, f"not permitted: {reason}")
         return verdict
 

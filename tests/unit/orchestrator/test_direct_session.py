@@ -307,3 +307,21 @@ async def test_a_hook_of_the_configuration_that_is_not_there_is_named(place: Pat
 
     with pytest.raises(InvalidConfigError, match=r"hooks\.pre\[0\]"):
         await soong.call_tool("code.read_file", {"path": "notes.txt"})
+
+
+@pytest.mark.spec("EVT-05", "EVT-04")
+async def test_what_is_kept_of_a_written_file_holds_no_secret_and_the_file_is_whole(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hunter22-very-secret"
+    monkeypatch.setenv("DEPLOY_KEY", secret)
+    (tmp_path / "soong").mkdir()
+    (tmp_path / "soong" / "config.toml").write_text('[commands]\nsecret_env = ["DEPLOY_KEY"]\n')
+
+    async with opened(permission_callback=yes) as session:
+        await session.call("code.write_file", {"path": "out.txt", "content": f"key {secret}\n"})
+
+    assert (place / "out.txt").read_text() == f"key {secret}\n"
+    assert (session.run_dir / "deliverables" / "out.txt").read_text() == "key [redacted]\n"
+    kept = [path.read_bytes() for path in (tmp_path / "soong").rglob("*") if path.is_file()]
+    assert not [each for each in kept if secret.encode() in each]

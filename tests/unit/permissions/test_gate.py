@@ -38,6 +38,17 @@ def test_a_request_shows_no_secret_and_is_bound_to_the_real_input() -> None:
     assert request.input_digest == digest(call_input)
 
 
+@pytest.mark.spec("PER-08", "EVT-05")
+def test_no_grant_is_offered_whose_scope_would_hold_a_secret() -> None:
+    target = Target("command", "/bin/login hunter22secret in /work", "/bin/login hunter22secret in /work")
+
+    request = ask(make_call("code.run_command", target=target), secrets=("hunter22secret",))
+
+    assert not request.offers_session
+    assert "hunter22secret" not in f"{request}"
+    assert ask(make_call("code.run_command", target=target)).offers_session
+
+
 @pytest.mark.spec("PER-06")
 def test_a_request_stays_readable_and_marks_what_it_cut() -> None:
     deep: JsonObject = {"x": "leaf"}

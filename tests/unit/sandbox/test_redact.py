@@ -1,6 +1,8 @@
 import base64
+import binascii
 import json
-from urllib.parse import quote
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import example, given
@@ -56,6 +58,27 @@ def test_ordinary_text_stays_the_same_object(text: str) -> None:
 def test_a_marked_value_is_found_in_its_usual_encodings(form: str) -> None:
     assert SECRET not in redactor([SECRET]).text(f"x{form}x")
     assert form.rstrip("=") not in redactor([SECRET]).text(f"x{form}x")
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize("before", ["", "u", "us", "user:", "Bearer "])
+@pytest.mark.parametrize("after", ["", "\n", "}\n"])
+@pytest.mark.parametrize("secret", ["hunter22secret", "p\u00e4ss w+rd/~\u00ff\u00fe?"])
+def test_a_secret_is_found_inside_what_was_encoded_as_a_whole(before: str, after: str, secret: str) -> None:
+    whole = f"{before}{secret}{after}".encode()
+    encoded = (base64.b64encode(whole), base64.urlsafe_b64encode(whole), binascii.hexlify(whole))
+
+    for text in (each.decode() for each in encoded):
+        clean = redactor([secret]).text(text)
+        assert MARK in clean
+        # Of a secret's letters those that others share are left, two at each end.
+        assert len(clean.replace(MARK, "")) <= len(text) * (len(whole) - len(secret.encode())) / len(whole) + 6
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize("quoted", [quote, quote_plus, lambda text: quote(text, safe="").lower()])
+def test_a_secret_is_found_in_each_spelling_of_a_url(quoted: Callable[[str], str]) -> None:
+    assert redactor(["p&ss/w rd"]).text(f"https://a.test/?p={quoted('p&ss/w rd')}") == f"https://a.test/?p={MARK}"
 
 
 def test_a_secret_inside_another_does_not_cut_it_open() -> None:

@@ -67,7 +67,7 @@ def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerP
         quiet=True,
         loglevel=settings.log_level.upper(),
     )
-    # What lies on the queue and is no message at all is dropped with its connection; otherwise it would end the process.
+    # What lies on the queue and is no message at all is dropped with its connection; it would end the process else.
     worker.consumer.connection_errors += UNREADABLE
     watch_parent(orphaned)
     try:

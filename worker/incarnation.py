@@ -17,7 +17,7 @@ from shared.ids import new_id
 from shared.log import get_logger
 from shared.sessions.session import ProcessState, Worker
 from shared.sessions.store import SessionStore
-from shared.wire.jobs import PROTOCOL
+from shared.wire.jobs import PROTOCOL, reads
 from worker.pump import Supply
 
 log = get_logger(__name__)
@@ -41,7 +41,7 @@ class Incarnation:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return (*self.labels, f"host:{socket.gethostname()}", f"protocol:{PROTOCOL}", f"version:{VERSION}")
+        return (*self.labels, f"host:{socket.gethostname()}", *reads(PROTOCOL), f"version:{VERSION}")
 
     def supply(self) -> Supply:
         return Supply(self.worker_id, self.pools, self.capabilities, self.live_workers)

@@ -19,6 +19,7 @@ from shared.tasks.inputs import bind, scope_of
 from shared.tasks.plan import Plan, PlanStep, spec_of
 from shared.tasks.step import FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
 from shared.tasks.template import as_text, render, render_text
+from shared.wire.jobs import written_in
 
 SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
 """Computes the stored surface of a step's run, under the session's policy (:mod:`shared.tools.surface`)."""
@@ -145,7 +146,7 @@ def _new_step(
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
-        needs=work.needs,
+        needs=_needs(work),
         definition=_definition(work),
         model=_model(work, default_model),
         max_attempts=1 + step.retries,
@@ -153,6 +154,12 @@ def _new_step(
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
     )
     return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface_of(step)))
+
+
+def _needs(step: PlanStep) -> tuple[str, ...]:
+    """Return what a worker must announce: what the plan asks for, and that it reads what this program writes."""
+    own = written_in()
+    return (*(need for need in step.needs if need != own), own)
 
 
 def map_items(step: Step, task: Task, dependencies: Mapping[str, StepResult]) -> Sequence[Json]:
@@ -276,7 +283,7 @@ def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: Su
     return replace(
         made,
         pool=plan.pool,
-        needs=plan.needs,
+        needs=_needs(plan),
         definition=_definition(plan),
         model=plan.model,
         run=replace(run, identity=identity, surface=surface_of(plan)),

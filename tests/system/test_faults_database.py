@@ -15,7 +15,7 @@ import pytest
 
 from shared.errors import UnavailableError
 from shared.tasks.step import Task
-from tests.servers import RedisServer
+from tests.servers import RedisServer, short_folder
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import LEASE_S, Deployment
 from tests.system.faults.proxy import Proxy
@@ -166,7 +166,11 @@ async def test_a_database_file_that_cannot_be_written_or_is_gone_is_named(
 @AS_ROOT
 @pytest.mark.chaos
 async def test_a_postgres_whose_disk_is_full_waits_for_room(redis_live: RedisServer, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "160m") as disk, mortal_postgres(folder=disk) as postgres:
+    with (
+        short_folder("soong-disk-") as parent,  # pytest's own folders are closed to the user that PostgreSQL runs as
+        small_disk(parent / "disk", "160m") as disk,
+        mortal_postgres(folder=disk) as postgres,
+    ):
         async with Deployment(postgres.url, redis_live.tcp_url, tmp_path) as service:
             await start_workers(service, 1, slots=2)
             task = await service.submit(waves(2, 6, 0.3))

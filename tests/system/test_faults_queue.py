@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis as redis_client
@@ -115,4 +115,4 @@ async def test_doubled_and_lost_messages_change_nothing(service: Deployment, red
 
 
 async def _is_drained(queue: "redis_client.Redis") -> bool:
-    return int(cast("int", queue.llen(QUEUE))) == 0
+    return bool(queue.llen(QUEUE) == 0)

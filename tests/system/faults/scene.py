@@ -98,6 +98,7 @@ async def prove(service: Deployment, *tasks: Task, within_s: float = 40, at_rest
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """Mount a file system of a few MiB; only root may."""
+    folder.parent.chmod(0o711)
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
     try:

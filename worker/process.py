@@ -175,6 +175,7 @@ class WorkerProcess:
     def _lost(self, worker_id: str) -> None:
         if self._incarnation.worker_id == worker_id:
             self._incarnation.worker_id = ""
+            self.pump.lose()
             self.slots.stop_all("drop", "the incarnation is gone")
             self._tasks.append(asyncio.get_running_loop().create_task(self._come_back()))
 

@@ -106,6 +106,14 @@ class Pump:
         async with self._serving:
             return
 
+    def holds(self, claim: Claim) -> bool:
+        """Say whether a claim that was answered still counts: between the answer and its slot, all may be lost."""
+        return (claim.identity.run_id, claim.fence) in self._given
+
+    def lose(self) -> None:
+        """Hold nothing any more: the incarnation is gone."""
+        self._given.clear()
+
     async def return_unheard(self) -> None:
         """Give back what a claim took whose answer never came: this worker holds it, and nobody works for it.
 

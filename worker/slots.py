@@ -17,7 +17,7 @@ from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd, StepError
 from shared.tasks.store import TaskStore
 from worker.interruption import Interruption, Stop
-from worker.pump import Pump, retry_s
+from worker.pump import Lease, Pump, retry_s
 
 log = get_logger(__name__)
 
@@ -54,7 +54,8 @@ class Slots:
     runner: StepRunner
     watcher: RunWatcher
     pump: Pump = field(init=False)
-    _held: dict[str, _HeldRun] = field(default_factory=dict)
+    _held: dict[Lease, _HeldRun] = field(default_factory=dict)
+    """By run and fence: a run that is being handed back may have been claimed here again already."""
     _open: int = 0
     _grown: set[asyncio.Task[int]] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,13 +98,13 @@ class Slots:
 
     def stop_run(self, run_id: str, stop: Stop, reason: str) -> None:
         """Stop a held run; nothing when it is not held (any more)."""
-        held = self._held.get(run_id)
-        if held is not None and held.interruption.stop is None:
-            held.interruption.stop, held.interruption.reason = stop, reason
-            held.task.cancel()
+        for lease, held in list(self._held.items()):
+            if lease[0] == run_id and held.interruption.stop is None:
+                held.interruption.stop, held.interruption.reason = stop, reason
+                held.task.cancel()
 
     def stop_all(self, stop: Stop, reason: str) -> None:
-        for run_id in list(self._held):
+        for run_id, _ in list(self._held):
             self.stop_run(run_id, stop, reason)
 
     @property
@@ -123,10 +124,13 @@ class Slots:
         return True
 
     async def _run(self, claim: Claim) -> StepEnd | None:
+        if not self.pump.holds(claim):
+            return None
         interruption = Interruption()
         task = asyncio.get_running_loop().create_task(self.runner.run(claim, interruption))
         held = _HeldRun(claim, task, self.pump.supply().worker_id, interruption)
-        self._held[claim.identity.run_id] = held
+        lease = (claim.identity.run_id, claim.fence)
+        self._held[lease] = held
         self.watcher.started(claim)
         end: StepEnd | None = None
         try:
@@ -142,7 +146,7 @@ class Slots:
             else:
                 end = await self._stopped(held)
         finally:
-            del self._held[claim.identity.run_id]
+            del self._held[lease]
             if not self._held:
                 self._idle.set()
             self.watcher.ended(claim, end)

@@ -153,8 +153,10 @@ class Orchestrator:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
                 wanted |= await self._adopt()
-            for session_id in sorted(wanted & self._owned.keys()):
-                await self._safely(self._look_at(self._owned[session_id]))
+            for session_id in sorted(wanted):
+                ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
+                if ownership is not None:
+                    await self._safely(self._look_at(ownership))
             await self.parts.dispatcher.look()
 
     async def _register(self) -> None:
@@ -187,12 +189,12 @@ class Orchestrator:
         except NotOwnerError as error:
             # Somebody else owns it now: it is no longer ours to look at.
             log.info("session_left", session=session_id, reason=str(error))
-            self._forget(session_id)
+            self._forget(ownership)
             return
         is_active = any(task.status is TaskStatus.RUNNING for task in open_tasks)
         (self._active.add if is_active else self._active.discard)(session_id)
         if is_closed and not open_tasks:
-            self._forget(session_id)
+            self._forget(ownership)
         else:
             await self.parts.desk.review([session_id])
         self._look_later(session_id, look.due_us)
@@ -201,9 +203,11 @@ class Orchestrator:
         if look.ended:
             await self.parts.ring.wake_session(session_id)
 
-    def _forget(self, session_id: str) -> None:
-        self._owned.pop(session_id, None)
-        self._active.discard(session_id)
+    def _forget(self, ownership: Ownership) -> None:
+        """Look at a session no more, unless it has become ours again in the meantime."""
+        if self._owned.get(ownership.session_id) == ownership:
+            del self._owned[ownership.session_id]
+            self._active.discard(ownership.session_id)
 
     def _look_later(self, session_id: str, due_us: int | None) -> None:
         """Come back when the session's next retry is due, if that is before the next sweep."""

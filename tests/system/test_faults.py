@@ -16,6 +16,10 @@ from tests.system.deployment import LEASE_S, SWEEP_S, Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
 
+# Where the store decides nothing, one of them is enough.
+ON_SQLITE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("service", ["postgres"], indirect=True)
+
 
 def sleep_step(step_id: str, seconds: float, *depends_on: str) -> dict[str, Json]:
     return {
@@ -89,10 +93,11 @@ async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(ser
             assert after[name].fence == step.fence
 
 
+@ON_POSTGRES
 @pytest.mark.spec("OPS-06")
 async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: Deployment) -> None:
-    await service.start_workers(1, SOONG_DRAIN_S="0.5")
-    task = await service.submit({"title": "t", "steps": [sleep_step("long", 4)]})
+    await service.start_workers(1, SOONG_DRAIN_S="0.3")
+    task = await service.submit({"title": "t", "steps": [sleep_step("long", 3)]})
     await service.until(lambda: is_running(service, task, "long"))
 
     service.workers[0].send_signal(signal.SIGTERM)
@@ -108,6 +113,7 @@ async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: D
     assert (await service.steps(task))["long"].fence == handed_back.fence + 1
 
 
+@ON_SQLITE
 async def test_a_worker_told_to_stop_does_not_wait_for_a_function_that_blocks(service: Deployment) -> None:
     await service.start_workers(1, SOONG_DRAIN_S="0.2", SOONG_FUNCTIONS="tests.system.functions")
     task = await service.submit({"title": "t", "steps": [{"id": "b", "kind": "python", "call": "test.block"}]})
@@ -142,6 +148,7 @@ async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment)
     assert await completions(service, task) == {f"{task.id}/slow": 1}
 
 
+@ON_SQLITE
 @pytest.mark.spec("DAG-05")
 async def test_a_step_that_kills_its_worker_is_quarantined(service: Deployment) -> None:
     poison: dict[str, Json] = {"id": "poison", "kind": "python", "call": "test.kill_worker"}
@@ -158,6 +165,7 @@ async def test_a_step_that_kills_its_worker_is_quarantined(service: Deployment) 
     assert step.lost_leases == 3
 
 
+@ON_POSTGRES
 @pytest.mark.spec("DAG-07")
 async def test_a_successor_goes_on_where_a_dead_orchestrator_stopped(service: Deployment) -> None:
     await service.start_workers(1, slots=2)
@@ -172,6 +180,7 @@ async def test_a_successor_goes_on_where_a_dead_orchestrator_stopped(service: De
     assert set((await completions(service, task)).values()) == {1}
 
 
+@ON_SQLITE
 @pytest.mark.spec("DAG-06")
 async def test_a_paused_task_is_handed_back_and_goes_on_when_resumed(service: Deployment) -> None:
     await service.start_workers(1)
@@ -189,6 +198,7 @@ async def test_a_paused_task_is_handed_back_and_goes_on_when_resumed(service: De
     assert (await service.finished(task)).status is TaskStatus.COMPLETED
 
 
+@ON_POSTGRES
 @pytest.mark.spec("DAG-06")
 async def test_cancelling_reaches_running_and_waiting_steps(service: Deployment) -> None:
     await service.start_workers(1)
@@ -204,6 +214,7 @@ async def test_cancelling_reaches_running_and_waiting_steps(service: Deployment)
     assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
 
 
+@ON_SQLITE
 async def test_a_worker_ends_with_its_parent(service: Deployment) -> None:
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -39,6 +40,8 @@ ERROR_EVENTS = frozenset(
     }
 )
 PAGE = 1000
+RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+"""Waits between attempts while the database is away; then the folder is given up."""
 
 
 class StoredArtifacts(Protocol):
@@ -57,6 +60,7 @@ class RunFolders:
     artifacts: StoredArtifacts
     folder: Path
     _writing: set[asyncio.Task[None]] = field(default_factory=set)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def write(self, ended: Ended) -> None:
         """Begin to write the folders of the task's runs."""
@@ -65,15 +69,32 @@ class RunFolders:
         task.add_done_callback(self._writing.discard)
 
     async def close(self) -> None:
+        """Wait for what is being written; what waits for the database is tried once more."""
+        self._closing.set()
         await asyncio.gather(*self._writing, return_exceptions=True)
 
     async def _write_task(self, task_id: str) -> None:
-        try:
-            for run in await self.runs.runs(task_id=task_id, limit=100_000):
-                if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
-                    await self._write_run(run)
-        except (OSError, UnavailableError):
-            log.exception("run_folder_failed", task=task_id)
+        """Write all folders of a task, again and again while the database is away: nobody else will."""
+        for wait_s in (*RETRY_S, None):
+            try:
+                await self._write_runs(task_id)
+            except UnavailableError as error:
+                if wait_s is None or self._closing.is_set():
+                    log.error("run_folder_failed", task=task_id, error=str(error))
+                    return
+                log.warning("run_folder_waits", task=task_id, error=str(error))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), wait_s)
+            except OSError:
+                log.exception("run_folder_failed", task=task_id)
+                return
+            else:
+                return
+
+    async def _write_runs(self, task_id: str) -> None:
+        for run in await self.runs.runs(task_id=task_id, limit=100_000):
+            if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
+                await self._write_run(run)
 
     async def _write_run(self, run: Run) -> None:
         events = await self._events(run.id)

@@ -1,6 +1,8 @@
 """Run folders: what a task's runs did, as files."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from orchestrator.record import RunFolders
 from orchestrator.scheduler import Ended
 from shared.adapters.artifacts import FolderArtifacts
+from shared.errors import UnavailableError
 from shared.jsontext import Json
 from shared.runs.events import EventType, NewEvent
-from shared.runs.record import Usage
+from shared.runs.record import Run, Usage
 from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Advance, StepEnd
@@ -162,3 +165,44 @@ async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(t
     assert "question" not in (logs / "tools.jsonl").read_text()
     assert "content" not in (logs / "tools.jsonl").read_text()
     assert lines(logs / "errors.jsonl")[0]["message"] == "it broke"
+
+
+class AwayStore(MemoryStore):
+    """A database that does not answer for a while."""
+
+    away = 0
+
+    async def runs(self, **wanted: object) -> Sequence[Run]:
+        if self.away:
+            self.away -= 1
+            raise UnavailableError("the database does not answer")
+        found: Sequence[Run] = await super().runs(**wanted)  # type: ignore[arg-type,unused-ignore]  # passed on
+        return found
+
+
+@pytest.mark.parametrize(("away", "is_written"), [(2, True), (9, False)], ids=["a while", "for ever"])
+async def test_a_folder_waits_for_a_database_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int, is_written: bool
+) -> None:
+    monkeypatch.setattr("orchestrator.record.RETRY_S", (0.01, 0.01, 0.01))
+    store = AwayStore()
+    ended, run_id = await ended_run(store)
+    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    store.away = away
+
+    await folders.write(ended)
+    await asyncio.gather(*folders._writing)
+
+    assert (tmp_path / "runs" / run_id / "events.jsonl").exists() is is_written
+
+
+async def test_closing_waits_for_no_database_that_is_away(tmp_path: Path) -> None:
+    store = AwayStore()
+    ended, _ = await ended_run(store)
+    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    store.away = 100
+
+    await folders.write(ended)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        await folders.close()

@@ -2,12 +2,15 @@
 
 from typing import cast
 
-from shared.clock import SystemClock
+from shared.agents.definition import builtin_definitions
+from shared.clock import Clock, SystemClock
+from shared.tasks.plan import Known
+from shared.tasks.service import TaskService
 from shared.tasks.store import TaskStore
 from shared.tools.definition import ToolAdapter
 from shared.tools.registry import ToolRegistry
 from shared.toolsets.sources import Surroundings, make_registry
-from shared.toolsets.tasks import TaskTools
+from shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskTools
 
 
 def registry_of(surroundings: Surroundings) -> ToolRegistry:
@@ -16,9 +19,23 @@ def registry_of(surroundings: Surroundings) -> ToolRegistry:
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
-    return make_registry(surroundings, run_sources())
+    known = Known(definitions=builtin_definitions().ids)
+    return make_registry(surroundings, (PlanTemplates(known), *run_sources()))
 
 
 def run_sources() -> tuple[ToolAdapter, ...]:
-    """Return the sources whose tools work on a run's rows, only described here: workers have them over their store."""
-    return (TaskTools(cast(TaskStore, None), lambda: "", SystemClock()),)
+    """Return the sources whose tools work on rows, only described here; workers and owners have them over a store."""
+    return (
+        TaskTools(cast(TaskStore, None), lambda: "", SystemClock()),
+        PlanningTools(cast(TaskService, None)),
+    )
+
+
+def owner_registry(surroundings: Surroundings, service: TaskService, clock: Clock) -> ToolRegistry:
+    """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
+
+    Raises:
+        InvalidToolError, InvalidConfigError: as :func:`make_registry`.
+    """
+    own = TaskTools(service.store, lambda: "", clock)
+    return make_registry(surroundings, (PlanTemplates(service.planner.known), own, PlanningTools(service)))

@@ -137,7 +137,7 @@ class InvalidTransitionError(ConflictError):
         self.subject = subject
         self.status = status
         self.event = event
-        super().__init__(f"a {subject} that is {status!r} cannot take {event!r}")
+        super().__init__(f"a {subject} that is {str(status)!r} cannot take {str(event)!r}")
 
 
 class ForgedError(SoongError):

@@ -31,7 +31,7 @@ from shared.tasks.step import FailurePolicy, StepKind
 
 STEP_ID = r"[A-Za-z0-9_.-]{1,64}"
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
-_LONGEST_S = 30 * 86_400.0
+LONGEST_S = 30 * 86_400.0
 _OTHER_KINDS: Mapping[str, str] = {
     "agent": "only a step of `kind: agent` has it",
     "model": "only a step of `kind: agent` has it",
@@ -197,7 +197,7 @@ def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0
         priority=fields.integer("priority", 0, -1000, 1000),
         retries=fields.integer("retries", retries, 0, 20),
         backoff_s=fields.seconds("backoff_s", 1.0, 3600.0) or 1.0,
-        timeout_s=fields.seconds("timeout_s", None, _LONGEST_S),
+        timeout_s=fields.seconds("timeout_s", None, LONGEST_S),
         pool=fields.text("pool", "default", pattern=STEP_ID, says="letters, digits, `_`, `.` or `-`"),
         needs=fields.texts("needs") or (),
         instructions=fields.text("instructions") if is_agent else "",

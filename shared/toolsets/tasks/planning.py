@@ -1,0 +1,253 @@
+"""The task tools of main and orchestrator agents: they make tasks, watch them, change and end them (DAG-01).
+
+All go through the service that the command line and programs use, so the same checks hold and the session's owner alone
+writes what comes of it. An agent reaches the tasks of its own session and no others. A call that is made again after a
+crash asks for nothing twice: its effect id names the task it makes and the command it sends.
+"""
+
+import hashlib
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from shared.errors import ConflictError, UnavailableError, UsageError
+from shared.jsontext import Json, JsonObject
+from shared.tasks.reading import plan_from_json
+from shared.tasks.schema import step_schema
+from shared.tasks.service import TaskService
+from shared.tasks.step import Task
+from shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
+from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
+
+T = TypeVar("T")
+
+MAX_LISTED: Final = 100
+
+_REASON: Final[JsonObject] = {"type": "string", "description": "Why, for people and for the log.", "maxLength": 2000}
+_STEPS: Final[JsonObject] = {"type": "array", "items": step_schema()}
+_IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_ENDS: Final = (ErrorType.EXECUTION_FAILED,)
+
+_UPDATE: Final[JsonObject] = {
+    "task_id": TASK_ID,
+    "add_steps": {**_STEPS, "description": "Further steps, written as in a plan; they may depend on any of the task."},
+    "add_dependencies": {
+        "type": "array",
+        "description": "Further dependencies of steps that are still pending.",
+        "items": {
+            "type": "object",
+            "required": ["step", "depends_on"],
+            "properties": {"step": {"type": "string"}, "depends_on": _IDS},
+        },
+    },
+    "retry_steps": {
+        "type": "array",
+        "description": "Failed steps to be tried again, each with what is to be different: agent, model, tools.",
+        "items": {
+            "type": "object",
+            "required": ["step"],
+            "properties": {
+                "step": {"type": "string"},
+                "agent": {"type": "string"},
+                "model": {"type": "string"},
+                "instructions": {"type": "string"},
+                "allowed_tools": _IDS,
+                "pool": {"type": "string"},
+                "needs": _IDS,
+            },
+        },
+    },
+    "priorities": {
+        "type": "object",
+        "description": "New priority by step id; higher first.",
+        "additionalProperties": True,
+    },
+    "skip_steps": {**_IDS, "description": "Steps that are not needed; what depends on them is skipped too."},
+    "cancel_steps": {**_IDS, "description": "Steps to be stopped, also while they run."},
+    "reason": _REASON,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningTools:
+    """A :class:`shared.tools.definition.ToolAdapter` over the task service."""
+
+    service: TaskService
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        return (*self._making(), *self._ending())
+
+    def _making(self) -> tuple[ToolDefinition, ...]:
+        return (
+            _tool(
+                "agent.task_create",
+                "Create task",
+                "Create a task: a DAG of steps that worker agents carry out. It starts at once. You end it with "
+                "agent.task_complete, agent.task_fail or agent.task_cancel; a failed step waits for your decision.",
+                "create start task dag plan",
+                {
+                    "title": {"type": "string", "description": "What the task is for.", "minLength": 1},
+                    "steps": {**_STEPS, "description": "The steps, as agent.plan_template shows them.", "minItems": 1},
+                    "inputs": {
+                        "type": "object",
+                        "description": "Values that references may name as ${inputs.name}.",
+                        "additionalProperties": True,
+                    },
+                    "model": {"type": "string", "description": "Model of the steps that name none."},
+                },
+                ("title", "steps"),
+                self._create,
+            ),
+            _tool(
+                "agent.task_list",
+                "List tasks",
+                "List the tasks of your session, newest first, with how their steps stand.",
+                "tasks list status",
+                {"limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20}},
+                (),
+                self._list,
+                is_change=False,
+            ),
+            _tool(
+                "agent.task_update",
+                "Update task",
+                "Change a task that goes on: add steps, let pending steps wait for more, try failed steps again with "
+                "another agent, change priorities, skip or cancel steps. All of it happens, or nothing.",
+                "grow add steps retry reassign skip cancel priority",
+                _UPDATE,
+                (),
+                self._update,
+            ),
+        )
+
+    def _ending(self) -> tuple[ToolDefinition, ...]:
+        return (
+            _tool(
+                "agent.task_complete",
+                "Complete task",
+                "End a task as completed once all its steps have ended.",
+                "finish end task done",
+                {"task_id": TASK_ID, "reason": _REASON},
+                (),
+                self._complete,
+            ),
+            _tool(
+                "agent.task_fail",
+                "Fail task",
+                "End a task as failed and stop what still runs of it.",
+                "fail end task give up",
+                {"task_id": TASK_ID, "reason": {**_REASON, "minLength": 1}},
+                ("reason",),
+                self._fail,
+            ),
+            _tool(
+                "agent.task_cancel",
+                "Cancel task",
+                "Cancel a task: nothing of it starts any more, and what runs is stopped.",
+                "cancel stop task",
+                {"task_id": TASK_ID, "reason": _REASON},
+                (),
+                self._cancel,
+            ),
+        )
+
+    async def _create(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        given = call_input.get("inputs")
+        inputs = given if isinstance(given, dict) else {}
+        document: JsonObject = {
+            "title": call_input["title"],
+            "steps": call_input["steps"],
+            "inputs": {name: {"default": value, "required": False} for name, value in inputs.items()},
+        }
+
+        async def create() -> Task:
+            plan = plan_from_json(document, "task", self.service.planner.known)
+            return await self.service.create(
+                context.identity.session_id,
+                plan,
+                inputs,
+                agent=context.identity,
+                model=str(call_input.get("model") or ""),
+                task_id=_named("task", context),
+            )
+
+        task = await _told(create())
+        return task_facts(task, await self.service.store.counts(task.id))
+
+    async def _list(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        limit = int(str(call_input.get("limit", 20)))
+        tasks = await self.service.store.tasks(session_id=context.identity.session_id, limit=limit)
+        shown: list[Json] = [task_facts(task, await self.service.store.counts(task.id)) for task in tasks]
+        return {"tasks": shown}
+
+    async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        change = {name: value for name, value in call_input.items() if name != "task_id"}
+        task = await self._task(context, call_input)
+        return await self._done(task, self.service.update(task, change, command_id=_named("cmd", context)))
+
+    async def _complete(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        task, reason = await self._task(context, call_input), _reason(call_input)
+        return await self._done(task, self.service.complete(task, reason=reason, command_id=_named("cmd", context)))
+
+    async def _fail(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        task, reason = await self._task(context, call_input), _reason(call_input)
+        return await self._done(task, self.service.fail(task, reason=reason, command_id=_named("cmd", context)))
+
+    async def _cancel(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        task, reason = await self._task(context, call_input), _reason(call_input)
+        return await self._done(task, self.service.cancel(task, reason=reason, command_id=_named("cmd", context)))
+
+    async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
+        return await task_named(self.service.store, context, call_input)
+
+    async def _done(self, task: Task, asking: Awaitable[None]) -> HandlerOutput:
+        await _told(asking)
+        return task_facts(await self.service.store.task(task.id), await self.service.store.counts(task.id))
+
+
+def _tool(
+    name: str,
+    title: str,
+    description: str,
+    hint: str,
+    properties: JsonObject,
+    required: tuple[str, ...],
+    handler: Handler,
+    *,
+    is_change: bool = True,
+) -> ToolDefinition:
+    return ToolDefinition(
+        name=name,
+        title=title,
+        description=description,
+        search_hint=hint,
+        input_schema={"type": "object", "properties": properties, "required": list(required)},
+        handler=handler,
+        permission=Permission.READONLY,
+        tags=TAGS,
+        errors=_ENDS if is_change else (),
+        traits=changes_state if is_change else None,
+    )
+
+
+async def _told(asking: Awaitable[T]) -> T:
+    """Wait for the service; what it refuses becomes the tool's error, in its words."""
+    try:
+        return await asking
+    except UsageError as error:
+        hint = "agent.plan_template shows how it is written"
+        raise ToolError(ErrorType.INVALID_INPUT, str(error), hint=hint) from error
+    except (ConflictError, UnavailableError) as error:
+        hint = "agent.task_get shows how the task stands"
+        raise ToolError(ErrorType.EXECUTION_FAILED, str(error), hint=hint) from error
+
+
+def _named(kind: str, context: ToolContext) -> str:
+    """Return the id of what a call makes: the same whenever the same call is made again."""
+    effect = context.effect_id or f"{context.identity.run_id}/{context.tool_call_id}"
+    return f"{kind}_{hashlib.sha256(effect.encode()).hexdigest()[:32]}"
+
+
+def _reason(call_input: JsonObject) -> str:
+    return str(call_input.get("reason", ""))

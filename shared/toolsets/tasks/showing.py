@@ -1,0 +1,96 @@
+"""How tasks and steps are named by agents and shown to them: one form for every tool."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from shared.jsontext import Json, JsonObject
+from shared.tasks.step import Step, StepKind, StepResult, Task, TaskCounts
+from shared.tasks.store import TaskStore
+from shared.tools.definition import ToolContext, Traits
+from shared.tools.result import ErrorType, ToolError
+
+TAGS: Final = frozenset({"internal", "agent", "readonly"})
+"""Writing core state is no outside effect: the task tools are readonly and never asked (DAG-01)."""
+
+MAX_SHOWN_STEPS: Final = 100
+
+STEP_ID: Final[JsonObject] = {
+    "type": "string",
+    "description": "Id of the step in its task.",
+    "minLength": 1,
+    "maxLength": 200,
+}
+TASK_ID: Final[JsonObject] = {
+    "type": "string",
+    "description": "Id of the task. Left out: the one that is yours; one who plans leaves it out while there is one.",
+    "minLength": 1,
+    "maxLength": 64,
+}
+
+
+def changes_state(_call_input: JsonObject) -> Traits:
+    """Return the traits of a tool that changes task state: readonly, and never beside another call."""
+    return Traits(is_read_only=True, is_concurrency_safe=False)
+
+
+def step_line(step: Step) -> dict[str, Json]:
+    """Return what a list says of a step."""
+    return {"id": step.step_id, "title": step.title, "kind": step.kind.value, "status": step.status.value}
+
+
+def task_facts(task: Task, counts: TaskCounts) -> dict[str, Json]:
+    """Return what is said of a task: how it stands and how many steps stand how."""
+    by_status: dict[str, Json] = {status.value: count for status, count in counts.by_status.items() if count}
+    facts: dict[str, Json] = {"id": task.id, "title": task.title, "status": task.status.value, "steps": by_status}
+    if task.reason:
+        facts["reason"] = task.reason
+    return facts
+
+
+def step_facts(step: Step, step_ids: Mapping[str, str]) -> dict[str, Json]:
+    """Return what those who plan are told of a step; ``step_ids`` are the ids of the task's steps by key."""
+    facts = step_line(step)
+    facts["depends_on"] = [step_ids.get(key, key) for key in step.depends_on]
+    facts["attempt"] = step.attempt
+    if step.kind is StepKind.AGENT:
+        facts["agent"] = step.definition
+    for name, value in (("progress", step.progress), ("priority", step.priority)):
+        if value:
+            facts[name] = value
+    if step.outcome is not None:
+        facts["outcome"] = step.outcome.value
+    if step.error is not None:
+        facts["error"] = step.error.as_json()
+    return facts
+
+
+def result_facts(result: StepResult) -> dict[str, Json]:
+    """Return what a step came to: its output, and of an unclean one what it was refused and left (DAG-10)."""
+    facts: dict[str, Json] = {"output": result.output}
+    if result.denials:
+        facts["denials"] = list(result.denials)
+    if result.unknown_effects:
+        facts["unknown_effects"] = list(result.unknown_effects)
+    if result.partial is not None:
+        facts["partial"] = result.partial
+    return facts
+
+
+async def task_named(store: TaskStore, context: ToolContext, call_input: JsonObject) -> Task:
+    """Return the task that a call names, or the session's one open task when it names none.
+
+    Raises: ToolError.
+    """
+    session_id, asked = context.identity.session_id, str(call_input.get("task_id", ""))
+    tasks = await store.tasks(session_id=session_id, limit=1000)
+    if not asked:
+        tasks = [task for task in tasks if not task.status.is_terminal] or tasks[:1]
+        if len(tasks) == 1:
+            return tasks[0]
+        problem = "there are several tasks" if tasks else "your session has no task"
+        raise ToolError(ErrorType.INVALID_INPUT, problem, hint="name one by task_id; agent.task_list shows them")
+    found = next((task for task in tasks if task.id == asked), None)
+    if found is None:
+        problem = f"your session has no task {asked[:80]!r}"
+        raise ToolError(ErrorType.INVALID_INPUT, problem, hint="agent.task_list shows its tasks")
+    return found

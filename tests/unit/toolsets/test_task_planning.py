@@ -1,0 +1,353 @@
+"""Those who plan make, watch, change and end tasks through the service, with an owner and workers that are real."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.tool_registry import owner_registry, registry_of
+from shared.clock import SystemClock
+from shared.identity import Role, RunIdentity
+from shared.jsontext import Json
+from shared.sessions.session import Session
+from shared.tasks.functions import known_functions
+from shared.tasks.plan import Known
+from shared.tasks.planner import Planner
+from shared.tasks.service import TaskService
+from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
+from shared.testing.builders import make_session, make_step, make_task
+from shared.testing.memory.store import MemoryStore
+from shared.tools.definition import Permission, Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from shared.tools.ports import ToolCall
+from shared.tools.result import ErrorType, ToolResult
+from shared.tools.risk import effective_traits
+from shared.tools.surface import CHILD_TASK_TOOLS, RunMode, SurfaceRequest, compute_surface
+from shared.toolsets.sources import Surroundings
+from tests.one_loop import OneLoop
+from tests.unit.agents.parts import Notebook, RuleGate
+
+pytestmark = pytest.mark.spec("DAG-01")
+
+PLANNING = {
+    *("agent.plan_template", "agent.task_template", "agent.task_create", "agent.task_list", "agent.task_update"),
+    *("agent.task_complete", "agent.task_fail", "agent.task_cancel"),
+}
+
+
+@dataclass
+class Planning:
+    """An agent that plans, in the loop of its session's owner, beside two workers."""
+
+    service: OneLoop
+    session: Session
+    identity: RunIdentity
+    gate: RuleGate = field(default_factory=RuleGate)
+    calls: int = 0
+    task_id: str = ""
+    """Of the task that was made last."""
+
+    def __post_init__(self) -> None:
+        planner = Planner(Known(functions=frozenset(known_functions())))
+        tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
+        registry = owner_registry(Surroundings(), tasks, SystemClock())
+        self.tools = registry.select(compute_surface(registry.definitions(), SurfaceRequest(self.identity.role)).tools)
+
+    async def try_to(self, tool: str, *, call_id: str = "", **arguments: Any) -> ToolResult:
+        self.calls += 1
+        scope = RunScope(self.identity, 0, Workplace(Path("/p"), Path("/p"), Path("/r")))
+        pipeline = ToolPipeline(self.tools, scope, self.gate, Notebook())
+        return await pipeline.execute(ToolCall(call_id or f"c{self.calls}", f"agent.{tool}", arguments))
+
+    async def do(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        result = await self.try_to(tool, **arguments)
+        assert result.error is None, result.error
+        data = cast("dict[str, Any]", result.data)
+        self.task_id = data["id"] if tool == "task_create" else self.task_id
+        return data
+
+    async def until(self, step_id: str, status: StepStatus) -> None:
+        """Wait until a step of the task made last has this status, as the agent sees it."""
+        async with asyncio.timeout(10):
+            while step_id not in await self.ids(status):  # noqa: ASYNC110  # rows have no event
+                await asyncio.sleep(0.005)
+
+    async def ids(self, *statuses: StepStatus) -> set[str]:
+        wanted = [status.value for status in statuses]
+        found = await self.do("task_query_steps", task_id=self.task_id, statuses=wanted)
+        return {step["id"] for step in found["steps"]}
+
+    async def end_run(self) -> None:
+        """End the agent's run, which is the root run of a task of its own here."""
+        own = (await self.service.store.session(self.session.id)).ownership
+        now_us = SystemClock().now_us()
+        await self.service.store.end_task(own, self.identity.task_id, TaskEvent.FAIL, reason="", now_us=now_us)
+
+
+@pytest.fixture
+async def planning() -> AsyncIterator[Planning]:
+    async with OneLoop(MemoryStore()) as service:
+        session = make_session()
+        await service.store.open_session(session)
+        # Its root run stands for the run of the agent that plans; a step that nobody takes keeps it going.
+        home = make_task(session.id, make_step("held", pool="nobody"))
+        await service.store.create_task(home)
+        yield Planning(service, session, replace(home.root_run.identity, task_id=home.id))
+
+
+def echo(step_id: str, *depends_on: str, **more: Json) -> dict[str, Json]:
+    return {"id": step_id, "kind": "python", "call": "builtin.echo", "depends_on": list(depends_on), **more}
+
+
+def fails(step_id: str, **more: Json) -> dict[str, Json]:
+    return {"id": step_id, "kind": "python", "call": "builtin.fail", **more}
+
+
+# -- what they are
+@pytest.mark.spec("ETS-06", "ETS-07")
+def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_run_alone() -> None:
+    tools = {tool.name: tool for tool in registry_of(Surroundings()).definitions()}
+
+    assert tools.keys() >= PLANNING | CHILD_TASK_TOOLS
+    assert {tools[name].permission for name in PLANNING} == {Permission.READONLY}
+    alone = {name for name in PLANNING if not effective_traits(tools[name], {}).is_concurrency_safe}
+    assert alone == PLANNING - {"agent.plan_template", "agent.task_template", "agent.task_list"}
+    for role in Role:
+        offered = set(compute_surface(tools.values(), SurfaceRequest(role, allowed_tools=("*",))).tools)
+        assert offered & (PLANNING | CHILD_TASK_TOOLS) == (
+            CHILD_TASK_TOOLS if role.is_child else PLANNING | CHILD_TASK_TOOLS
+        )
+
+
+@pytest.mark.spec("DIS-06")
+def test_plan_mode_has_them_all() -> None:
+    tools = registry_of(Surroundings()).definitions()
+
+    assert set(compute_surface(tools, SurfaceRequest(Role.MAIN, RunMode.PLAN)).tools) >= PLANNING
+
+
+async def test_none_of_them_asks_anybody(planning: Planning) -> None:
+    await planning.do("task_create", title="t", steps=[echo("a")])
+    await planning.do("task_list")
+
+    assert planning.gate.asked == []
+
+
+# -- making
+async def test_templates_can_be_made_into_tasks_as_they_stand(planning: Planning) -> None:
+    told = await planning.do("plan_template")
+    assert "on_failure" in told["plan"]
+
+    for shape in ("chain", "fan_out", "map"):
+        template = await planning.do("task_template", shape=shape)
+        made = await planning.do("task_create", **template, model="some:model")
+        await planning.do("task_cancel", task_id=made["id"])
+
+
+async def test_created_task_runs_under_the_agent_and_waits_for_its_word(planning: Planning) -> None:
+    made = await planning.do(
+        "task_create",
+        title="t",
+        inputs={"x": 7},
+        steps=[echo("a", inputs={"x": "${inputs.x}"}), echo("b", "a", inputs={"y": "${a.output.x}"})],
+    )
+    await planning.until("b", StepStatus.COMPLETED)
+
+    result = await planning.do("task_get", task_id=made["id"], step_id="b")
+    store = planning.service.store
+    root = (await store.run((await store.task(made["id"])).root_run_id)).identity
+    assert result["output"] == {"y": 7}
+    assert (root.parent_run_id, root.parent_agent_id) == (planning.identity.run_id, planning.identity.agent_id)
+    assert (await store.task(made["id"])).status is TaskStatus.RUNNING
+    ended = await planning.do("task_complete", task_id=made["id"], reason="all there")
+    assert ended["status"] == "completed"
+
+
+async def test_the_same_call_made_again_makes_no_second_task(planning: Planning) -> None:
+    first = await planning.try_to("task_create", call_id="again", title="t", steps=[echo("a")])
+    second = await planning.try_to("task_create", call_id="again", title="t", steps=[echo("a")])
+
+    assert first.error is second.error is None
+    assert cast(Any, first.data)["id"] == cast(Any, second.data)["id"]
+    assert len((await planning.do("task_list"))["tasks"]) == 2  # and the one that its own run stands in
+
+
+async def test_the_same_change_made_again_after_a_crash_is_made_once(planning: Planning) -> None:
+    made = await planning.do("task_create", title="t", steps=[echo("a")])
+
+    for _ in range(2):
+        result = await planning.try_to("task_update", call_id="again", task_id=made["id"], add_steps=[echo("b")])
+        assert result.error is None
+
+    steps = await planning.service.store.steps(made["id"])
+    assert [step.step_id for step in steps] == ["a", "b"]
+
+
+@pytest.mark.spec("DAG-02")
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        pytest.param([echo("a", "b"), echo("b", "a")], "a -> b -> a", id="circle"),
+        pytest.param([echo("a", "nowhere")], "'nowhere'", id="unknown-dependency"),
+        pytest.param([echo("a"), echo("a")], "the id 'a' is taken", id="duplicate-id"),
+        pytest.param([echo("a", inputs={"x": "${b.output}"}), echo("b")], "not a dependency", id="reference"),
+        pytest.param([{"id": "a", "instructions": "x", "model": "script"}], "no script", id="script-model"),
+    ],
+)
+async def test_a_wrong_plan_is_refused_by_name_and_nothing_is_made(
+    planning: Planning, steps: list[dict[str, Json]], named: str
+) -> None:
+    result = await planning.try_to("task_create", title="t", steps=steps)
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.INVALID_INPUT
+    assert named in result.error.message
+    assert len(await planning.service.store.tasks()) == 1
+
+
+# -- failures wait for the agent
+@pytest.mark.spec("DAG-05")
+async def test_dependents_of_a_failure_wait_until_the_agent_decides(planning: Planning) -> None:
+    made = await planning.do("task_create", title="t", steps=[fails("bad"), echo("after", "bad"), echo("other")])
+    await planning.until("bad", StepStatus.FAILED)
+    await planning.until("other", StepStatus.COMPLETED)
+
+    assert await planning.ids(StepStatus.PENDING, StepStatus.FAILED) == {"bad", "after"}
+    await planning.do("task_update", task_id=made["id"], skip_steps=["bad"], reason="not needed")
+    await planning.until("after", StepStatus.SKIPPED)
+
+
+@pytest.mark.spec("DAG-05")
+async def test_the_agent_lets_a_failed_step_be_tried_again(planning: Planning) -> None:
+    flaky = fails("flaky", inputs={"times": 1, "ok": True})
+    await planning.do("task_create", title="t", steps=[flaky, echo("after", "flaky")])
+    await planning.until("flaky", StepStatus.FAILED)
+
+    await planning.do("task_update", task_id=planning.task_id, retry_steps=[{"step": "flaky"}])
+
+    await planning.until("after", StepStatus.COMPLETED)
+    assert (await planning.do("task_get", task_id=planning.task_id, step_id="flaky"))["attempt"] == 2
+
+
+@pytest.mark.spec("DAG-05")
+async def test_a_policy_that_the_plan_names_holds_under_an_agent_too(planning: Planning) -> None:
+    bad = fails("bad", on_failure="skip_dependents")
+    await planning.do("task_create", title="t", steps=[bad, echo("after", "bad")])
+
+    await planning.until("after", StepStatus.SKIPPED)
+
+
+@pytest.mark.spec("DAG-05")
+async def test_when_the_agents_run_has_ended_its_tasks_are_settled_like_any_other(planning: Planning) -> None:
+    made = await planning.do("task_create", title="t", steps=[fails("bad"), echo("after", "bad")])
+    await planning.until("bad", StepStatus.FAILED)
+
+    await planning.end_run()
+
+    task = await planning.service.finished(made["id"])
+    assert (task.status, task.reason) == (TaskStatus.FAILED, "bad")
+
+
+# -- growing
+async def test_a_task_grows_by_what_a_step_found(planning: Planning) -> None:
+    made = await planning.do("task_create", title="t", steps=[echo("look", inputs={"found": ["x", "y"]})])
+    await planning.until("look", StepStatus.COMPLETED)
+
+    more = [echo(name, "look", inputs={"all": "${look.output.found}"}) for name in ("x", "y")]
+    await planning.do("task_update", task_id=made["id"], add_steps=[*more, echo("join", "x", "y")])
+
+    await planning.until("join", StepStatus.COMPLETED)
+    assert (await planning.do("task_get", task_id=made["id"], step_id="x"))["output"] == {"all": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param({"add_steps": [echo("a")]}, "a step 'a' already", id="taken"),
+        pytest.param({"add_steps": [echo("n", "nope")]}, "there is no step 'nope'", id="unknown-dependency"),
+        pytest.param({"add_steps": [echo("n", "m"), echo("m", "n")]}, "n -> m -> n", id="circle"),
+        pytest.param({"add_dependencies": [{"step": "a", "depends_on": ["b"]}]}, "only a step that", id="left-pending"),
+        pytest.param({"add_dependencies": [{"step": "b", "depends_on": ["zz"]}]}, "no such step", id="unknown-edge"),
+        pytest.param({"retry_steps": [{"step": "a"}]}, "cannot take 'retry'", id="not-failed"),
+        pytest.param({"retry_steps": [{"step": "a", "agent": "x"}]}, "is a python step", id="no-agent-to-change"),
+        pytest.param({"skip_steps": ["b"], "cancel_steps": ["b"]}, "name it once", id="twice"),
+        pytest.param({"priorities": {"b": 5000}}, "from -1000 to 1000", id="priority"),
+        pytest.param({"reason": "just so"}, "nothing is asked for", id="nothing"),
+    ],
+)
+async def test_a_change_that_cannot_be_is_refused_by_name_and_nothing_changes(
+    planning: Planning, change: dict[str, Any], named: str
+) -> None:
+    slow = {"id": "a", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 30}}
+    made = await planning.do("task_create", title="t", steps=[slow, echo("b", "a")])
+    await planning.until("a", StepStatus.RUNNING)
+
+    result = await planning.try_to("task_update", task_id=made["id"], **change)
+
+    assert result.error is not None
+    assert named in result.error.message
+    assert [step.step_id for step in await planning.service.store.steps(made["id"])] == ["a", "b"]
+
+
+# -- ending
+async def test_a_task_with_open_steps_is_not_completed(planning: Planning) -> None:
+    slow = {"id": "a", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 30}}
+    made = await planning.do("task_create", title="t", steps=[slow])
+
+    result = await planning.try_to("task_complete", task_id=made["id"])
+
+    assert result.error is not None
+    assert "have not ended (a)" in result.error.message
+
+
+@pytest.mark.spec("DAG-06")
+@pytest.mark.parametrize(("tool", "status"), [("task_cancel", "cancelled"), ("task_fail", "failed")])
+async def test_a_task_is_stopped_with_what_runs_of_it(planning: Planning, tool: str, status: str) -> None:
+    slow = {"id": "a", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 30}}
+    made = await planning.do("task_create", title="t", steps=[slow, echo("b", "a")])
+    await planning.until("a", StepStatus.RUNNING)
+
+    ended = await planning.do(tool, task_id=made["id"], reason="enough")
+
+    assert (ended["status"], ended["reason"]) == (status, "enough")
+    held, waiting = await planning.service.store.steps(made["id"])
+    (interrupt,) = await planning.service.store.interrupts(held.worker_id)
+    assert (interrupt.kind, interrupt.reason) == ("cancel", "enough")
+    assert waiting.status is StepStatus.CANCELLED
+
+
+# -- whose
+async def test_tasks_of_other_sessions_are_out_of_reach(planning: Planning) -> None:
+    _, foreign = await planning.service.submit({"title": "t", "steps": [echo("a")]})
+
+    for tool in ("task_get", "task_query_steps", "task_cancel", "task_complete"):
+        result = await planning.try_to(tool, task_id=foreign.id)
+        assert result.error is not None
+        assert "no task" in result.error.message
+
+    assert foreign.id not in {task["id"] for task in (await planning.do("task_list"))["tasks"]}
+
+
+async def test_the_task_need_not_be_named_while_there_is_one(planning: Planning) -> None:
+    await planning.end_run()
+    made = await planning.do("task_create", title="t", steps=[echo("a")])
+    assert (await planning.do("task_get"))["id"] == made["id"]
+
+    await planning.do("task_create", title="t", steps=[echo("a", pool="nobody")])
+    await planning.do("task_create", title="t", steps=[echo("a", pool="nobody")])
+    result = await planning.try_to("task_get")
+
+    assert result.error is not None
+    assert "several tasks" in result.error.message
+
+
+async def test_one_who_plans_claims_no_step(planning: Planning) -> None:
+    await planning.do("task_create", title="t", steps=[echo("a")])
+
+    for tool, arguments in (("task_claim_step", {"step_id": "a"}), ("task_update_step", {"progress": "x"})):
+        result = await planning.try_to(tool, **arguments)
+        assert result.error is not None
+        assert result.error.type is ErrorType.STEP_NOT_CLAIMED

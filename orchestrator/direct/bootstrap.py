@@ -39,8 +39,9 @@ from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from shared.tools.registry import ToolRegistry
 from shared.tools.result import ToolResult
 from shared.tools.sdk_hooks import registered_hooks
+from shared.tools.shape import shaped
 from shared.tools.surface import RunMode, Surface, compute_surface
-from shared.toolsets.modules import import_own
+from shared.toolsets.modules import check_foreign, import_own
 from shared.toolsets.sources import Surroundings
 
 _OWN_OPTIONS = ("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "hooks", "tools")
@@ -122,8 +123,9 @@ async def open_tools(
     loaded = load_settings(**settings)
     config = load_config(loaded.home)
     registry = registry_of(Surroundings.of(loaded, config))
-    for source in tools:
-        registry.add(source)
+    for definition in (each for source in tools for each in source.tools()):
+        check_foreign(shaped(definition))
+        registry.register(definition)
     async with open_direct(loaded, request, config, registry) as session:
         yield session
 

@@ -184,7 +184,7 @@ class ToolDefinition:
             return True
         if self.open_world is not None:
             return self.open_world
-        has_words = self.tags - {permission.value for permission in Permission}
+        has_words = frozenset(self.tags) - {permission.value for permission in Permission}
         declares_nothing = self.permission is Permission.WRITE and not (has_words or self.traits or self.target)
         return "mcp" in self.tags or declares_nothing
 

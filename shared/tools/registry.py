@@ -17,6 +17,7 @@ from shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdap
 from shared.tools.naming import check_alias, check_name
 from shared.tools.pydantic_schema import from_pydantic, model_of
 from shared.tools.schema import check_schema, close
+from shared.tools.shape import shaped
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,6 +52,7 @@ class ToolRegistry:
         Raises:
             InvalidToolError: names what is wrong with it.
         """
+        definition = shaped(definition)
         if is_builtin and definition.timeout is not None:
             definition = replace(definition, timeout=min(definition.timeout, self.max_timeout))
         self._check(definition)
@@ -146,8 +148,6 @@ class ToolRegistry:
             limit = self.max_timeout // timedelta(milliseconds=1)
             raise InvalidToolError(definition.name, f"its timeout must be above 0 and at most {limit} ms")
         self._check_tags(definition)
-        if definition.max_result_chars is not None and definition.max_result_chars < 1:
-            raise InvalidToolError(definition.name, "max_result_chars must be at least 1")
         try:
             digest(_promise(definition))
         except InvalidJsonError as error:

@@ -31,7 +31,7 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
         try:
             _offer(import_own(name, SETTING), own)
             for definition in own.definitions():
-                _check_namespace(definition)
+                check_foreign(definition)
                 registry.register(definition, source=f"module {name}")
         except InvalidToolError as error:
             raise InvalidConfigError(f"{SETTING} names {name!r}, whose {error}") from error
@@ -80,11 +80,21 @@ def _offer(module: ModuleType, registry: ToolRegistry) -> None:
         ) from error
 
 
-def _check_namespace(definition: ToolDefinition) -> None:
-    namespace, _, rest = definition.name.partition(".")
-    if namespace in RESERVED:
-        problem = f"the namespace {namespace!r} is Soong's own; choose another, such as 'team.{rest}'"
-        raise InvalidToolError(definition.name, problem)
+def check_foreign(definition: ToolDefinition) -> None:
+    """Hold a tool from elsewhere to names and tags of its own: rules and taint trust ours.
+
+    Raises:
+        InvalidToolError: its name, an alias or a tag says that it is one of Soong's.
+    """
+    for name in (definition.name, *definition.aliases):
+        namespace, dot, rest = name.partition(".")
+        if dot and namespace in RESERVED:
+            kind = "" if name == definition.name else f"of the alias {name!r} "
+            problem = f"the namespace {namespace!r} {kind}is Soong's own; choose another, such as 'team.{rest}'"
+            raise InvalidToolError(definition.name, problem)
+    own = sorted(definition.tags & RESERVED)
+    if own:
+        raise InvalidToolError(definition.name, f"the tag {own[0]!r} is one of Soong's own tools; choose another")
 
 
 def _failed(name: str, setting: str, error: BaseException) -> InvalidConfigError:

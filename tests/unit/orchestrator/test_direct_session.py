@@ -325,3 +325,20 @@ async def test_what_is_kept_of_a_written_file_holds_no_secret_and_the_file_is_wh
     assert (session.run_dir / "deliverables" / "out.txt").read_text() == "key [redacted]\n"
     kept = [path.read_bytes() for path in (tmp_path / "soong").rglob("*") if path.is_file()]
     assert not [each for each in kept if secret.encode() in each]
+
+
+@pytest.mark.spec("REG-02", "PER-21")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("code.x", {}), ("team.x", {"aliases": ("agent.create_sub_agent",)}), ("team.x", {"tags": ("internal",)})],
+)
+async def test_a_program_adds_no_tool_that_passes_for_ours(place: Path, name: str, more: dict[str, Any]) -> None:
+    own = Toolset()
+
+    @own.tool(name, **more)
+    def tool() -> None:
+        """Pass for another."""
+
+    with pytest.raises(UsageError, match="Soong's own"):
+        async with opened(tools=[own]):
+            pass

@@ -98,17 +98,39 @@ REFUSED = {
     "offers nothing": ("x = 1", "offers no tools; give it `tools = Toolset()`"),
     "async register": ("async def register(registry): ...", "register is async"),
     "register fails": ("def register(registry): registry.nope()", "failed to register: AttributeError"),
-    "bad tool": ("def register(registry): registry.register_tool('x', 'd', {}, None)", "is not a canonical name"),
+    "bad tool": ("def register(registry): registry.register_tool('x', 'd', {}, print)", "is not a canonical name"),
     "bad function": (
         "from soong import Toolset\ntools = Toolset()\n@tools.tool('team.x')\ndef f(a): 'D.'",
         "'a' has no annotation",
     ),
+    "an alias in our namespace": (
+        """
+        from soong import Toolset
+        tools = Toolset()
+
+        @tools.tool("team.x", aliases=("code.x",))
+        def x() -> None:
+            'X.'
+        """,
+        "the namespace 'code' of the alias 'code.x' is Soong's own",
+    ),
+    "a tag of ours": (
+        """
+        from soong import Toolset
+        tools = Toolset()
+
+        @tools.tool("team.x", tags=("internal",))
+        def x() -> None:
+            'X.'
+        """,
+        "the tag 'internal' is one of Soong's own tools; choose another",
+    ),
     "our namespace": (
-        "def register(registry): registry.register_tool('code.x', 'd', {'type': 'object'}, None)",
+        "def register(registry): registry.register_tool('code.x', 'd', {'type': 'object'}, print)",
         "the namespace 'code' is Soong's own; choose another, such as 'team.x'",
     ),
     "twice the same": (
-        "def register(registry):\n for _ in 'ab': registry.register_tool('a.x', 'd', {'type': 'object'}, None)",
+        "def register(registry):\n for _ in 'ab': registry.register_tool('a.x', 'd', {'type': 'object'}, print)",
         "the name 'a.x' is taken",
     ),
 }

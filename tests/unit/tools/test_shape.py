@@ -1,0 +1,71 @@
+"""A definition written by hand: what is wrong with a field is told when it is registered."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shared.errors import InvalidToolError
+from shared.tools.definition import Permission
+from shared.tools.registry import ToolRegistry
+from shared.tools.toolset import Toolset
+from tests.unit.tools.parts import make_tool
+
+
+@pytest.mark.spec("REG-05", "REG-06")
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("permission", "none", "its permission is 'none'; it is one of readonly, write"),
+        ("permission", None, "its permission is 'None'"),
+        ("description", None, "its description is no text"),
+        ("title", 5, "its title is no text"),
+        ("handler", None, "its handler is no function"),
+        ("traits", True, "its traits is no function"),
+        ("target", "path", "its target is no function"),
+        ("tags", "office", "its tags are no set of texts"),
+        ("tags", ["office"], "its tags are no set of texts"),
+        ("aliases", "greet", "its aliases are no tuple of texts"),
+        ("timeout", 20, "its timeout is no timedelta; write timedelta(seconds=20)"),
+        ("interrupt", "never", "its interrupt is 'never'; it is cancel or block"),
+        ("open_world", "no", "its open_world is neither True, False nor None"),
+        ("adds_context", 1, "its adds_context is neither True nor False"),
+        ("max_result_chars", True, "max_result_chars must be at least 1"),
+        ("errors", ("timeout",), "its errors are no tuple of ErrorType"),
+        ("metadata", None, "its metadata is no object"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_what_belongs_there(field: str, value: Any, said: str) -> None:
+    registry = ToolRegistry()
+
+    with pytest.raises(InvalidToolError) as raised:
+        registry.register(make_tool("test.a", **{field: value}))
+
+    assert said in str(raised.value)
+    assert registry.definitions() == ()
+
+
+@pytest.mark.spec("REG-06")
+def test_a_permission_may_be_written_by_its_name() -> None:
+    tools = Toolset()
+
+    @tools.tool("team.now", permission="readonly")
+    def now() -> str:
+        """Say what time it is."""
+        return "noon"
+
+    registry = ToolRegistry()
+    registry.add(tools)
+
+    kept = registry.get("team.now")
+    assert kept is not None
+    assert kept.permission is Permission.READONLY
+    assert "readonly" in kept.tags
+
+
+def test_a_right_definition_is_kept_as_it_is() -> None:
+    tool = make_tool("test.a", timeout=timedelta(seconds=1), aliases=("a",), tags=frozenset({"office"}))
+
+    kept = ToolRegistry().register(tool)
+
+    assert (kept.timeout, kept.aliases, kept.handler) == (tool.timeout, tool.aliases, tool.handler)

@@ -75,6 +75,7 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
         scope=str(located.resolved.parent),
         shown=str(located.resolved),
         is_inside_roots=located.is_inside_write_roots,
+        is_sensitive=located.is_sensitive,
         precondition=state.precondition,
         preview=preview_of(located, state, content),
     )

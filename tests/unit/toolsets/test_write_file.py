@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from shared.permissions.gate import scope_of
+from shared.permissions.policy import Policy, evaluate
+from shared.permissions.rules import Effect, parse_allow
 from shared.tools.result import ErrorType
 from shared.toolsets.code import replace
 from tests.unit.toolsets.parts import Project
@@ -230,3 +233,17 @@ async def test_what_a_hard_link_holds_is_not_in_the_preview_and_not_changed_else
 
     assert "canary" not in project.target.preview
     assert (project.outside / "secret").read_text() == "canary\n"
+
+
+@pytest.mark.spec("FS-06", "PER-08")
+async def test_a_rule_or_grant_for_a_folder_is_none_for_the_secrets_in_it(project: Project) -> None:
+    rule = parse_allow(f"code.write_file:{project.root}")
+    policy = Policy((rule,))
+
+    await project.call("write_file", path=".env", content="x")
+    await project.call("write_file", path="a.txt", content="x")
+
+    secret, plain = project.bench.gate.asked
+    assert (evaluate(policy, secret).effect, evaluate(policy, plain).effect) == (Effect.ASK, Effect.ALLOW)
+    assert scope_of(secret, Policy(), "/home/a") == str(project.root / ".env")
+    assert scope_of(plain, Policy(), "/home/a") == str(project.root)

@@ -57,6 +57,7 @@ def main() -> None:
     _open_closed_streams()
     _let_streams_say_everything()
     try:
+        _check_folder()
         try:
             build(sys.argv[1:])(prog_name="soong")
         finally:
@@ -88,6 +89,13 @@ def _let_streams_say_everything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()  # noqa: PTH109  # pathlib is not imported for a bare --help
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in is not there any more; change to one that is") from None
 
 
 def _leave_quietly() -> NoReturn:

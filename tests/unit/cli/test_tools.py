@@ -365,3 +365,17 @@ def test_a_module_that_cannot_be_imported_is_named(project: Path) -> None:
 
     assert done.returncode == 2
     assert "SOONG_TOOLS names 'nothing_of_that_name', which is not there" in done.stderr
+
+
+def test_a_folder_that_is_gone_is_said_in_a_sentence(tmp_path: Path) -> None:
+    code = "import os, sys; sys.argv = ['soong', 'tools', 'list']\n"
+    code += "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
+    code += "from orchestrator.cli.main import main; main()"
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == "soong: the folder that you are in is not there any more; change to one that is\n"

@@ -40,7 +40,7 @@ class MortalServer:
     folder: Path
     user: "pwd.struct_passwd | None" = None
     pid: int = 0
-    lives: int = 0
+    stop_signal: int = signal.SIGTERM
     _guard: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     def answers(self) -> bool:
@@ -49,7 +49,6 @@ class MortalServer:
     def start(self) -> None:
         """Start it and wait until it answers; again and again while what a killed one left behind is in the way."""
         deadline = time.monotonic() + START_LIMIT_S
-        self.lives += 1
         self._begin()
         while not self.answers():
             if time.monotonic() > deadline:
@@ -66,10 +65,10 @@ class MortalServer:
                 process.kill()
         self._let_go()
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
+    def stop(self) -> None:
         """Ask it to end, and wait until it has."""
         with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+            os.kill(self.pid, self.stop_signal)
         self._await_end()
         self._let_go()
 
@@ -148,6 +147,8 @@ class MortalPostgres(MortalServer):
 
     port: int = 0
     database: str = "postgres"
+    # PostgreSQL's fast shutdown: it ends sessions; TERM would wait for them and meanwhile take no new ones.
+    stop_signal: int = signal.SIGINT
 
     @property
     def url(self) -> str:

@@ -45,7 +45,7 @@ class FigureSource(Protocol):
     """Reads figures; its cost grows with what is open now, not with what has ended."""
 
     async def figures(self) -> Figures:
-        """Raises: UnavailableError."""
+        """Raises: UnavailableError; InvalidConfigError when our role may not read them (a worker's may not)."""
         ...
 
     async def holdings(self) -> Sequence[Holding]:

@@ -9,7 +9,9 @@ import pytest
 from sqlalchemy import inspect
 
 import worker
+from orchestrator.workers import list_workers
 from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.figures import SqlFigures
 from shared.adapters.sql.grants import Roles, grant
 from shared.adapters.sql.rights import CHANGED, EMPTIED, KEPT, WORKER
 from shared.adapters.sql.store import open_store
@@ -257,6 +259,20 @@ async def test_the_whole_service_runs_with_a_role_for_each_part(
     assert ended.status is TaskStatus.COMPLETED
     assert gone == []
     assert "permission denied" not in logs
+
+
+@pytest.mark.spec("DIS-04")
+async def test_a_worker_finds_itself_in_the_list_and_reads_no_figures_of_others(at_work: RoleUrls) -> None:
+    store, figures = await open_store(at_work.worker), SqlFigures(parse_url(at_work.worker))
+    try:
+        view = await list_workers(store, store, figures)
+        with pytest.raises(InvalidConfigError, match="orchestrator"):
+            await figures.figures()
+    finally:
+        await figures.close()
+        await store.close()
+
+    assert [len(worker.holds) for worker in view.workers] == [1]
 
 
 async def test_rights_of_an_older_version_are_taken_away(urls: RoleUrls) -> None:

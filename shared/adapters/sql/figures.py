@@ -7,12 +7,15 @@ from typing import Final, TypeVar
 from sqlalchemy import URL
 
 from shared.adapters.sql.claiming import LIVE_LEASES, read_lanes
-from shared.adapters.sql.engine import make_engine, our_errors
+from shared.adapters.sql.engine import driver_error, make_engine, our_errors
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Transaction
+from shared.errors import InvalidConfigError
 from shared.tasks.figures import Figures, Holding, PoolFigures
 
 T = TypeVar("T")
+
+_NOT_ALLOWED: Final = "42501"  # PostgreSQL's insufficient_privilege
 
 COUNTED: Final = 100_000
 """How far ready steps of a lane are counted: nobody needs to know of more, and counting takes time."""
@@ -92,9 +95,13 @@ class SqlFigures:
             try:
                 with self._engine.connect() as connection, connection.begin():
                     return function(Transaction(connection))
-            except Exception:
+            except Exception as error:
                 # Whatever happened to the connection, the next look takes a new one.
                 self._engine.dispose()
+                if getattr(driver_error(error), "sqlstate", None) == _NOT_ALLOWED:
+                    raise InvalidConfigError(
+                        "this database role may not read the figures; use the orchestrator's SOONG_DATABASE_URL"
+                    ) from error
                 raise
 
 

@@ -1,0 +1,71 @@
+"""One look at several sessions, while what is owned changes."""
+
+from collections.abc import Sequence
+
+from orchestrator.commands import Commands
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.expander import Expander
+from orchestrator.scheduler import Scheduler
+from orchestrator.service import Orchestrator, Parts
+from shared.sessions.session import Command, Ownership
+from shared.settings import Settings
+from shared.testing.builders import make_owner, make_session
+from shared.testing.clock import FakeClock
+from shared.testing.memory import MemoryStore, MemorySwitchboard
+from tests.one_loop import NoFolders, NoQuestions
+
+
+class CountedBroker:
+    """Counts how often it was asked for its length."""
+
+    def queued(self, pool: str) -> int:
+        return 0
+
+    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TakenStore(MemoryStore):
+    """Declares the owner gone as soon as it looks at its first session, and another owner takes all."""
+
+    looked_at: list[str]
+    orchestrator: Orchestrator
+
+    async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
+        self.looked_at.append(ownership.session_id)
+        if len(self.looked_at) == 1:
+            await self.release_owner(ownership.owner_id)
+            await self.orchestrator._beat_once()
+        return await super().take_commands(ownership)
+
+
+def make_orchestrator(store: TakenStore) -> Orchestrator:
+    clock, board = FakeClock(), MemorySwitchboard()
+    parts = Parts(
+        store=store,
+        ring=board,
+        switchboard=board,
+        clock=clock,
+        scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
+        commands=Commands(store, store, store, board, clock),
+        dispatcher=Dispatcher(store, store, CountedBroker()),
+        desk=NoQuestions(),
+        recorder=NoFolders(),
+    )
+    return Orchestrator(parts, Settings())
+
+
+async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at() -> None:
+    store = TakenStore()
+    store.looked_at = []
+    store.orchestrator = make_orchestrator(store)
+    await store.orchestrator._register()
+    for session_id in ("sess_1", "sess_2"):
+        await store.open_session(make_session(session_id))
+    await store.register_owner(make_owner("own_other"))
+
+    await store.orchestrator.look(["sess_1", "sess_2"])
+
+    assert store.looked_at == ["sess_1"]
+    assert not store.orchestrator._owned

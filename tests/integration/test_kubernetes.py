@@ -181,6 +181,22 @@ def test_kubernetes_own_schemas_take_the_manifests() -> None:
     assert done.stdout.count(" passed ") == sum(path in files for path, _ in DOCUMENTS)
 
 
+@pytest.mark.parametrize("name", ["deploy/alerts.yaml", "docs/operations.md"])
+def test_what_is_to_be_watched_is_there(name: str) -> None:
+    source = (ROOT / "orchestrator" / "metrics.py").read_text()
+
+    named = set(re.findall(r"soong_(?:steps|slots|workers|orchestrators|approvals|leases|tasks)_?\w*", _text(name)))
+
+    assert len(named) >= 6
+    assert {metric for metric in named if f'"{metric}"' not in source} == set()
+
+
+def _text(name: str) -> str:
+    """Return a file without the names of database roles, which look like metrics."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.sub(r"--grant-\w+ soong_\w+|--role soong_owner", "", text)
+
+
 @pytest.mark.spec("OPS-03")
 def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
     (scaled,) = of_kind("ScaledObject")

@@ -2,7 +2,8 @@
 
 A grant for a shell, an interpreter or a build tool "with any arguments" would be one for everything: ``git status`` and
 ``git -c core.pager=…`` are the same program. For those a grant covers the very argv. A plain tool in one folder may be
-granted as such. Whatever is itself a script counts as its interpreter.
+granted as such. Whatever is itself a script counts as its interpreter, and what lies outside the system's own folders
+may be a shell under another name.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ _INTERPRETERS: Final = names("""
     groovy jshell tclsh wish expect osascript awk gawk mawk nawk sed ed ex vi vim nvim emacs less more man guile racket
     scheme sbcl clisp erl elixir iex ghc runghc ghci ocaml swift dart mono octave gnuplot sqlite psql mysql mongosh bc
     dc m4 wine bpftrace gs tex pdftex latex pdflatex xelatex lualatex zip unzip tar cpio
+""")
+# Tools that run a program which one of their options names.
+_RUN_BY_OPTION: Final = names("""
+    rg ag ack fzf bat sort split ip tc openssl gpg gpg2 busctl dbus-send gdbus journalctl tcpdump ld ldd
 """)
 # What these do is all in their arguments, and it is done to files.
 _CHANGERS: Final = names("cp mv rm ln dd tee install shred truncate chmod chown mount umount mkfs kill pkill killall")
@@ -34,15 +39,19 @@ _NETWORK: Final = names("""
 """)
 
 
+_SYSTEM_FOLDERS: Final = ("/usr/", "/bin/", "/sbin/", "/nix/store/", "/opt/homebrew/", "/snap/")
+"""Where a name says what a program is: elsewhere a copy of a shell may be called anything."""
+
+
 def needs_exact_grant(known_as: Sequence[str], program: Path) -> bool:
     """Say whether a program can do anything at all, by its arguments or by what it reads where it starts."""
-    return is_open_ended(known_as) or _is_script(program)
+    return is_open_ended(known_as) or not str(program).startswith(_SYSTEM_FOLDERS) or _is_script(program)
 
 
 def is_open_ended(known_as: Sequence[str]) -> bool:
     """Say the same of what a program is called alone: for a script that a user has chosen, not a model."""
     plain = {plain_name(name) for name in known_as}
-    listed = _INTERPRETERS | _BUILD_TOOLS | _CHANGERS | _NETWORK
+    listed = _INTERPRETERS | _BUILD_TOOLS | _CHANGERS | _NETWORK | _RUN_BY_OPTION
     return bool(plain & listed) or any(map(is_shell_or_starter, plain))
 
 

@@ -76,7 +76,7 @@ def test_a_name_is_told_without_folder_version_and_suffix(program: str, name: st
 @pytest.mark.parametrize(
     "name",
     ["bash", "python3.12", "git", "make", "npm", "cargo", "tox", "pytest", "go", "env", "xargs", "find", "ssh", "tar",
-     "ld-linux-x86-64.so.2", "choom", "tmux", "dbus-run-session", "proxychains4", "pwsh"],
+     "ld-linux-x86-64.so.2", "choom", "tmux", "dbus-run-session", "proxychains4", "pwsh", "rg", "sort"],
 )  # fmt: skip
 def test_shells_interpreters_and_build_tools_need_a_grant_for_their_very_words(name: str) -> None:
     assert needs_exact_grant([f"/usr/bin/{name}"], Path("/bin/ls"))
@@ -90,6 +90,15 @@ def test_a_script_needs_one_and_a_plain_tool_does_not(tmp_path: Path) -> None:
     assert needs_exact_grant(["tool"], script)
     assert needs_exact_grant(["tool"], tmp_path / "unreadable")
     assert not needs_exact_grant(["ls"], Path("/bin/ls"))
+
+
+@pytest.mark.spec("PER-08")
+def test_a_copy_of_a_shell_is_granted_by_its_very_words_whatever_it_is_called(tmp_path: Path) -> None:
+    copy = tmp_path / "ls"
+    copy.write_bytes(Path("/bin/sh").read_bytes())
+    copy.chmod(0o755)
+
+    assert needs_exact_grant(["ls", str(copy)], copy)
 
 
 def test_programs_made_for_the_network_are_known() -> None:

@@ -18,6 +18,7 @@ from shared.sandbox.hosts import HostRefusedError
 from shared.tools.bounds import UnfitError, plain, storable
 from shared.tools.definition import HandlerOutput, Target, ToolDefinition
 from shared.tools.fitting import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
+from shared.tools.ports import Verdict
 from shared.tools.result import (
     ArtifactRef,
     ContentBlock,
@@ -38,7 +39,7 @@ MAX_CONTEXT_CHARS: Final = 100_000
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
 _CORE_FACTS: Final = frozenset(
-    {"hook_context", "is_withheld", "aborted", "abort_reason", "artifact_error", "data_left_out"}
+    {"hook_context", "permission_reason", "is_withheld", "aborted", "abort_reason", "artifact_error", "data_left_out"}
 )
 _NODE_KINDS: Final = frozenset({"skill", "memory_context", "system"})
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -181,6 +182,13 @@ def own_deliverable(result: ToolResult, target: Target) -> ToolResult:
     if named is None or (isinstance(named, Mapping) and target.kind == "path" and named.get("path") == target.shown):
         return result
     return replace(result, metadata={name: value for name, value in result.metadata.items() if name != "deliverable"})
+
+
+def with_reason(result: ToolResult, verdict: Verdict | None) -> ToolResult:
+    """Return the result with what the person said who allowed the call, for the model to read (PER-03)."""
+    if verdict is None or verdict.author != "person" or not verdict.reason:
+        return result
+    return replace(result, metadata={**result.metadata, "permission_reason": verdict.reason})
 
 
 def check_context(result: ToolResult, *, may_add: bool) -> ToolResult:

@@ -41,7 +41,16 @@ from shared.tools.judging import (
     refused_by_tool,
     target_of,
 )
-from shared.tools.normalise import check_context, check_output, failed, own_deliverable, refusal, sound, wrap
+from shared.tools.normalise import (
+    check_context,
+    check_output,
+    failed,
+    own_deliverable,
+    refusal,
+    sound,
+    with_reason,
+    wrap,
+)
 from shared.tools.ports import (
     ArtifactStore,
     CallLog,
@@ -269,7 +278,8 @@ class ToolPipeline:
             result = failed(call_id, SelfCancelledError())
         except Exception as error:  # noqa: BLE001  # the handler's edge: whatever it raises is the call's result
             result = failed(call_id, error)
-        result = with_context(own_deliverable(result, course.target), pre.context)
+        result = with_reason(own_deliverable(result, course.target), course.verdict)
+        result = with_context(result, pre.context)
         if self._hooks.post:
             result = await self._after(course, definition, pre, result)
         return self._normalised(course, definition, result)

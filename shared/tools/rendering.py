@@ -34,7 +34,7 @@ class ForModel:
 
 def for_model(result: ToolResult) -> ForModel:
     """Return the result as a model reads it: the content, or the error with what to do next; then what hooks added."""
-    failure, context = result.error, _hook_context(result)
+    failure, context = result.error, _added_words(result)
     if failure is None:
         blocks = (*result.content, *map(TextBlock, context))
         return ForModel(_content(blocks), "success", {"data": result.data})
@@ -123,10 +123,11 @@ def _escaped(char: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-def _hook_context(result: ToolResult) -> list[str]:
-    """Return what hooks have added for the model to read after the content (EXE-13)."""
-    context = result.metadata.get("hook_context")
-    return [str(text) for text in context] if isinstance(context, list | tuple) else []
+def _added_words(result: ToolResult) -> list[str]:
+    """Return what the model reads after the content: the words of who allowed the call, then those of hooks."""
+    reason, context = result.metadata.get("permission_reason"), result.metadata.get("hook_context")
+    said = [f"[the person who allowed this says: {reason}]"] if reason else []
+    return [*said, *(str(text) for text in context)] if isinstance(context, list | tuple) else said
 
 
 def _beside_error(result: ToolResult) -> Sequence[ContentBlock]:

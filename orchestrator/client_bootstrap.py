@@ -1,6 +1,7 @@
 """Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
 
 import asyncio
+from dataclasses import dataclass
 
 from orchestrator.client import Client
 from shared.adapters.redis.client import RedisClients
@@ -15,6 +16,7 @@ from shared.errors import InvalidConfigError
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.figures import FigureSource
+from shared.wire.ring import Ear
 
 
 async def open_client(settings: Settings) -> Client:
@@ -33,6 +35,26 @@ async def open_client(settings: Settings) -> Client:
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
     return Client(store, ring, switchboard, SystemClock(), settings, closers=(ring.close, clients.close, store.close))
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """The ears of somebody who only listens; whoever made it closes it."""
+
+    switchboard: RedisSwitchboard
+    clients: RedisClients
+
+    async def run_ear(self, run_id: str) -> Ear:
+        return await self.switchboard.run_ear(run_id)
+
+    async def close(self) -> None:
+        await self.clients.close()
+
+
+def open_ears(settings: Settings) -> Ears:
+    """Return the ears of the Redis that the settings name; it may be away."""
+    clients = RedisClients.of(settings.redis_url, name="soong-tail")
+    return Ears(RedisSwitchboard(clients.blocking), clients)
 
 
 async def open_rows(settings: Settings) -> Store:

@@ -48,6 +48,7 @@ from worker.incarnation import Incarnation
 from worker.interruption import Interruption
 from worker.python_step import failed
 from worker.time_limit import TimeLimit, UntimedGate
+from worker.told_runs import ToldRuns
 from worker.transcript import RunTranscript
 from worker.watching import AgentWatcher, Unwatched
 
@@ -118,8 +119,9 @@ class AgentRuns:
 
         self.inbox.worker_id = self.incarnation.worker_id
         run_id, fence = claim.identity.run_id, claim.fence
+        runs = ToldRuns(self.store, self.ring)
         log = RunCallLog(
-            self.store,
+            runs,
             self.artifacts,
             self.clock,
             run_id,
@@ -144,7 +146,7 @@ class AgentRuns:
         )
         scope = RunScope(claim.identity, claim.fence, workplace)
         pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
-        transcript = RunTranscript(self.store, log, self.clock, run_id, fence, self._redactor)
+        transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
         try:
             end = await run_agent(task, model, pipeline, transcript, log, self.clock)
         except asyncio.CancelledError:

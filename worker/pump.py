@@ -17,7 +17,7 @@ from shared.errors import UnavailableError
 from shared.log import get_logger
 from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Advance, Claim, StepEnd, StepError
+from shared.tasks.step import Advance, Claim, StepEnd, StepError, StepKind
 from shared.tasks.store import TaskStore
 from shared.wire.ring import Ring
 
@@ -157,6 +157,7 @@ class Pump:
             return
         self._place(self._answer(wishes, advance.claims))
         await self._tell_owners(advance)
+        await self._tell_followers(wishes, advance)
 
     def _answer(self, wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
@@ -229,6 +230,13 @@ class Pump:
             delay_s = RING_AGAIN_S if self._was_left else RING_FIRST_S
             self._ringing = asyncio.get_running_loop().create_task(self._ring_soon(delay_s))
         self._was_left = advance.ready_left
+
+    async def _tell_followers(self, wishes: list[_Wish], advance: Advance) -> None:
+        """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
+        ended = [wish.end.run_id for wish in wishes if wish.end is not None and wish.end.nodes]
+        begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
+        if ended or begun:
+            await self.ring.wake_runs([*ended, *begun])
 
     async def _ring_soon(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

@@ -3,23 +3,25 @@
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import typer
 
 from orchestrator.cli.console import compact, emit, one_line, table
 from orchestrator.cli.display import time_text
 from orchestrator.cli.ids import deployment, find_run, find_task, open_store
+from orchestrator.tail import Listen, RunTail, deaf
 from shared.clock import rfc3339
 from shared.jsontext import Json
 from shared.runs.events import Event
 from shared.runs.record import Run
-from shared.settings import load_settings
+from shared.settings import Settings, load_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, or TASK/STEP.")
-FOLLOW_EVERY_S = 0.5
 
 
 @app.command("list")
@@ -43,13 +45,14 @@ def show(run: str = _RUN, *, is_json: bool = _JSON) -> None:
 def tail(
     run: str = _RUN,
     *,
+    start: int = typer.Option(1, "--from", min=1, metavar="N", help="Begin with the event of this number."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the run has ended."),
     is_json: bool = typer.Option(
         False, "--json", help="Print CloudEvents: one document, or a line each with --follow."
     ),
 ) -> None:
     """Show what happened in a run, event by event."""
-    asyncio.run(_tail(run, is_followed=follow, is_json=is_json))
+    asyncio.run(_tail(run, start, is_followed=follow, is_json=is_json))
 
 
 async def _list(task: str, limit: int, *, is_json: bool) -> None:
@@ -105,26 +108,39 @@ async def _show(text: str, *, is_json: bool) -> None:
         print("\n" + table(("tool", "has it", "because"), rows))
 
 
-async def _tail(text: str, *, is_followed: bool, is_json: bool) -> None:
-    store = await open_store(await deployment(load_settings()))
+async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> None:
+    settings = await deployment(load_settings())
+    store = await open_store(settings)
     try:
         run = await find_run(store, text)
-        seen: list[Event] = []
-        while True:
-            run = await store.run(run.id)
-            fresh = await store.events(run.id, after_seq=seen[-1].seq if seen else 0)
-            seen += fresh
-            if is_followed or not is_json:
-                for event in fresh:
+        if is_followed:
+            async with _listening(settings) as listen:
+                async for event in RunTail(store, listen).follow(run.id, from_seq=start):
                     _print_event(event, is_json=is_json)
-            if not fresh and (run.status.is_terminal or not is_followed):
-                break
-            if not fresh:
-                await asyncio.sleep(FOLLOW_EVERY_S)
+            return
+        events = [event async for event in RunTail(store).replay(run.id, from_seq=start)]
     finally:
         await store.close()
-    if is_json and not is_followed:
-        emit([event.envelope() for event in seen])
+    if is_json:
+        emit([event.envelope() for event in events])
+        return
+    for event in events:
+        _print_event(event, is_json=False)
+
+
+@asynccontextmanager
+async def _listening(settings: Settings) -> AsyncIterator[Listen]:
+    """Give what opens the ear of a run: over the service's Redis, or deaf where none is known."""
+    if not settings.redis_url:
+        yield deaf
+        return
+    from orchestrator.client_bootstrap import open_ears  # Redis, only for those who follow
+
+    ears = open_ears(settings)
+    try:
+        yield ears.run_ear
+    finally:
+        await ears.close()
 
 
 def _print_event(event: Event, *, is_json: bool) -> None:

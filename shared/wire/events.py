@@ -19,3 +19,8 @@ def worker_channel(worker_id: str) -> str:
 def session_channel(session_id: str) -> str:
     """Return the channel that tells a session's clients that something changed (progress, a question, an end)."""
     return f"{KEY_PREFIX}wake:session:{session_id}"
+
+
+def run_channel(run_id: str) -> str:
+    """Return the channel that tells whoever follows a run that its log has grown (EVT-02)."""
+    return f"{KEY_PREFIX}wake:run:{run_id}"

@@ -18,6 +18,10 @@ class Ring(Protocol):
 
     async def wake_session(self, session_id: str) -> None: ...
 
+    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+        """Tell whoever follows these runs that their logs have grown."""
+        ...
+
     async def permission_raised(self, request_id: str, session_id: str) -> None: ...
 
     async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
@@ -57,4 +61,8 @@ class Switchboard(Protocol):
 
     async def session_ear(self, session_id: str) -> Ear:
         """Hear that a session changed: its id."""
+        ...
+
+    async def run_ear(self, run_id: str) -> Ear:
+        """Hear that a run's log has grown: its id."""
         ...

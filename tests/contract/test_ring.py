@@ -55,6 +55,7 @@ SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
     "owners, all": (lambda board: board.owner_ear(), lambda ring: ring.wake_owners(), ""),
     "worker": (lambda board: board.worker_ear("wrk_1"), lambda ring: ring.wake_worker("wrk_1"), "wrk_1"),
     "session": (lambda board: board.session_ear("s_1"), lambda ring: ring.wake_session("s_1"), "s_1"),
+    "run": (lambda board: board.run_ear("run_1"), lambda ring: ring.wake_runs(["run_2", "run_1"]), "run_1"),
     "question": (
         lambda board: board.permission_ear(),
         lambda ring: ring.permission_raised("req_1", "s_1"),

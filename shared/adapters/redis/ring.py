@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from shared.log import get_logger
-from shared.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
+from shared.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from shared.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
 
 log = get_logger(__name__)
@@ -48,6 +48,10 @@ class RedisRing:
 
     async def wake_session(self, session_id: str) -> None:
         self._put("publish", session_channel(session_id), session_id)
+
+    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            self._put("publish", run_channel(run_id), run_id)
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         self._put("stream", REQUESTS, request_id, session_id)

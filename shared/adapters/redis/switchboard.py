@@ -3,7 +3,7 @@
 from redis.asyncio import Redis
 
 from shared.adapters.redis.ears import ChannelSource, RedisEar, StreamSource, sessions_of
-from shared.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
+from shared.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from shared.wire.permissions import REQUESTS, decisions_of
 from shared.wire.ring import Ear
 
@@ -31,6 +31,9 @@ class RedisSwitchboard:
 
     async def session_ear(self, session_id: str) -> Ear:
         return await self._subject_ear(session_channel(session_id), session_id)
+
+    async def run_ear(self, run_id: str) -> Ear:
+        return await self._subject_ear(run_channel(run_id), run_id)
 
     async def _subject_ear(self, channel: str, subject: str) -> Ear:
         return await RedisEar.listen(

@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from shared.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
+from shared.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from shared.wire.permissions import REQUESTS, decisions_of
 from shared.wire.ring import Ear
 
@@ -53,6 +53,10 @@ class MemorySwitchboard:
     async def wake_session(self, session_id: str) -> None:
         self._ring(session_channel(session_id), (session_id,))
 
+    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            self._ring(run_channel(run_id), (run_id,))
+
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         del session_id  # an owner finds it in the request's row
         self._ring(REQUESTS, (request_id,))
@@ -76,6 +80,9 @@ class MemorySwitchboard:
     async def session_ear(self, session_id: str) -> Ear:
         return self._listen(session_channel(session_id))
 
+    async def run_ear(self, run_id: str) -> Ear:
+        return self._listen(run_channel(run_id))
+
     def forget(self, subject: str, ear: MemoryEar) -> None:
         """Stop ringing an ear that was closed; a second time does nothing."""
         if ear in self._ears[subject]:
@@ -87,5 +94,5 @@ class MemorySwitchboard:
         return ear
 
     def _ring(self, subject: str, ids: Sequence[str]) -> None:
-        for ear in self._ears[subject]:
+        for ear in self._ears.get(subject, ()):
             ear.ring(ids)

@@ -1,0 +1,222 @@
+"""One run's log, replayed from any number and then live: no gap, no doubles, whatever happens at the switch."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from orchestrator.tail import RunTail, deaf
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.errors import NotFoundError, UnavailableError
+from shared.runs.events import Event, NewEvent
+from shared.runs.store import RunStore
+from shared.store import Store
+from shared.tasks.step import Claim
+from shared.testing.clock import START_US
+from shared.testing.memory import MemoryStore
+from shared.wire.ring import Ear
+from tests.contract.scene import Scene, completed, open_scene
+from tests.servers import RedisServer, redis_server
+from worker.told_runs import ToldRuns
+
+pytestmark = pytest.mark.spec("EVT-02")
+
+LIMIT_S = 20.0
+
+
+@dataclass
+class Running:
+    """A claimed run and the worker's way to write to it."""
+
+    scene: Scene
+    claim: Claim
+    runs: RunStore
+    written: int = 0
+
+    @property
+    def run_id(self) -> str:
+        return self.claim.identity.run_id
+
+    async def write(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.written += 1
+            event = NewEvent("tool_progress", {"number": self.written})
+            await self.runs.append(self.run_id, self.claim.fence, events=[event], now_us=START_US)
+
+    async def end(self) -> None:
+        await self.scene.advance([completed(self.claim)])
+
+
+@pytest.fixture
+async def clients(redis_live: RedisServer) -> AsyncIterator[RedisClients]:
+    clients = RedisClients.of(redis_live.socket_url)
+    yield clients
+    await clients.close()
+
+
+@pytest.fixture
+async def running(clients: RedisClients) -> AsyncIterator[Running]:
+    ring = RedisRing(clients.commands)
+    scene = await open_scene(MemoryStore())
+    yield Running(scene, await scene.start("a"), ToldRuns(scene.store, ring))
+    await ring.close()
+
+
+async def collected(tail: RunTail, run_id: str, seen: list[Event], *, from_seq: int = 1) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        async for event in tail.follow(run_id, from_seq=from_seq):
+            seen.append(event)  # noqa: PERF401  # one by one, for whoever watches the list
+
+
+def check_whole(seen: Sequence[Event], *, from_seq: int = 1) -> None:
+    assert [event.seq for event in seen] == list(range(from_seq, from_seq + len(seen)))
+    assert str(seen[-1].type) == "run_completed"
+
+
+async def until(seen: Sequence[Event], count: int) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while len(seen) < count:  # noqa: ASYNC110  # a list has no event
+            await asyncio.sleep(0.005)
+
+
+async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
+    running: Running, clients: RedisClients
+) -> None:
+    await running.write(5)
+    seen: list[Event] = []
+    # Nothing but a hint brings what is written later: the slow look is an hour away.
+    tail = RunTail(running.scene.store, RedisSwitchboard(clients.blocking).run_ear, look_every_s=3600)
+    following = asyncio.create_task(collected(tail, running.run_id, seen, from_seq=4))
+    last = (await running.scene.store.run(running.run_id)).last_seq
+    await until(seen, last - 3)
+    assert [event.seq for event in seen] == list(range(4, last + 1))
+
+    while len(seen) < last - 3 + 20:
+        before = len(seen)
+        await running.write()
+        await asyncio.wait_for(until(seen, before + 1), LIMIT_S)
+    following.cancel()
+
+    assert [event.seq for event in seen] == list(range(4, 4 + len(seen)))
+
+
+@dataclass
+class Meddling:
+    """The run's rows, into which something is written whenever they are read: also between replay and live."""
+
+    running: Running
+    left: int
+    inner: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inner = self.running.scene.store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        page = await self.inner.events(run_id, after_seq=after_seq, limit=min(limit, 2))
+        await self.meddle()
+        return page
+
+    async def run(self, run_id: str) -> object:
+        found = await self.inner.run(run_id)
+        await self.meddle()
+        return found
+
+    async def listen(self, run_id: str) -> Ear:
+        await self.meddle()
+        ear = await deaf(run_id)
+        await self.meddle()
+        return ear
+
+    async def meddle(self) -> None:
+        if self.left:
+            self.left -= 1
+            await self.running.write()
+        elif not (await self.inner.run(self.running.run_id)).status.is_terminal:
+            await self.running.end()
+
+
+@pytest.mark.parametrize("left", range(8))
+async def test_what_is_written_at_any_moment_of_the_switch_is_seen_once(running: Running, left: int) -> None:
+    await running.write(3)
+    rows, seen = Meddling(running, left), list[Event]()
+
+    await collected(RunTail(rows, rows.listen, look_every_s=0.001), running.run_id, seen)  # type: ignore[arg-type]  # what it lacks it takes from the store
+
+    check_whole(seen)
+    assert [event.data["number"] for event in seen if event.type == "tool_progress"] == list(
+        range(1, running.written + 1)
+    )
+
+
+async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running: Running) -> None:
+    with ExitStack() as servers:
+        redis = servers.enter_context(redis_server())
+        clients = RedisClients.of(redis.tcp_url)
+        live = replace(running, runs=ToldRuns(running.scene.store, RedisRing(clients.commands)))
+        seen: list[Event] = []
+        tail = RunTail(live.scene.store, RedisSwitchboard(clients.blocking).run_ear, look_every_s=0.05)
+        following = asyncio.create_task(collected(tail, live.run_id, seen))
+        await live.write(2)
+        await asyncio.to_thread(servers.pop_all().close)
+        await live.write(3)
+        await until(seen, (await live.scene.store.run(live.run_id)).last_seq)
+        servers.enter_context(redis_server("--port", str(redis.port)))
+        await live.write(2)
+        await live.end()
+        await following
+        await clients.close()
+
+    check_whole(seen)
+
+
+async def test_a_run_is_followed_from_the_start_with_redis_away(running: Running) -> None:
+    clients = RedisClients.of("unix:///nowhere/redis.sock")
+    seen: list[Event] = []
+    tail = RunTail(running.scene.store, RedisSwitchboard(clients.blocking).run_ear, look_every_s=0.05)
+    following = asyncio.create_task(collected(tail, running.run_id, seen))
+
+    await running.write(2)
+    await until(seen, (await running.scene.store.run(running.run_id)).last_seq)
+    await running.end()
+    await following
+    await clients.close()
+
+    check_whole(seen)
+
+
+class Stumbling(MemoryStore):
+    """A store that is away every other time its events are read."""
+
+    count = 0
+
+    async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        self.count += 1
+        if self.count % 2:
+            raise UnavailableError("the database does not answer")
+        return await super().events(run_id, after_seq=after_seq, limit=limit)
+
+
+async def test_a_database_that_is_away_is_waited_for() -> None:
+    scene = await open_scene(Stumbling())
+    running = Running(scene, await scene.start("a"), scene.store)
+    seen: list[Event] = []
+    following = asyncio.create_task(collected(RunTail(scene.store, look_every_s=0.01), running.run_id, seen))
+
+    await running.write(4)
+    await until(seen, 5)
+    await running.end()
+    await following
+
+    check_whole(seen)
+
+
+async def test_an_unknown_run_is_named(running: Running) -> None:
+    with pytest.raises(NotFoundError, match="run 'run_none'"):
+        await collected(RunTail(running.scene.store), "run_none", [])

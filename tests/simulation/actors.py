@@ -97,6 +97,11 @@ class Actor:
     def is_held(self) -> bool:
         return self.main.is_held
 
+    @property
+    def is_at_work(self) -> bool:
+        """Say whether a fault would hit something."""
+        return not self.is_held
+
     # -- what borders ask (tests.simulation.borders.Crossing)
     @property
     def dice(self) -> Dice:
@@ -295,6 +300,10 @@ class WorkerActor(Actor):
         self._is_started = False
         await self.process.drain(timedelta(seconds=self.ground.settings.drain_s))
         await self.process.stop()
+
+    @property
+    def is_at_work(self) -> bool:
+        return not self.is_held and self.process.slots.busy > 0
 
     def kill(self) -> None:
         if self in self.ground.queues.consumers:

@@ -129,7 +129,7 @@ class _BorderStore(_Borders):
     async def _travel(self, name: str) -> None:
         random = self._process.dice.random
         if self._strikes(name, Fault.SLOW):
-            await asyncio.sleep(random.uniform(0.0, SLOW_S))
+            await asyncio.sleep(random.uniform(0.0, 4 * SLOW_S if name in RARE else SLOW_S))
         elif random.random() < (0.2 if name in READS else 0.6):
             await asyncio.sleep(random.uniform(0.0, LATENCY_S))
 

@@ -227,17 +227,18 @@ class Deployment:
 
     def _strike(self, fault: Fault) -> None:
         random = self.dice.random
+        about_lease_s = self.settings.lease_s * random.uniform(0.8, 1.5)
         strikes: dict[Fault, Callable[[], None]] = {
             Fault.DATABASE_DOWN: lambda: self._database_down(random.choice((0.5, 5.0, 30.0))),
             Fault.REDIS_DOWN: lambda: self._redis_down(random.choice((0.5, 5.0, 60.0))),
             Fault.REDIS_EMPTY: self._redis_empty,
             Fault.WORKER_KILLED: lambda: self._at(WorkerActor, WorkerActor.kill),
-            Fault.WORKER_PAUSED: lambda: self._at(WorkerActor, WorkerActor.pause, 1.0, 17.0, 21.0, 23.0, 60.0),
-            Fault.WORKER_STALLED: lambda: self._at(WorkerActor, WorkerActor.stall, 5.0, 25.0, 60.0),
+            Fault.WORKER_PAUSED: lambda: self._at(WorkerActor, WorkerActor.pause, 1.0, about_lease_s, 60.0),
+            Fault.WORKER_STALLED: lambda: self._at(WorkerActor, WorkerActor.stall, 5.0, about_lease_s, 60.0),
             Fault.HEART_HUNG: lambda: self._at(WorkerActor, WorkerActor.hang_heart, 5.0, 60.0),
             Fault.WORKER_STOPPED: lambda: self._at(WorkerActor, WorkerActor.tell_to_stop),
             Fault.OWNER_KILLED: lambda: self._at(OwnerActor, OwnerActor.kill),
-            Fault.OWNER_PAUSED: lambda: self._at(OwnerActor, OwnerActor.pause, 1.0, 25.0, 60.0),
+            Fault.OWNER_PAUSED: lambda: self._at(OwnerActor, OwnerActor.pause, 1.0, about_lease_s, 60.0),
             Fault.OWNER_STOPPED: lambda: self._at(OwnerActor, OwnerActor.tell_to_stop),
             Fault.CLOCK_JUMPED: self._clock_jumps,
         }
@@ -246,10 +247,11 @@ class Deployment:
         strikes[fault]()
 
     def _at(self, kind: type[A], act: Callable[..., None], *for_s: float) -> None:
-        """Let something happen to one living process of a kind, for one of these times if there are any."""
+        """Let something happen to one living process of a kind, rather to one at work, for one of these times."""
         found = [actor for actor in self._actors if isinstance(actor, kind) and actor.is_alive]
+        at_work = [actor for actor in found if actor.is_at_work]
         if found:
-            act(self.dice.random.choice(found), *([self.dice.random.choice(for_s)] if for_s else []))
+            act(self.dice.random.choice(at_work or found), *([self.dice.random.choice(for_s)] if for_s else []))
 
     def _clock_jumps(self) -> None:
         found = [actor for actor in self._actors if actor.is_alive]

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from shared.sessions.session import Ownership
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Held, NewStep, Step
+from shared.tasks.step import Advance, Held, NewStep, Step, StepEnd
 from shared.testing.memory import MemoryStore
 from shared.testing.memory.rows import Rows, transaction
 
@@ -38,16 +39,12 @@ class ForgetfulStore(MemoryStore):
         return True
 
 
-class HastyStore(MemoryStore):
-    """Declares a worker gone although it has beaten since it was looked at."""
+class UnfairStore(MemoryStore):
+    """Forgets whose turn it was: the oldest session always comes first."""
 
-    @transaction
-    def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:
-        worker = self.rows.workers.get(worker_id)
-        beaten = beat if worker is None else worker.beat
-        return MemoryStore.expire_worker.__wrapped__(  # type: ignore[attr-defined, no-any-return]  # what the decorator wraps
-            self, worker_id, beaten, max_lost_leases=max_lost_leases, now_us=now_us
-        )
+    async def advance(self, worker_id: str, ends: Sequence[StepEnd], **wish: Any) -> Advance:
+        self.rows.last_claimed.clear()
+        return await super().advance(worker_id, ends, **wish)
 
 
 class _OwnerlessRows(Rows):

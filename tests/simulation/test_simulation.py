@@ -14,9 +14,9 @@ from tests.simulation.faults import Fault
 from tests.simulation.planted import (
     FencelessStore,
     ForgetfulStore,
-    HastyStore,
     OwnerlessStore,
     SilentStore,
+    UnfairStore,
 )
 from tests.simulation.runs import Report, simulate
 from tests.spec_plugin import ROOT
@@ -79,7 +79,7 @@ def _told_by_another_process(seed: int, hash_seed: str) -> str:
 
 @pytest.mark.parametrize(
     "planted",
-    [FencelessStore, SilentStore, ForgetfulStore, HastyStore, OwnerlessStore],
+    [FencelessStore, SilentStore, ForgetfulStore, UnfairStore, OwnerlessStore],
     ids=lambda planted: planted.__name__,
 )
 def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore]) -> None:

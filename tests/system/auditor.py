@@ -14,6 +14,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -25,6 +26,8 @@ Row: TypeAlias = Mapping[str, Any]
 STEP_ENDS: Final = frozenset({"completed", "failed", "cancelled", "skipped"})
 RUN_ENDS: Final = frozenset({"completed", "failed", "cancelled"})
 LEASED: Final = frozenset({"claimed", "running"})
+STEP_BACK_US: Final = 1_000_000
+"""So much earlier than the event before it, an event tells of a wall clock that was set; it breaks no promise."""
 SHOWN: Final = 20
 """Most broken promises that are printed one by one."""
 
@@ -149,6 +152,8 @@ def check_logs(tables: Tables, report: Report) -> None:
         report.expect(
             list(numbers) == list(range(1, run["last_node"] + 1)), f"the nodes of {run['id']} have a gap: {numbers}"
         )
+        times = [event["time_us"] for event in tables.events.get(run["id"], ())]
+        report.counts["clock steps back"] += sum(later < earlier - STEP_BACK_US for earlier, later in pairwise(times))
         types = Counter(event["type"] for event in tables.events.get(run["id"], ()))
         ends = sum(types[f"run_{status}"] for status in RUN_ENDS)
         has_ended = run["status"] in RUN_ENDS
@@ -285,17 +290,18 @@ def check_rest(tables: Tables, report: Report) -> None:
 def check_effects(tables: Tables, effects: Sequence[Row], report: Report) -> None:
     """What was accepted did happen, once; what happened besides was refused; nothing began after its step's end."""
     ends = Counter(effect["nonce"] for effect in effects if effect["at"] == "end")
+    end_us = {effect["nonce"]: effect["monotonic_us"] for effect in effects if effect["at"] == "end"}
     accepted = set()
     ended_us = {}
     for step in tables.steps:
         output = json.loads(step["output"]) if step["output"] else None
         if step["status"] == "completed" and isinstance(output, dict) and "nonce" in output:
             accepted.add(output["nonce"])
-            ended_us[step["key"]] = step["ended_us"]
+            ended_us[step["key"]] = end_us.get(output["nonce"], 0)
             seen = ends[output["nonce"]]
             report.expect(seen == 1, f"the accepted effect of {step['key']} was seen {seen} times")
     for effect in effects:
-        after = effect["at"] == "start" and effect["time_us"] > ended_us.get(effect["step"], effect["time_us"])
+        after = effect["at"] == "start" and effect["monotonic_us"] > ended_us.get(effect["step"], sys.maxsize)
         report.expect(not after, f"{effect['step']} began again in process {effect['pid']} after it had ended")
     report.counts["effects begun"] = sum(effect["at"] == "start" for effect in effects)
     report.counts["effects accepted"] = len(accepted)

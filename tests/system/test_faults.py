@@ -125,6 +125,7 @@ async def test_a_worker_told_to_stop_does_not_wait_for_a_function_that_blocks(se
     assert (await service.steps(task))["b"].status is StepStatus.READY
 
 
+@ON_POSTGRES
 @pytest.mark.spec("DAG-03")
 async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment) -> None:
     await service.start_workers(1)

@@ -23,7 +23,7 @@ DEATHS = [
 
 
 @pytest.mark.spec("DAG-07", "CARD-1")
-@pytest.mark.parametrize("no_owner", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("no_owner", [pytest.param("sqlite", marks=pytest.mark.chaos), "postgres"], indirect=True)
 async def test_a_killed_owner_is_succeeded_by_one_that_runs_beside_it(no_owner: Deployment) -> None:
     async with no_owner as service:
         await service.start_owners(2)

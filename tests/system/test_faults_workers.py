@@ -101,13 +101,13 @@ async def test_a_worker_frozen_for_three_leases_does_nothing_more_when_it_thaws(
     os.kill(frozen.pid, signal.SIGSTOP)
     await asyncio.sleep(3 * LEASE_S)
     os.kill(frozen.pid, signal.SIGCONT)
-    thawed_us = time.time_ns() // 1000
+    thawed_us = time.monotonic_ns() // 1000
     await start_workers(service, 1)
 
     await prove(service, task)
 
     # It may take up work again, as a new incarnation; what it held before is over for it.
-    (held,) = [effect["nonce"] for effect in read_effects(effects_file(service)) if effect["time_us"] < thawed_us]
+    (held,) = [effect["nonce"] for effect in read_effects(effects_file(service)) if effect["monotonic_us"] < thawed_us]
     ends = [effect for effect in read_effects(effects_file(service)) if effect["at"] == "end"]
     assert held not in [effect["nonce"] for effect in ends]
     assert len(ends) == 2
@@ -129,8 +129,7 @@ async def test_a_second_signal_to_stop_is_no_worse_than_a_kill(service: Deployme
     await prove(service, task)
 
 
-@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
-async def test_a_clock_that_jumps_ends_no_lease(service: Deployment, jump_s: int, tmp_path: Path) -> None:
+async def test_clocks_that_jump_ahead_and_back_end_no_lease(service: Deployment, tmp_path: Path) -> None:
     clocks = [tmp_path / name for name in ("worker-clock", "other-clock")]
     for clock in clocks:
         clock.write_text("0", encoding="utf-8")
@@ -138,9 +137,9 @@ async def test_a_clock_that_jumps_ends_no_lease(service: Deployment, jump_s: int
     task = await service.submit(waves(4, 4, 0.4))
     await until_begun(service, 4)
 
-    clocks[0].write_text(str(jump_s), encoding="utf-8")
+    clocks[0].write_text(str(HOUR_S), encoding="utf-8")
     await until_done(service, task, 9)
-    clocks[1].write_text(str(-jump_s), encoding="utf-8")
+    clocks[1].write_text(str(-HOUR_S), encoding="utf-8")
     ended = await service.finished(task)
 
     assert ended.status is TaskStatus.COMPLETED

@@ -133,6 +133,11 @@ class MortalRedis(MortalServer):
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def forget(self) -> None:
+        """Remove what it would read when it starts."""
+        for path in self.folder.glob("appendonly*"):
+            path.unlink()
+
     def answers(self) -> bool:
         try:
             with redis.Redis(port=self.port, socket_timeout=1) as client:

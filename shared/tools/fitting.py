@@ -11,6 +11,7 @@ from typing import Final
 from shared.errors import SoongError
 from shared.jsontext import Json, dump
 from shared.sandbox.redact import Redactor
+from shared.sandbox.terminal_text import inert_text
 from shared.tools.definition import ToolDefinition
 from shared.tools.ports import ArtifactStore
 from shared.tools.result import ArtifactRef, ContentBlock, ContextNode, JsonBlock, TextBlock, ToolFailure, ToolResult
@@ -107,6 +108,10 @@ class Fitter:
             return original
         text = original.decode("utf-8", "surrogateescape")
         clean = self.redactor.text(text)
+        read = inert_text(clean)
+        if self.redactor.text(read) is not read:
+            # An escape sequence stood inside a secret, where a terminal shows none: then only the text is kept.
+            return self.redactor.text(read).encode("utf-8", "replace")
         return original if clean is text else clean.encode("utf-8", "surrogateescape")
 
     def _redact_ref(self, ref: ArtifactRef) -> ArtifactRef:

@@ -64,7 +64,8 @@ class Explainer:
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""
         workplace = self.workplace
-        return EffectivePolicy(self.policy, self.paths, workplace.project, workplace.write_roots)
+        tools = self.catalogue.tools
+        return EffectivePolicy(self.policy, self.paths, workplace.project, workplace.write_roots, tools)
 
     def tool(self, name: str) -> ToolDefinition:
         """Return a tool by name or alias. Raises: UsageError."""

@@ -5,6 +5,7 @@ Made of the same values that judge, so that what is shown cannot drift from what
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from shared.permissions.policy import ASKS, DANGEROUS_ASK, STRICT_ASK, Mode, Pol
 from shared.permissions.rules import Effect, Rule
 from shared.sandbox.names import GIT_CONTROLS
 from shared.sandbox.paths import KERNEL_ROOTS, PathPolicy
+from shared.tools.definition import ToolDefinition
 from shared.tools.ports import GateCall
 from shared.tools.result import ToolFailure
 from shared.tools.surface import SurfaceDecision
@@ -45,6 +47,8 @@ class EffectivePolicy:
     paths: PathPolicy
     project: Path
     write_roots: Sequence[Path]
+    tools: Sequence[ToolDefinition] = ()
+    """What rules may speak of; a rule that covers none of these is said to be idle."""
 
     def lines(self) -> tuple[Line, ...]:
         """Return everything that decides, in order: refusals of the runtime and the sandbox stand first."""
@@ -109,7 +113,15 @@ class EffectivePolicy:
         for rule in sorted(
             (rule for rule in rules if rule.effect is effect), key=lambda rule: (str(rule), rule.source)
         ):
-            yield Line(effect, str(rule).removeprefix(f"{effect} "), rule.source, is_rule=True)
+            what = str(rule).removeprefix(f"{effect} ")
+            yield Line(effect, what + self._idle(rule), rule.source, is_rule=True)
+
+    def _idle(self, rule: Rule) -> str:
+        """Say of a rule that covers no tool that it does nothing: its name may be misspelt, or another tool's alias."""
+        if not self.tools or any(fnmatchcase(t.name, rule.pattern) and rule.tags <= t.tags for t in self.tools):
+            return ""
+        owner = next((tool.name for tool in self.tools if rule.pattern in tool.aliases), "")
+        return f"  (covers no tool; rules go by canonical names{f': {owner}' if owner else ''})"
 
 
 @dataclass(frozen=True, slots=True)

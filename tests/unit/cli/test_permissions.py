@@ -211,3 +211,16 @@ def test_a_wrong_configuration_is_named_with_its_place(project: Path) -> None:
 
     with pytest.raises(InvalidConfigError, match=r"permission\.rules\[0\].*too wide"):
         said()
+
+
+@pytest.mark.spec("PER-10", "REG-08")
+def test_a_rule_that_covers_no_tool_is_said_to(project: Path) -> None:
+    rule = '\n[[permission.rules]]\neffect = "deny"\ntools = "code.wirte_file"\n'
+    config = project.parent / "home" / "config.toml"
+    config.write_text(config.read_text(encoding="utf-8") + rule, encoding="utf-8")
+
+    lines = CliRunner().invoke(app, ["explain"]).stdout.splitlines()
+
+    said = [line for line in lines if "covers no tool" in line]
+    assert len(said) == 1
+    assert "code.wirte_file" in said[0]

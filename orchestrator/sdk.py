@@ -17,7 +17,9 @@ from shared.sessions.session import AnswerMode, CommandKind
 from shared.settings import Settings, load_settings
 from shared.tasks.plan import Plan
 from shared.tasks.reading import load_plan, plan_from_json
+from shared.tasks.service import TaskService
 from shared.tasks.status import TaskStatus
+from shared.tasks.step import Task
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""
@@ -106,6 +108,59 @@ class Soong:
             with contextlib.suppress(UnavailableError):  # asked for, and then done by the next owner
                 await self._client.command(CommandKind.CLOSE, view.task, limit_s=2.0)
         return await outcome_of(self._client.store, view, self._settings.home)
+
+    async def submit(
+        self,
+        plan: PlanSource,
+        inputs: Mapping[str, Json] | None = None,
+        *,
+        allow: Sequence[str] = (),
+        project: str | Path = ".",
+        model: str = "",
+    ) -> str:
+        """Start a plan and return its task's id at once; nobody is asked, what no ``allow`` rule covers is denied.
+
+        Raises:
+            UsageError: the plan, an input or a rule is wrong; nothing was written.
+        """
+        prepared = self._prepare(plan, inputs or {}, None, allow, project, model)
+        await self._client.submit(prepared.session, prepared.task)
+        return prepared.task.id
+
+    async def wait(self, task_id: str) -> TaskOutcome:
+        """Wait until a task has ended or is paused. Raises: NotFoundError."""
+        return await outcome_of(self._client.store, await self._last_view(task_id), self._settings.home)
+
+    async def pause(self, task_id: str, *, reason: str = "") -> None:
+        """Let nothing of a task start; what runs is handed back.
+
+        All that is asked of a task raises: NotFoundError; ConflictError, its owner's refusal; UnavailableError when no
+        orchestrator did it in time (it stays asked for).
+        """
+        await self._tasks.pause(await self._task(task_id), reason=reason)
+
+    async def resume(self, task_id: str) -> None:
+        """Let a paused task go on, or run what did not complete of an ended one again."""
+        await self._tasks.resume(await self._task(task_id))
+
+    async def retry(self, task_id: str, *, from_step: str = "") -> None:
+        """Run what did not complete again; with ``from_step`` also that step and all that came of it."""
+        await self._tasks.retry(await self._task(task_id), from_step=from_step)
+
+    async def cancel(self, task_id: str, *, reason: str = "") -> None:
+        """Cancel a task: nothing of it starts any more, what runs is stopped."""
+        await self._tasks.cancel(await self._task(task_id), reason=reason)
+
+    async def update(self, task_id: str, change: Mapping[str, Json]) -> None:
+        """Change a task that goes on, all or nothing: the arguments of the tool ``agent.task_update``."""
+        await self._tasks.update(await self._task(task_id), change)
+
+    @property
+    def _tasks(self) -> TaskService:
+        return self._client.tasks
+
+    async def _task(self, task_id: str) -> Task:
+        return await self._client.store.task(task_id)
 
     async def outcome(self, task_id: str) -> TaskOutcome:
         """Return how a task stands now. Raises: NotFoundError."""

@@ -1,7 +1,9 @@
 """``soong resume``: a paused or interrupted task goes on, a failed one is tried again, a running one is followed."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import typer
 
@@ -11,8 +13,12 @@ from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watc
 from orchestrator.client import Client
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings, load_settings
+from shared.tasks.service import TaskService
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
+
+Begin: TypeAlias = Callable[[TaskService, Task], Awaitable[None]]
+"""Asks a task's owner for what lets the task go on."""
 
 
 def command(
@@ -25,10 +31,11 @@ def command(
 ) -> None:
     """Go on with a task: finished steps stay as they are, no work is done twice."""
     settings = load_settings(workers=workers, slots=slots)
-    raise typer.Exit(asyncio.run(_resume(settings, task, is_detached=detach, is_json=is_json)))
+    raise typer.Exit(asyncio.run(go_on(settings, task, _resumed, is_detached=detach, is_json=is_json)))
 
 
-async def _resume(settings: Settings, text: str, *, is_detached: bool, is_json: bool) -> int:
+async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
+    """Let a task go on by what ``begin`` asks of its owner, and follow it; return the exit code."""
     from orchestrator.cli.ids import find_task, open_store  # late: SQLAlchemy
 
     store = await open_store(settings)
@@ -49,15 +56,21 @@ async def _resume(settings: Settings, text: str, *, is_detached: bool, is_json: 
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)
     try:
-        return await _go_on(client, watch, await find_task(client.store, text), is_detached=is_detached)
+        task = await find_task(client.store, text)
+        await begin(client.tasks, task)
+        return await _follow(client, watch, task, is_detached=is_detached)
     finally:
         await client.close()
         await watch.leave(wait=False)
 
 
-async def _go_on(client: Client, watch: Watch, task: Task, *, is_detached: bool) -> int:
+async def _resumed(tasks: TaskService, task: Task) -> None:
+    """Ask for it; a completed task is only shown."""
     if task.status is not TaskStatus.COMPLETED:
-        await client.tasks.resume(task)
+        await tasks.resume(task)
+
+
+async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool) -> int:
     if is_detached:
         say(f"task {task.id} goes on")
         return 0

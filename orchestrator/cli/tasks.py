@@ -1,21 +1,37 @@
-"""``soong tasks``: what was planned, how it stands, what it looks like."""
+"""``soong tasks``: what was planned, how it stands, what it looks like; and what may be asked of it."""
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from orchestrator.cli.console import emit, inert, say, table
 from orchestrator.cli.ids import find_task, open_store
 from shared.clock import rfc3339
-from shared.jsontext import JsonObject
 from shared.settings import load_settings
+
+if TYPE_CHECKING:
+    from shared.tasks.plan import Plan
+    from shared.tasks.service import TaskService
+    from shared.tasks.status import StepStatus
+    from shared.tasks.step import Task
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
+_REASON = typer.Option("", "--reason", help="Why, for whoever reads it later.")
+
+
+class Drawing(StrEnum):
+    """How a graph is drawn."""
+
+    MERMAID = "mermaid"
+    SVG = "svg"
 
 
 @app.command("list")
@@ -49,24 +65,60 @@ def validate(plan: Path = typer.Argument(..., help="The plan: a YAML or JSON fil
 
 
 @app.command()
-def graph(plan: str = typer.Argument(..., help="A plan file, or a task's id.")) -> None:
-    """Draw a plan as Mermaid text."""
-    from orchestrator.catalogue import Catalogue
-    from shared.tasks.graph import mermaid
-    from shared.tasks.reading import load_plan, plan_from_json
+def schema() -> None:
+    """Print the JSON Schema of plans, for editors that complete and mark as you type."""
+    from shared.tasks.schema import plan_schema
 
-    if plan.startswith("task_") and not Path(plan).exists():
-        sys.stdout.write(mermaid(plan_from_json(asyncio.run(_plan_of(plan)), plan)))
-    else:
-        sys.stdout.write(mermaid(load_plan(plan, Catalogue.of(load_settings()).known())))
+    emit(plan_schema())
 
 
 @app.command()
-def cancel(
-    task: str = _TASK, *, reason: str = typer.Option("", "--reason", help="Why, for whoever reads it later.")
+def graph(
+    plan: str = typer.Argument(..., help="A plan file, or a task's id."),
+    *,
+    drawing: Drawing = typer.Option(Drawing.MERMAID, "--format", help="Mermaid text, or a picture as SVG."),
 ) -> None:
+    """Draw a plan, or a task as it stands."""
+    from orchestrator.catalogue import Catalogue
+    from shared.tasks.graph import mermaid
+    from shared.tasks.picture import svg
+    from shared.tasks.reading import load_plan
+
+    statuses: dict[str, StepStatus] = {}
+    if plan.startswith("task_") and not Path(plan).exists():
+        drawn, statuses = asyncio.run(_drawn(plan))
+    else:
+        drawn = load_plan(plan, Catalogue.of(load_settings()).known())
+    sys.stdout.write(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
+
+
+@app.command()
+def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    asyncio.run(_cancel(task, reason))
+    asyncio.run(_asked(task, lambda tasks, found: tasks.cancel(found, reason=reason), "is cancelled"))
+
+
+@app.command()
+def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
+    """Pause a task: nothing of it starts, what runs is handed back; `soong resume` goes on with it."""
+    asyncio.run(_asked(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused"))
+
+
+@app.command()
+def retry(
+    task: str = _TASK,
+    *,
+    start: str = typer.Option("", "--from", metavar="STEP", help="Run this step and all that came of it again, too."),
+    detach: bool = typer.Option(False, "--detach", help="Let it run and do not follow it."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
+) -> None:
+    """Run an ended task again: what did not complete, and what comes of a step. Everything else stays as it is."""
+    from orchestrator.cli.resume import go_on
+
+    def begin(tasks: "TaskService", found: "Task") -> Awaitable[None]:
+        return tasks.retry(found, from_step=start, reason="asked for by `soong tasks retry`")
+
+    raise typer.Exit(asyncio.run(go_on(load_settings(), task, begin, is_detached=detach, is_json=is_json)))
 
 
 async def _list(limit: int, *, is_json: bool) -> None:
@@ -122,22 +174,27 @@ async def _show(text: str, *, is_json: bool) -> None:
         print(text_of(outcome))
 
 
-async def _plan_of(task_id: str) -> JsonObject:
+async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
+    from shared.tasks.growth import planned_task
+
     store = await open_store(load_settings())
     try:
-        return (await find_task(store, task_id)).plan
+        task = await find_task(store, task_id)
+        steps = await store.steps(task.id)
     finally:
         await store.close()
+    return planned_task(task, steps), {step.step_id: step.status for step in steps}
 
 
-async def _cancel(text: str, reason: str) -> None:
+async def _asked(text: str, ask: "Callable[[TaskService, Task], Awaitable[None]]", done: str) -> None:
+    """Ask a task's owner for something and say when it is done; a service is started for it if need be."""
     from orchestrator.client_bootstrap import open_client
     from orchestrator.embedded.starter import attach
-    from shared.sessions.session import CommandKind
 
     settings = load_settings()
     store = await open_store(settings)
     try:
+        # Looked up before a service is started for it: a wrong id starts nothing.
         task = await find_task(store, text)
     finally:
         await store.close()
@@ -145,9 +202,9 @@ async def _cancel(text: str, reason: str) -> None:
     try:
         client = await open_client(attachment.settings)
         try:
-            await client.command(CommandKind.CANCEL, task, reason=reason)
+            await ask(client.tasks, task)
         finally:
             await client.close()
     finally:
         await attachment.release()
-    say(f"task {task.id} is cancelled")
+    say(f"task {task.id} {done}")

@@ -1,8 +1,10 @@
 """The graph of a plan's steps: cycles, and its picture as Mermaid text (DAG-02, DAG-08)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from shared.tasks.plan import Plan, PlanStep
+from shared.tasks.status import StepStatus
 from shared.tasks.step import StepKind
 
 
@@ -32,8 +34,28 @@ def find_cycle(edges: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return ()
 
 
-def mermaid(plan: Plan) -> str:
-    """Return the plan as a Mermaid flowchart, steps in plan order."""
+_CLASSES: Final[Mapping[str, str]] = {
+    "done": "fill:#d9f2dc,stroke:#2e7d32",
+    "bad": "fill:#f9d6d5,stroke:#b71c1c",
+    "off": "fill:#eeeeee,stroke:#9e9e9e",
+    "busy": "fill:#d6e6fb,stroke:#1565c0",
+    "asks": "fill:#fdf0cc,stroke:#f9a825",
+}
+_CLASS_OF: Final[Mapping[StepStatus, str]] = {
+    StepStatus.COMPLETED: "done",
+    StepStatus.FAILED: "bad",
+    StepStatus.CANCELLED: "off",
+    StepStatus.SKIPPED: "off",
+    StepStatus.CLAIMED: "busy",
+    StepStatus.RUNNING: "busy",
+    StepStatus.EXPANDING: "busy",
+    StepStatus.WAITING: "busy",
+    StepStatus.BLOCKED: "asks",
+}
+
+
+def mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
+    """Return the plan as a Mermaid flowchart, steps in plan order; ``statuses`` by step id colour it."""
     names = {step.id: f"s{index}" for index, step in enumerate(plan.steps)}
     lines = ["flowchart TD"]
     lines += [f"    {names[step.id]}{_shape(step)}" for step in plan.steps]
@@ -42,6 +64,13 @@ def mermaid(plan: Plan) -> str:
         for step in plan.steps
         for parent in step.depends_on
         if parent in names
+    ]
+    classes = {_CLASS_OF[status] for status in (statuses or {}).values() if status in _CLASS_OF}
+    lines += [f"    classDef {name} {_CLASSES[name]}" for name in sorted(classes)]
+    lines += [
+        f"    class {names[step_id]} {_CLASS_OF[status]}"
+        for step_id, status in (statuses or {}).items()
+        if step_id in names and status in _CLASS_OF
     ]
     return "\n".join(lines) + "\n"
 

@@ -114,7 +114,16 @@ def planned(step: Step) -> PlanStep:
         needs=step.needs,
         call=str(spec.get("call") or ""),
         script=script if isinstance(script, list | tuple) else None,
+        over=spec.get("over"),
     )
+
+
+def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
+    """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items."""
+    ids = {step.key: step.step_id for step in steps}
+    own = [step for step in steps if not step.map_key]
+    drawn = [replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on)) for step in own]
+    return Plan(task.title, (), tuple(drawn), task.plan)
 
 
 def _instructions(spec: JsonObject) -> str:

@@ -1,4 +1,4 @@
-"""The parts of the documentation that are made from code: state pictures, error types, settings, tools.
+"""The parts of the documentation that are made from code: state pictures, error types, settings, tools, plan fields.
 
 A part stands in any Markdown file between ``<!-- made from code: NAME -->`` and ``<!-- end: NAME -->``. A test compares
 each with what the code says now; ``PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs`` writes them anew.
@@ -20,6 +20,7 @@ from shared.agents.definition import builtin_definitions
 from shared.identity import Role
 from shared.runs.status import RUN_TRANSITIONS, RunStatus
 from shared.settings import Settings
+from shared.tasks.schema import plan_schema
 from shared.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from shared.tools.definition import ToolDefinition
 from shared.tools.describing import EVERY_CALL, Argument, arguments_of
@@ -77,6 +78,14 @@ def every_call() -> str:
     rows = [f"| {when} | {', '.join(f'`{error.value}`' for error in errors)} |" for when, errors in EVERY_CALL.items()]
     return "\n".join(("| when | errors |", "|---|---|", *rows))
 
+
+def plan_schema_text() -> str:
+    """Return the published schema of plans, as ``soong tasks schema`` prints it."""
+    return json.dumps(plan_schema(), ensure_ascii=False, indent=2) + "\n"
+
+
+FILES: Mapping[str, Callable[[], str]] = {"docs/plan.schema.json": plan_schema_text}
+"""Files that are made from code as a whole."""
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "step-states": step_states,
@@ -177,6 +186,9 @@ def main() -> int:
         text = path.read_text(encoding="utf-8")
         path.write_text(refreshed(text), encoding="utf-8")
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    for name, made in FILES.items():
+        (ROOT / name).write_text(made(), encoding="utf-8")
+        sys.stdout.write(f"{name}\n")
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.settings import Settings
-from tests.architecture.code_docs import PARTS, documents, part_names, refreshed
+from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
 from tests.spec_plugin import ROOT, clause_ids
 
 _REMEDY = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
@@ -18,6 +18,12 @@ def test_parts_made_from_code_are_fresh(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
 
     assert text == refreshed(text), f"{path.name} is stale; {_REMEDY}"
+
+
+@pytest.mark.spec("DAG-08")
+@pytest.mark.parametrize("name", FILES)
+def test_files_made_from_code_are_fresh(name: str) -> None:
+    assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), f"{name} is stale; {_REMEDY}"
 
 
 def test_every_part_stands_in_some_document() -> None:

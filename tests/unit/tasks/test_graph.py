@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from shared.tasks.graph import find_cycle, mermaid
 from shared.tasks.reading import parse_plan
+from shared.tasks.status import StepStatus
 
 NODES = st.integers(0, 7).map(str)
 
@@ -41,3 +42,13 @@ steps:
         "    s0 --> s1\n"
         "    s1 --> s2\n"
     )
+
+
+def test_the_picture_of_a_task_tells_how_its_steps_stand() -> None:
+    plan = parse_plan("{title: t, steps: [{id: a, instructions: x}, {id: b, instructions: x}]}", "p.yaml")
+
+    drawn = mermaid(plan, {"a": StepStatus.COMPLETED, "b": StepStatus.PENDING, "m[x]": StepStatus.FAILED})
+
+    assert "    class s0 done\n" in drawn
+    assert "class s1" not in drawn
+    assert "classDef done" in drawn

@@ -1,0 +1,76 @@
+"""The SVG of a plan: whole, well formed, and nobody's markup but ours."""
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.tasks.picture import svg
+from shared.tasks.plan import Plan, PlanStep
+from shared.tasks.status import StepStatus
+from shared.tasks.step import StepKind
+
+pytestmark = pytest.mark.spec("DAG-08")
+
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+def plan(*steps: PlanStep, title: str = "t") -> Plan:
+    return Plan(title, (), steps, {})
+
+
+def boxes(picture: str) -> dict[str, tuple[float, float, float]]:
+    """Return left, top and width of each step's box, by the first line of its text."""
+    found = {}
+    for group in ET.fromstring(picture).iter(f"{SPACE}g"):
+        frame, text = group.find(f"{SPACE}rect"), group.find(f"{SPACE}text")
+        assert frame is not None
+        assert text is not None
+        found[str(text.text)] = (float(frame.get("x", "")), float(frame.get("y", "")), float(frame.get("width", "")))
+    return found
+
+
+def test_every_step_stands_below_what_it_waits_for_and_beside_no_other() -> None:
+    steps = [
+        PlanStep("a"),
+        *(PlanStep(f"b{n}", depends_on=("a",)) for n in range(5)),
+        PlanStep("c", depends_on=("b1", "a")),
+    ]
+
+    found = boxes(svg(plan(*steps)))
+
+    assert found.keys() == {step.id for step in steps}
+    assert found["a"][1] < found["b0"][1] < found["c"][1]
+    row = sorted(found[f"b{n}"] for n in range(5))
+    assert all(left[0] + left[2] < right[0] for left, right in pairwise(row))
+
+
+def test_every_dependency_is_an_edge() -> None:
+    picture = svg(plan(PlanStep("a"), PlanStep("b", depends_on=("a",)), PlanStep("c", depends_on=("a", "b"))))
+
+    assert len(list(ET.fromstring(picture).iter(f"{SPACE}path"))) == 3
+
+
+def test_status_and_title_are_told() -> None:
+    picture = svg(plan(PlanStep("a", title="Look")), {"a": StepStatus.FAILED})
+
+    assert "Look (failed)" in picture
+    assert re.search(r'fill="#f9d6d5"', picture)
+
+
+@given(st.text(max_size=60), st.sampled_from(StepKind), st.text(max_size=20))
+def test_text_of_any_kind_stays_text(title: str, kind: StepKind, over: str) -> None:
+    picture = svg(plan(PlanStep("a", kind=kind, title=title, over=over), title=title))
+
+    tags = {element.tag.removeprefix(SPACE) for element in ET.fromstring(picture).iter()}
+    assert tags <= {"svg", "title", "rect", "g", "text", "path"}
+
+
+def test_a_plan_of_ten_thousand_steps_is_drawn() -> None:
+    chain = [PlanStep("s0"), *(PlanStep(f"s{n}", depends_on=(f"s{n - 1}",)) for n in range(1, 2000))]
+    wide = [PlanStep(f"w{n}", depends_on=("s0",)) for n in range(8000)]
+
+    assert svg(plan(*chain, *wide)).count("<g>") == 10_000

@@ -1,0 +1,131 @@
+"""The published schema of plans says what the reader says, as far as a schema can."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from shared.errors import InvalidPlanError
+from shared.jsontext import Json
+from shared.tasks.plan import Plan
+from shared.tasks.reading import plan_from_json
+from shared.tasks.schema import EVERY_STEP, plan_schema, step_schema
+from shared.tools.schema import schema_offences, validate
+from tests.spec_plugin import ROOT
+
+pytestmark = pytest.mark.spec("DAG-08")
+
+SCHEMA = Draft202012Validator(plan_schema())
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+AGENT: dict[str, Json] = {
+    "id": "a",
+    "kind": "agent",
+    "title": "A",
+    "instructions": "Do it.",
+    "agent": "default_worker_agent",
+    "model": "test:model",
+    "allowed_tools": ["code.*"],
+    "inputs": {"x": 1},
+    "output": {"type": "object"},
+    "priority": 3,
+    "retries": 2,
+    "backoff_s": 0.5,
+    "timeout_s": 60,
+    "pool": "big",
+    "needs": ["gpu"],
+    "on_failure": "retry",
+}
+PYTHON: dict[str, Json] = {
+    "id": "p",
+    "kind": "python",
+    "call": "builtin.echo",
+    "depends_on": ["a"],
+    "on_failure": "keep",
+}
+MAP: dict[str, Json] = {
+    "id": "m",
+    "kind": "map",
+    "depends_on": ["p"],
+    "over": "${p.output}",
+    "as": "one",
+    "key": "${one}",
+    "max_items": 10,
+    "on_item_failure": "keep",
+    "on_failure": "fail_task",
+    "priority": 1,
+    "step": {"title": "T", "instructions": "See ${one}.", "retries": 1},
+}
+
+
+def plan(*steps: Any, **more: Json) -> dict[str, Json]:
+    return {"title": "t", "steps": list(steps), **more}
+
+
+def is_read(document: Json) -> Plan | None:
+    try:
+        return plan_from_json(document)
+    except InvalidPlanError:
+        return None
+
+
+def test_it_is_a_schema_itself() -> None:
+    Draft202012Validator.check_schema(plan_schema())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_hold_to_it(path: Path) -> None:
+    assert list(SCHEMA.iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))) == []
+
+
+def test_every_field_of_every_kind_is_known_to_both() -> None:
+    document = plan(
+        AGENT, PYTHON, MAP, inputs={"x": ".", "y": {"type": "integer", "description": "d", "required": False}}
+    )
+
+    assert list(SCHEMA.iter_errors(document)) == []
+    assert is_read(document) is not None
+    shapes = cast(Any, plan_schema())["$defs"]["step"]["anyOf"]
+    named = {name for shape in shapes for name in shape["properties"]}
+    assert named == {*AGENT, *PYTHON, *MAP, "script"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param([], id="no-mapping"),
+        pytest.param({"steps": [AGENT]}, id="no-title"),
+        pytest.param(plan(), id="no-steps"),
+        pytest.param(plan({**AGENT, "colour": "red"}), id="unknown-field"),
+        pytest.param(plan({**AGENT, "id": "a b"}), id="id"),
+        pytest.param(plan({**AGENT, "id": "a" * 65}), id="long-id"),
+        pytest.param(plan({**AGENT, "kind": "shell"}), id="kind"),
+        pytest.param(plan({**AGENT, "retries": 21}), id="retries"),
+        pytest.param(plan({**AGENT, "retries": "2"}), id="retries-text"),
+        pytest.param(plan({**AGENT, "priority": 1001}), id="priority"),
+        pytest.param(plan({**AGENT, "timeout_s": 0}), id="no-time"),
+        pytest.param(plan({**AGENT, "on_failure": "panic"}), id="policy"),
+        pytest.param(plan({**AGENT, "call": "x"}), id="field-of-another-kind"),
+        pytest.param(plan({"id": "p", "kind": "python"}), id="python-without-call"),
+        pytest.param(plan(AGENT, PYTHON, {**MAP, "retries": 1}), id="map-retries"),
+        pytest.param(plan(AGENT, PYTHON, {**MAP, "on_failure": "retry"}), id="map-retry"),
+        pytest.param(plan(AGENT, PYTHON, {**MAP, "max_items": 0}), id="no-items"),
+        pytest.param(plan(AGENT, PYTHON, {**MAP, "step": {**AGENT}}), id="child-with-an-id"),
+        pytest.param(plan(AGENT, inputs={"a-b": 1}), id="input-name"),
+        pytest.param(plan(AGENT, inputs={"a": {"kind": "x"}}), id="input-field"),
+    ],
+)
+def test_what_the_schema_refuses_the_reader_refuses_too(document: Json) -> None:
+    assert list(SCHEMA.iter_errors(document)) != []
+    assert is_read(document) is None
+
+
+def test_steps_as_tools_tell_them_stay_within_the_schemas_of_tools() -> None:
+    schema = step_schema()
+
+    assert list(schema_offences(schema)) == []
+    for step in (AGENT, PYTHON, MAP):
+        assert validate(schema, step) == []
+    assert EVERY_STEP.keys() <= cast(Any, schema)["properties"].keys()

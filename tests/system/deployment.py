@@ -107,9 +107,12 @@ class Deployment:
         pid = next(owner.pid for owner in await self.store.owners() if owner.id == owner_id)
         return next(process for process in self.owners if process.pid == pid)
 
-    async def command(self, task: Task, kind: str) -> None:
+    async def command(self, task: Task, kind: str, detail: JsonObject | None = None) -> None:
         """Ask the task's owner for something and wait until it has been carried out."""
-        command = Command(new_id("cmd"), task.session_id, CommandKind(kind), task.id, "local", SystemClock().now_us())
+        now_us = SystemClock().now_us()
+        command = Command(
+            new_id("cmd"), task.session_id, CommandKind(kind), task.id, "local", now_us, dict(detail or {})
+        )
         await self.store.send_command(command)
         await self._wake(task.session_id)
 

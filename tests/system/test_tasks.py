@@ -1,0 +1,121 @@
+"""Tasks as people and programs steer them: grown, tried again from a step, followed from any event."""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from shared.errors import ConflictError
+from shared.jsontext import Json
+from soong import Soong, StepStatus, TaskStatus
+from tests.system.cli_scene import Scene, scene
+from tests.system.deployment import Deployment
+
+pytestmark = pytest.mark.timeout(180)
+
+PLAN = """
+title: Chain
+steps:
+  - {id: list, kind: python, call: builtin.echo, inputs: {names: [x, y]}}
+  - id: each
+    kind: map
+    over: ${list.output.names}
+    as: name
+    depends_on: [list]
+    step: {kind: python, call: builtin.echo, inputs: {hello: "${name}"}}
+  - {id: end, kind: python, call: builtin.echo, depends_on: [each], inputs: {all: "${each.output}"}}
+  - {id: other, kind: python, call: builtin.echo, inputs: {x: 1}}
+"""
+
+
+@pytest.fixture
+def cli() -> Iterator[Scene]:
+    with scene() as one:
+        yield one
+
+
+@pytest.mark.spec("DAG-08", "DAG-07")
+def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scene) -> None:
+    first = cli.json("run", cli.plan(PLAN))
+    steps = {step["id"]: step for step in first["steps"]}
+
+    again = cli.json("tasks", "retry", first["task"], "--from", "each")
+
+    after = {step["id"]: step for step in again["steps"]}
+    assert (again["task"], again["status"], again["exit_code"]) == (first["task"], "completed", 0)
+    assert after.keys() == steps.keys()
+    assert after["end"]["output"] == {"all": [{"hello": "x"}, {"hello": "y"}]}
+    assert [after[name]["attempt"] for name in ("list", "other", "end")] == [1, 1, 2]
+    assert {name: after[name]["run"] == steps[name]["run"] for name in ("list", "other", "each[x]")} == {
+        "list": True,
+        "other": True,
+        "each[x]": False,
+    }
+    refused = cli.run("tasks", "retry", first["task"])
+    assert refused.returncode != 0
+    assert "name the step to run it again from" in refused.stderr
+    unknown = cli.run("tasks", "retry", first["task"], "--from", "nowhere")
+    assert unknown.returncode == 2
+    assert "nowhere" in unknown.stderr
+    cli.assert_nothing_left()
+
+
+@pytest.mark.spec("EVT-02", "DAG-08")
+def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: Scene) -> None:
+    done = cli.json("run", cli.plan(PLAN))
+    run = f"{done['task']}/end"
+
+    whole = cli.json("runs", "tail", run)
+    rest = cli.json("runs", "tail", run, "--from", "4")
+    followed = cli.run("runs", "tail", run, "--from", "4", "--follow", "--json")
+    drawn = cli.run("tasks", "graph", done["task"]).stdout
+    picture = cli.run("tasks", "graph", done["task"], "--format", "svg").stdout
+
+    assert [event["id"] for event in whole] == [str(number) for number in range(1, len(whole) + 1)]
+    assert rest == whole[3:]
+    assert [json.loads(line) for line in followed.stdout.splitlines()] == rest
+    assert "class s2 done" in drawn
+    assert picture.startswith("<svg")
+    assert "end (completed)" in picture
+    schema = json.loads(cli.run("tasks", "schema").stdout)
+    assert schema["title"] == "Plan"
+
+
+ECHO: Mapping[str, Json] = {"kind": "python", "call": "builtin.echo"}
+
+
+@pytest.mark.spec("DAG-01", "OPS-04")
+async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> None:
+    await service.start_workers(1)
+    plan: Mapping[str, Json] = {
+        "title": "t",
+        "steps": [
+            {"id": "slow", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 1, "n": 1}},
+            {"id": "end", **ECHO, "depends_on": ["slow"], "inputs": {"late": 1}},
+        ],
+    }
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        task_id = await soong.submit(plan)
+        await soong.update(
+            task_id,
+            {
+                "add_steps": [{"id": "more", **ECHO, "depends_on": ["slow"], "inputs": {"n": "${slow.output.n}"}}],
+                "add_dependencies": [{"step": "end", "depends_on": ["more"]}],
+                "priorities": {"end": 7},
+            },
+        )
+        await soong.pause(task_id, reason="lunch")
+        paused = await soong.wait(task_id)
+        with pytest.raises(ConflictError, match="a step 'more' already"):
+            await soong.update(task_id, {"add_steps": [{"id": "more", **ECHO}]})
+        await soong.resume(task_id)
+        outcome = await soong.wait(task_id)
+        await soong.retry(task_id, from_step="more")
+        again = await soong.wait(task_id)
+
+    assert paused.status is TaskStatus.PAUSED
+    assert outcome.status is again.status is TaskStatus.COMPLETED
+    assert outcome.outputs["more"] == {"n": 1}
+    attempts = {step.step_id: step.attempt for step in again.view.steps}
+    assert attempts == {"slow": 1, "more": 2, "end": 2}
+    assert {step.status for step in again.view.steps} == {StepStatus.COMPLETED}

@@ -1,0 +1,133 @@
+"""A cancel reaches everything of a task: what waits, what runs, what asks, and every program of it (DAG-06)."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tests.system.functions  # noqa: F401  # the plan check knows the functions of its own process
+from shared.jsontext import Json
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.runs.status import EndReason, RunStatus
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Task
+from tests.system.deployment import Deployment
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-06")]
+
+CANCEL_LIMIT_S = 1.0
+TREE_LIMIT_S = 5.0
+
+TREE = """\
+import subprocess, sys, time
+sleeper = [sys.executable, "-c", "import time; time.sleep(3600)", sys.argv[1]]
+subprocess.Popen(sleeper)
+subprocess.Popen(sleeper, start_new_session=True)
+time.sleep(3600)
+"""
+
+
+def agent_step(step_id: str, tool: str, arguments: dict[str, Json]) -> dict[str, Json]:
+    script: list[Json] = [{"call": tool, "with": arguments, "save": "done"}, {"finish": {"ok": True}}]
+    return {"id": step_id, "instructions": "Do it.", "allowed_tools": [tool], "script": script}
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the living processes that carry a word of ours, the command's own and those that it started."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        is_alive = process.info["status"] != psutil.STATUS_ZOMBIE
+        if is_alive and mark in (process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_their_process_trees(
+    service: Deployment, tmp_path: Path
+) -> None:
+    service.settings.home.joinpath("config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
+    program, mark = tmp_path / "tree.py", f"mark-{tmp_path.name}"
+    program.write_text(TREE, encoding="utf-8")
+    asked = asyncio.Event()
+
+    async def answer(request: PermissionRequest) -> PermissionDecision:
+        if request.tool == "code.run_command":
+            return PermissionDecision(Choice.ALLOW_ONCE)
+        asked.set()
+        await asyncio.Event().wait()  # a person who is asleep
+        raise AssertionError
+
+    await service.start_workers(1)
+    task = await service.submit(
+        {
+            "title": "everything at once",
+            "steps": [
+                agent_step("runs", "code.run_command", {"argv": [sys.executable, str(program), mark]}),
+                agent_step("asks", "code.write_file", {"path": str(tmp_path / "x.txt"), "content": "x"}),
+                {"id": "sleeps", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 3600}},
+                {"id": "queued", "kind": "python", "call": "builtin.echo", "needs": ["a-label-that-nobody-has"]},
+                {"id": "waits", "kind": "python", "call": "builtin.echo", "depends_on": ["runs", "asks", "queued"]},
+            ],
+        },
+        callback=answer,
+        project=tmp_path,
+    )
+    async with asyncio.timeout(30):
+        await asked.wait()
+    await service.until(lambda: _are_there(mark))
+    await service.until(lambda: _stand(service, task, running=["runs", "asks", "sleeps"]))
+
+    began = time.monotonic()
+    await service.command(task, "cancel")
+    await service.until(lambda: _stand(service, task, running=[]), within_s=10)
+    cancelled_s = time.monotonic() - began
+    await service.until(lambda: _are_gone(mark), within_s=10)
+    gone_s = time.monotonic() - began
+
+    steps = await service.steps(task)
+    assert cancelled_s <= CANCEL_LIMIT_S
+    assert gone_s <= TREE_LIMIT_S
+    assert {step.status for step in steps.values()} == {StepStatus.CANCELLED}
+    assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
+    assert await service.store.pending(task.session_id) == []
+    for step in steps.values():
+        run = await service.store.run(step.run_id)
+        assert run.status is RunStatus.CANCELLED
+        assert run.end_reason in (EndReason.CANCELLED, EndReason.ABORTED_TOOLS)
+    assert not (tmp_path / "x.txt").exists()
+
+
+async def _are_there(mark: str) -> bool:
+    """Say whether the command runs with both of the programs that it starts."""
+    return sum("time.sleep(3600)" in " ".join(process.info["cmdline"]) for process in marked(mark)) == 2
+
+
+async def _are_gone(mark: str) -> bool:
+    return not marked(mark)
+
+
+async def _stand(service: Deployment, task: Task, *, running: Sequence[str]) -> bool:
+    steps = await service.steps(task)
+    if running:
+        return all(steps[name].status is StepStatus.RUNNING for name in running)
+    return all(step.status.is_terminal for step in steps.values())
+
+
+async def test_one_cancelled_step_is_stopped_and_the_rest_of_its_task_goes_on(service: Deployment) -> None:
+    await service.start_workers(1)
+    sleeps: dict[str, Json] = {"id": "sleeps", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 3600}}
+    after: dict[str, Json] = {"id": "after", "kind": "python", "call": "builtin.echo", "depends_on": ["sleeps"]}
+    other: dict[str, Json] = {"id": "other", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 2}}
+    task = await service.submit({"title": "t", "steps": [sleeps, after, other]})
+    await service.until(lambda: _stand(service, task, running=["sleeps", "other"]))
+
+    await service.command(task, "update", {"cancel_steps": ["sleeps"], "reason": "not needed"})
+    ended = await service.finished(task)
+
+    statuses = {name: step.status for name, step in (await service.steps(task)).items()}
+    assert statuses == {"sleeps": "cancelled", "after": "skipped", "other": "completed"}
+    assert (ended.status, ended.reason) == (TaskStatus.FAILED, "sleeps was cancelled, after was skipped")

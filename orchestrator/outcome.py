@@ -1,17 +1,19 @@
 """What a task came to: its steps, what its runs wrote, what they were denied, and how that counts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
 from orchestrator.client import View, all_events
 from shared.clock import rfc3339
-from shared.jsontext import Json
+from shared.jsontext import Json, JsonObject
 from shared.runs.events import Event, EventType
+from shared.runs.record import Run
 from shared.store import Store
+from shared.tasks.outcomes import is_unclean, tools_of
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Outcome, Step
+from shared.tasks.step import Outcome, Step, StepKind
 
 
 class ExitCode(IntEnum):
@@ -44,12 +46,34 @@ class Deliverable:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReport:
+    """What is told of a step beside its row (DAG-10): its tools, and of an unclean one what it left.
+
+    ``tools`` are those ``requested`` (None: its definition's) and ``granted``; None for a step that runs no agent.
+    """
+
+    tools: JsonObject | None = None
+    denials: tuple[JsonObject, ...] = ()
+    unknown_effects: tuple[JsonObject, ...] = ()
+    partial: Json = None
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "tools": self.tools,
+            "denials": list(self.denials),
+            "unknown_effects": list(self.unknown_effects),
+            "partial": self.partial,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """How a task stands, read from rows: final when the task has ended."""
+    """How a task stands, read from rows: final when the task has ended. ``reports`` are by step id."""
 
     view: View
     deliverables: tuple[Deliverable, ...]
     denials: tuple[Denial, ...]
+    reports: Mapping[str, StepReport] = field(default_factory=dict)
 
     @property
     def task_id(self) -> str:
@@ -95,7 +119,10 @@ class TaskOutcome:
             "exit_code": int(self.exit_code),
             "created": rfc3339(task.created_us),
             "ended": None if task.ended_us is None else rfc3339(task.ended_us),
-            "steps": [step_json(step) for step in self.view.steps],
+            "steps": [
+                {**step_json(step), **self.reports.get(step.step_id, StepReport()).as_json()}
+                for step in self.view.steps
+            ],
             "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],
             "denials": [
                 {"step": one.step_id, "run": one.run_id, "tool": one.tool, "error": one.error, "message": one.message}
@@ -112,14 +139,25 @@ async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
     """Read what the steps' last runs wrote and were denied."""
     deliverables: list[Deliverable] = []
     denials: list[Denial] = []
+    reports: dict[str, StepReport] = {}
     current = {step.run_id: step for step in view.steps if step.run_id}
     for run in await store.runs(task_id=view.task.id, limit=100_000):
         step = current.get(run.id)
+        if step is not None:
+            reports[step.step_id] = await _report(store, step, run)
         if step is not None and (run.usage.tool_calls or step.outcome is Outcome.PARTIAL):
             for event in await all_events(store, run.id):
                 deliverables += _deliverables(event, home)
                 denials += _denials(event, step)
-    return TaskOutcome(view, tuple(deliverables), tuple(denials))
+    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports)
+
+
+async def _report(store: Store, step: Step, run: Run) -> StepReport:
+    tools = tools_of(step, run.surface) if step.kind is StepKind.AGENT else None
+    if not is_unclean(step.status, step.outcome):
+        return StepReport(tools)
+    result = await store.result(step.key)
+    return StepReport(tools, result.denials, result.unknown_effects, result.partial)
 
 
 def step_json(step: Step) -> dict[str, Json]:

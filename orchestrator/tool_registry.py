@@ -6,11 +6,10 @@ from shared.agents.definition import builtin_definitions
 from shared.clock import Clock, SystemClock
 from shared.tasks.plan import Known
 from shared.tasks.service import TaskService
-from shared.tasks.store import TaskStore
 from shared.tools.definition import ToolAdapter
 from shared.tools.registry import ToolRegistry
 from shared.toolsets.sources import Surroundings, make_registry
-from shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskTools
+from shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
 
 def registry_of(surroundings: Surroundings) -> ToolRegistry:
@@ -26,7 +25,7 @@ def registry_of(surroundings: Surroundings) -> ToolRegistry:
 def run_sources() -> tuple[ToolAdapter, ...]:
     """Return the sources whose tools work on rows, only described here; workers and owners have them over a store."""
     return (
-        TaskTools(cast(TaskStore, None), lambda: "", SystemClock()),
+        TaskTools(cast(TaskRows, None), lambda: "", SystemClock()),
         PlanningTools(cast(TaskService, None)),
     )
 

@@ -18,7 +18,7 @@ def text_of(outcome: TaskOutcome) -> str:
         head += f" in {time_text((task.ended_us - task.created_us) / 1_000_000)}"
     if task.reason:
         head += f" ({one_line(task.reason, 200)})"
-    parts = [head, "", _steps(outcome), *_results(outcome), *_denials(outcome), "", "next:"]
+    parts = [head, "", _steps(outcome), *_results(outcome), *_denials(outcome), *_unknown(outcome), "", "next:"]
     return "\n".join([*parts, *(f"  {line}" for line in _next(outcome))])
 
 
@@ -57,6 +57,16 @@ def _denials(outcome: TaskOutcome) -> list[str]:
     ]
     remedy = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
     return ["", f"denied: {len(outcome.denials)}", *lines, remedy]
+
+
+def _unknown(outcome: TaskOutcome) -> list[str]:
+    """Name what may or may not have happened when a worker died: nobody but a person can look (DAG-09)."""
+    lines = [
+        f"  {inert(step_id)}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 200)}"
+        for step_id, report in outcome.reports.items()
+        for entry in report.unknown_effects
+    ]
+    return ["", f"unknown effects: {len(lines)}", *lines[:DENIALS_SHOWN]] if lines else []
 
 
 def _next(outcome: TaskOutcome) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Final
 
 from shared.jsontext import Json, JsonObject
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, StepError, StepResult
+from shared.tasks.step import Outcome, Step, StepError, StepResult
+from shared.tools.surface import Surface
 
 MAX_PARTIAL_CHARS: Final = 4000
 
@@ -88,3 +89,10 @@ def _text(answer: JsonObject | None) -> str:
         if isinstance(part, Mapping) and part.get("part_kind") == "text"
     ]
     return "".join(texts)
+
+
+def tools_of(step: Step, surface: JsonObject) -> dict[str, Json]:
+    """Return the tools that an agent step asked for (None: its definition's) and those that its run was given."""
+    requested = step.spec.get("allowed_tools")
+    granted = Surface.from_json(surface).tools if surface else ()
+    return {"requested": list(requested) if isinstance(requested, list | tuple) else None, "granted": list(granted)}

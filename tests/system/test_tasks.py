@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import pytest
 
@@ -119,3 +120,34 @@ async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> 
     attempts = {step.step_id: step.attempt for step in again.view.steps}
     assert attempts == {"slow": 1, "more": 2, "end": 2}
     assert {step.status for step in again.view.steps} == {StepStatus.COMPLETED}
+
+
+WRITER: Mapping[str, Json] = {
+    "id": "write",
+    "allowed_tools": ["code.write_file", "code.run_command"],
+    "script": [
+        {"call": "code.write_file", "with": {"path": "note.txt", "content": "x"}, "save": "done"},
+        {"finish": {"ok": False}},
+    ],
+}
+
+
+@pytest.mark.spec("DAG-10")
+async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_got(service: Deployment) -> None:
+    await service.start_workers(1)
+    after: Mapping[str, Json] = {
+        "id": "after",
+        **ECHO,
+        "depends_on": ["write"],
+        "inputs": {"denied": "${write.denials[0].type}", "how": "${write.outcome}"},
+    }
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        task_id = await soong.submit({"title": "t", "steps": [WRITER, after]}, project=service.home)
+        outcome = await soong.wait(task_id)
+
+    write, told = cast("list[dict[str, Any]]", outcome.as_json()["steps"])
+    assert (write["status"], write["outcome"]) == ("completed", "partial")
+    assert write["tools"] == {"requested": ["code.write_file", "code.run_command"], "granted": ["code.write_file"]}
+    assert [entry["tool"] for entry in write["denials"]] == ["code.write_file"]
+    assert write["unknown_effects"] == []
+    assert (told["output"], told["tools"]) == ({"denied": "permission_no_callback", "how": "partial"}, None)

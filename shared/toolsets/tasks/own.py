@@ -6,13 +6,15 @@ argument. One who plans (main, orchestrator) reads any task of its session with 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from shared.clock import Clock
 from shared.jsontext import Json, JsonObject
+from shared.runs.store import RunStore
 from shared.tasks.functions import suggestion
+from shared.tasks.outcomes import tools_of
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Held, Step
+from shared.tasks.step import Held, Step, StepKind
 from shared.tasks.store import TaskStore
 from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from shared.tools.result import ErrorType, ToolError
@@ -32,6 +34,10 @@ from shared.toolsets.tasks.showing import (
 MAX_PROGRESS_CHARS: Final = 500
 
 
+class TaskRows(TaskStore, RunStore, Protocol):
+    """The rows that the tools read, and write a step's progress to."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskTools:
     """A :class:`shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
@@ -39,7 +45,7 @@ class TaskTools:
     ``shown`` takes secrets out of what is stored for people (EVT-05).
     """
 
-    store: TaskStore
+    store: TaskRows
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str] = str
@@ -153,10 +159,14 @@ class TaskTools:
         ids = {step.key: step.step_id for step in steps}
         if asked:
             step = _found(asked, steps)
-            return {**step_facts(step, ids), **result_facts(await self.store.result(step.key))}
+            facts = {**step_facts(step, ids), **result_facts(await self.store.result(step.key))}
+            return {**facts, "tools": await self._tools(step)} if step.kind is StepKind.AGENT else facts
         shown: list[Json] = [step_facts(step, ids) for step in steps[:MAX_SHOWN_STEPS]]
         facts = task_facts(task, await self.store.counts(task.id))
         return {**facts, "each": shown, "truncated": len(steps) > MAX_SHOWN_STEPS}
+
+    async def _tools(self, step: Step) -> Json:
+        return tools_of(step, (await self.store.run(step.run_id)).surface)
 
     async def _query_any(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task = await task_named(self.store, context, call_input)

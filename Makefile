@@ -68,8 +68,9 @@ lint: env ## ruff, mypy --strict, import contracts
 	$(BIN)/lint-imports
 
 SEEDS ?= 10000
-simulate: env ## Play seeded stories of faults: SEEDS=10000, or one again with SEED=n
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+STORE ?= memory
+simulate: env ## Play seeded stories of faults: SEEDS=10000, STORE=memory or sqlite, or one again with SEED=n
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.simulation --store $(STORE) $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 spec: env ## One line a clause of docs/spec.md: proven, failing or missing
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.architecture.spec_report

@@ -10,12 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from shared.testing.memory import MemoryStore
+from tests.simulation.deployment import AuditedStore
 from tests.simulation.faults import Fault
 from tests.simulation.runs import Report, simulate
+from tests.simulation.sqlite import sqlite_stores
 
 CHUNK = 20
 SHOWN = 5
@@ -65,23 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no more seeds after this long")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", default="", help="write the figures into this file")
+    parser.add_argument("--store", choices=["memory", "sqlite"], default="memory")
     given = parser.parse_args(arguments)
     if given.seed is not None:
-        return _again(given.seed)
-    return _many(range(given.first, given.first + given.seeds), given.processes, given.limit_s, given.json)
+        return _again(given.seed, given.store)
+    seeds = range(given.first, given.first + given.seeds)
+    return _many(seeds, given.store, given.processes, given.limit_s, given.json)
 
 
-def _again(seed: int) -> int:
-    report = simulate(seed, is_whole=True)
+def _again(seed: int, store: str) -> int:
+    with _stores(store) as open_one:
+        report = simulate(seed, open_one, is_whole=True)
     _say("\n".join(report.tail))
     _say(f"seed {seed}, story {report.digest[:16]}: {report.broken or 'every promise was kept'}")
     return int(bool(report.broken))
 
 
-def _many(seeds: range, processes: int, limit_s: float, file: str) -> int:
+def _many(seeds: range, store: str, processes: int, limit_s: float, file: str) -> int:
     total, began = Total(), time.monotonic()
     shown_at = began
-    for report in _reports(seeds, processes, lambda: time.monotonic() - began > limit_s):
+    for report in _reports(seeds, store, processes, lambda: time.monotonic() - began > limit_s):
         total.add(report)
         if report.broken and len(total.failing) <= SHOWN:
             _say(str(report))
@@ -95,19 +102,24 @@ def _many(seeds: range, processes: int, limit_s: float, file: str) -> int:
     return int(bool(total.failing))
 
 
-def _reports(seeds: range, processes: int, is_late: Callable[[], bool]) -> Iterator[Report]:
+def _reports(seeds: range, store: str, processes: int, is_late: Callable[[], bool]) -> Iterator[Report]:
     chunks = iter(range(seeds.start, seeds.stop, CHUNK))
     with ProcessPoolExecutor(processes) as pool:
-        running = [pool.submit(_chunk, start, seeds.stop) for start in islice(chunks, processes + 1)]
+        running = [pool.submit(_chunk, store, start, seeds.stop) for start in islice(chunks, processes + 1)]
         while running:
             yield from running.pop(0).result()
             following = None if is_late() else next(chunks, None)
             if following is not None:
-                running.append(pool.submit(_chunk, following, seeds.stop))
+                running.append(pool.submit(_chunk, store, following, seeds.stop))
 
 
-def _chunk(start: int, stop: int) -> list[Report]:
-    return [simulate(seed) for seed in range(start, min(start + CHUNK, stop))]
+def _chunk(store: str, start: int, stop: int) -> list[Report]:
+    with _stores(store) as open_one:
+        return [simulate(seed, open_one) for seed in range(start, min(start + CHUNK, stop))]
+
+
+def _stores(store: str) -> AbstractContextManager[Callable[[], AuditedStore]]:
+    return sqlite_stores() if store == "sqlite" else nullcontext(MemoryStore)
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from orchestrator.client import Client
 from shared.errors import ConflictError, SoongError, UnavailableError
@@ -21,7 +21,6 @@ from shared.tasks.status import TaskStatus
 from shared.tasks.step import Claim, Task
 from shared.testing.builders import make_session
 from shared.testing.clock import FakeClock
-from shared.testing.memory import MemoryStore
 from shared.testing.memory.rows import Rows
 from tests.simulation.actors import Actor, OwnerActor, WorkerActor
 from tests.simulation.audit import Auditor, BrokenPromiseError
@@ -43,6 +42,13 @@ CALM_BOUND_S: Final = 7200.0
 
 
 A = TypeVar("A", bound=Actor)
+
+
+class AuditedStore(Store, Protocol):
+    """A store that shows its rows to the auditor."""
+
+    @property
+    def rows(self) -> Rows: ...
 
 
 class ClientActor(Actor):
@@ -96,7 +102,7 @@ class ClientActor(Actor):
 class Deployment:
     """Implements ``tests.simulation.actors.Ground``. Lives for one run of one seed."""
 
-    def __init__(self, seed: int, store: MemoryStore) -> None:
+    def __init__(self, seed: int, store: AuditedStore) -> None:
         self.seed = seed
         self.random = Random(f"{seed}/story")
         self.clock = FakeClock()

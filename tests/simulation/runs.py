@@ -11,9 +11,10 @@ from typing import Final
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from shared.adapters.sql.store import SqlStore
 from shared.ids import ids_from
 from shared.testing.memory import MemoryStore
-from tests.simulation.deployment import Deployment
+from tests.simulation.deployment import AuditedStore, Deployment
 from tests.simulation.faults import Fault
 
 TAIL: Final = 60
@@ -37,13 +38,15 @@ class Report:
     borders: Counter[tuple[str, Fault]]
     counts: Counter[str]
     longest_wait: int
+    again: str
+    """The command that plays it again."""
 
     def __str__(self) -> str:
         story = "\n".join(self.tail)
-        return f"seed {self.seed}: {self.broken}\n{story}\nagain: make simulate SEED={self.seed}"
+        return f"seed {self.seed}: {self.broken}\n{story}\nagain: {self.again}"
 
 
-def simulate(seed: int, make_store: Callable[[], MemoryStore] = MemoryStore, *, is_whole: bool = False) -> Report:
+def simulate(seed: int, make_store: Callable[[], AuditedStore] = MemoryStore, *, is_whole: bool = False) -> Report:
     """Play one seed's story to its end. The same seed plays the same story, in this process or any other.
 
     ``is_whole`` keeps all of the story, and its digest; otherwise only a broken one's last lines are kept.
@@ -75,6 +78,7 @@ def _report(deployment: Deployment, *, is_whole: bool) -> Report:
             "virtual seconds": int(deployment.clock.monotonic_s()),
         }),
         auditor.claims.longest_wait,
+        f"make simulate SEED={deployment.seed}{' STORE=sqlite' if isinstance(deployment.store, SqlStore) else ''}",
     )  # fmt: skip
 
 

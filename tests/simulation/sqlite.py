@@ -1,0 +1,159 @@
+"""The SQL store in a simulation: the product's statements on a real SQLite file, one transaction after another and
+without a thread, so that a seed decides their order too.
+"""
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+
+from sqlalchemy import Connection, make_url, select, text
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.engine import make_engine, parse_url
+from shared.adapters.sql.heart import BEAT
+from shared.adapters.sql.rows import command_of, event_of, node_of, run_of, session_of, task_of, worker_of
+from shared.adapters.sql.schema import prepare
+from shared.adapters.sql.store import SqlStore
+from shared.adapters.sql.tables import commands, events, nodes, runs, sessions, steps, surfaces, tasks, workers
+from shared.adapters.sql.tasks import read_steps
+from shared.adapters.sql.transaction import Transaction
+from shared.sessions.store import Heart
+from shared.testing.memory.rows import Rows
+
+T = TypeVar("T")
+
+
+class InlineDatabase:
+    """One connection on which every transaction is done where it is asked for."""
+
+    is_postgres = False
+
+    def __init__(self, url: str) -> None:
+        self.url = make_url(url)
+        self._engine = make_engine(self.url, size=1, is_writer=True)
+        self._connection: Connection = self._engine.connect()
+        # What is tried here is the order of transactions, not what a power cut leaves.
+        self.raw = cast(sqlite3.Connection, self._connection.connection.dbapi_connection)
+        self.raw.execute("PRAGMA synchronous=OFF").close()
+
+    def do(self, function: Callable[[Transaction], T]) -> T:
+        """Run a function in a transaction; without effect when it raises."""
+        with self._connection.begin():
+            return function(Transaction(self._connection))
+
+    async def write(self, function: Callable[[Transaction], T]) -> T:
+        await asyncio.sleep(0)
+        return self.do(function)
+
+    read = write
+
+    def close(self) -> None:
+        self._connection.close()
+        self._engine.dispose()
+
+
+class _InlineHeart:
+    def __init__(self, database: InlineDatabase) -> None:
+        self._database = database
+
+    def beat(self, worker_id: str) -> bool:
+        return self._database.do(lambda tx: tx.count(BEAT, worker_id=worker_id)) > 0
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def sqlite_stores() -> Iterator[Callable[[], "InlineStore"]]:
+    """Return what opens an empty store each time it is called; all of them are closed and deleted in the end."""
+    folder = Path(tempfile.mkdtemp(prefix="soong-sim-"))
+    template = folder / "template.db"
+    prepare(parse_url(f"sqlite:///{template}"), migrate=True)
+    opened: list[InlineStore] = []
+
+    def open_one() -> InlineStore:
+        path = folder / f"{len(opened)}.db"
+        shutil.copyfile(template, path)
+        opened.append(InlineStore(path))
+        return opened[-1]
+
+    try:
+        yield open_one
+    finally:
+        for store in opened:
+            store.put_away()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class InlineStore(SqlStore):
+    """The SQL store with its rows in the auditor's form."""
+
+    def __init__(self, path: Path) -> None:
+        self._inline = InlineDatabase(f"sqlite:///{path}")
+        super().__init__(cast(Database, self._inline))
+        self._seen = -1
+        self._rows = Rows()
+
+    def heart(self) -> Heart:
+        return _InlineHeart(self._inline)
+
+    async def close(self) -> None:
+        """The file outlives its users."""
+
+    def put_away(self) -> None:
+        self._inline.close()
+
+    @property
+    def rows(self) -> Rows:
+        """All rows as they are now; read again only after something was changed."""
+        if self._inline.raw.total_changes != self._seen:
+            before = self._rows
+            self._rows = self._inline.do(lambda tx: _read_rows(tx, before))
+            self._seen = self._inline.raw.total_changes
+        return self._rows
+
+
+_RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest == runs.c.surface).order_by(runs.c.ordinal)
+
+
+def _read_rows(tx: Transaction, before: Rows) -> Rows:
+    found = read_steps(tx, steps.c.ordinal >= 0)
+    made = Rows(
+        sessions={row.id: session_of(row) for row in tx.execute(select(sessions))},
+        workers={row.id: worker_of(row, 0) for row in tx.execute(select(workers))},
+        tasks={row.id: task_of(row) for row in tx.execute(select(tasks))},
+        steps={step.key: step for step in found},
+        settled=_keys(tx, "SELECT key FROM steps WHERE is_settled = 1"),
+        runs={row.id: run_of(row) for row in tx.execute(_RUNS)},
+        caps=dict(tx.connection.execute(text("SELECT scope, cap FROM caps")).all()),
+        commands={row.id: command_of(row) for row in tx.execute(select(commands))},
+        ended_commands=_keys(tx, "SELECT id FROM commands WHERE is_ended = 1"),
+    )
+    for step in found:
+        for needed in dict.fromkeys(step.depends_on):
+            made.dependents[needed] = (*made.dependents.get(needed, ()), step.key)
+    _read_logs(tx, made, before)
+    return made
+
+
+def _read_logs(tx: Transaction, made: Rows, before: Rows) -> None:
+    """Read what runs have written since: logs only grow."""
+    made.events.update(before.events)
+    made.nodes.update(before.nodes)
+    for run_id, run in made.runs.items():
+        known = made.events.get(run_id, ())
+        if run.last_seq != len(known):
+            wanted = select(events).where(events.c.run_id == run_id, events.c.seq > len(known)).order_by(events.c.seq)
+            made.events[run_id] = (*known, *map(event_of, tx.execute(wanted)))
+        written = made.nodes.get(run_id, ())
+        if run.last_node != len(written):
+            more = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > len(written))
+            made.nodes[run_id] = (*written, *map(node_of, tx.execute(more.order_by(nodes.c.number))))
+
+
+def _keys(tx: Transaction, statement: str) -> set[str]:
+    return set(tx.connection.execute(text(statement)).scalars())

@@ -26,7 +26,6 @@ from shared.sessions.session import (
 from shared.store import Store
 from shared.tasks.step import Claim, FailurePolicy, NewStep, NewTask, Step, StepKind, Task
 from shared.testing.clock import START_US
-from shared.wire.jobs import reads
 
 DIGEST = "0" * 64
 
@@ -75,8 +74,7 @@ def make_worker(
         pid=1,
         slots=slots,
         pools=tuple(pools),
-        # Every worker reads what this version writes, like the real ones.
-        capabilities=(*reads(), *capabilities),
+        capabilities=tuple(capabilities),
         started_us=START_US,
         protocol=1,
         state=state,

@@ -14,6 +14,7 @@ from shared.tasks.status import StepStatus
 from shared.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
 from shared.testing.builders import make_children, make_command, make_retry, open_session, open_task, open_worker
 from shared.testing.clock import FakeClock
+from shared.wire.jobs import reads
 
 
 def held(claim: Claim) -> Held:
@@ -90,7 +91,7 @@ class Scene:
         claim: int = 0,
         worker: str = "",
         pools: Sequence[str] = ("default",),
-        capabilities: Sequence[str] = (),
+        capabilities: Sequence[str] = reads(),
         live_workers: int = 1,
     ) -> Advance:
         return await self.store.advance(

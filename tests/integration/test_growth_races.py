@@ -1,0 +1,69 @@
+"""A step grows onto another that ends at that very moment: whoever comes first, it becomes ready."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from shared.adapters.sql.store import open_store
+from shared.runs.record import Run
+from shared.tasks.change import TaskChange
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Task
+from shared.testing.builders import make_more, make_step
+from tests.contract.scene import Scene, completed, open_scene
+
+STEPS = 60
+
+
+@pytest.fixture
+async def scenes(postgres_url: str) -> AsyncIterator[tuple[Scene, Scene]]:
+    """One session as its owner's process and a worker's see it."""
+    owner, worker = await open_store(postgres_url, migrate=True), await open_store(postgres_url)
+    scene = await open_scene(owner)
+    yield scene, Scene(worker, scene.own, scene.worker)
+    await owner.close()
+    await worker.close()
+
+
+async def grow(scene: Scene, task: Task, root: Run, name: str, parent: str) -> None:
+    steps = make_more(task, root.identity, make_step(name, depends_on=(parent,)))
+    await scene.store.update_task(scene.own, task.id, TaskChange(steps=steps), now_us=scene.now_us)
+    await scene.store.recount(scene.own, task.id, now_us=scene.now_us)
+
+
+@pytest.mark.spec("DAG-01", "DAG-07")
+async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Scene, Scene]) -> None:
+    owner, worker = scenes
+    task_id = await owner.task(*(f"p{number}" for number in range(STEPS)))
+    task = await owner.store.task(task_id)
+    root = await owner.store.run(task.root_run_id)
+    claims = {claim.step_key.rpartition("/")[2]: claim for claim in await worker.claim(STEPS)}
+
+    for number in range(STEPS):
+        await asyncio.gather(
+            grow(owner, task, root, f"g{number}", f"p{number}"),
+            worker.advance([completed(claims[f"p{number}"])]),
+        )
+    # The owner's next look: what all of these missed, nothing would ever tell again.
+    assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is None
+
+    statuses = await owner.statuses(task_id)
+    assert {statuses[f"g{number}"] for number in range(STEPS)} == {StepStatus.READY}
+
+
+@pytest.mark.spec("DAG-07")
+async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_left(
+    scenes: tuple[Scene, Scene], postgres_url: str
+) -> None:
+    owner, worker = scenes
+    task_id = await owner.task("a", make_step("b", depends_on=("a",)))
+    await worker.complete(await worker.claim_one())
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
+        connection.execute("UPDATE steps SET status = 'pending', open_deps = 1 WHERE step_id = 'b'")
+
+    assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is None
+
+    await worker.complete(await worker.claim_one())
+    assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is TaskStatus.COMPLETED

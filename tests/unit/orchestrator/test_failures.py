@@ -1,0 +1,138 @@
+"""Which failures are tried again by themselves, how often and when (DAG-05)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.expander import Expander
+from orchestrator.scheduler import BACKOFF_LIMIT_S, NEVER_RETRIED, Scheduler, backoff_s
+from shared.jsontext import Json
+from shared.runs.status import EndReason
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Claim, StepError
+from shared.testing.builders import make_step
+from shared.testing.memory import MemoryStore
+from tests.contract.scene import Scene, failed, open_scene
+from tests.one_loop import OneLoop
+
+pytestmark = pytest.mark.spec("DAG-05")
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    return await open_scene(MemoryStore())
+
+
+def scheduler(scene: Scene) -> Scheduler:
+    return Scheduler(scene.store, scene.store, Expander(scene.store, scene.store, scene.clock), scene.clock)
+
+
+async def fail(scene: Scene, claim: Claim, type_: str, *, retryable: bool = True) -> None:
+    end = replace(failed(claim), error=StepError(type_, "it failed", retryable))
+    reason = next((reason for reason in EndReason if reason.value == type_), EndReason.FAILED)
+    await scene.advance([replace(end, end_reason=reason)])
+
+
+@pytest.mark.parametrize("type_", sorted(NEVER_RETRIED))
+async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(scene: Scene, type_: str) -> None:
+    claim = await scene.start(make_step("a", max_attempts=5))
+    await fail(scene, claim, type_)
+
+    look = await scheduler(scene).look(scene.own)
+
+    step = await scene.store.step(claim.step_key)
+    assert {"permission_timeout", "aborted_tools", "poisoned"} <= NEVER_RETRIED
+    assert (step.status, step.attempt, look.due_us) == (StepStatus.FAILED, 1, None)
+    assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
+
+
+async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: Scene) -> None:
+    claim = await scene.start(make_step("a", max_attempts=3))
+    waits = []
+    for _ in range(2):
+        await fail(scene, claim, "provider_failed")
+        due_us = (await scheduler(scene).look(scene.own)).due_us
+        assert due_us is not None
+        waits.append((due_us - scene.now_us) / 1_000_000)
+        scene.clock.advance(timedelta(microseconds=due_us - scene.now_us))
+        await scheduler(scene).look(scene.own)
+        claim = await scene.claim_one()
+    await fail(scene, claim, "provider_failed")
+    look = await scheduler(scene).look(scene.own)
+
+    assert waits == [1.0, 2.0]
+    assert (await scene.store.step(claim.step_key)).attempt == 3
+    assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
+
+
+async def test_the_pause_doubles_up_to_its_limit(scene: Scene) -> None:
+    claim = await scene.start("a")
+    step = await scene.store.step(claim.step_key)
+
+    waits = [backoff_s(replace(step, backoff_s=2.0, attempt=attempt)) for attempt in (1, 2, 3, 50)]
+
+    assert waits == [2.0, 4.0, 8.0, BACKOFF_LIMIT_S]
+
+
+async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(scene: Scene) -> None:
+    claim = await scene.start(make_step("a", max_attempts=5))
+    for _ in range(2):
+        claim = await scene.lost_fence(claim)
+    await scene.expire()
+
+    await scheduler(scene).look(scene.own)
+
+    step = await scene.store.step(claim.step_key)
+    assert (step.status, step.lost_leases, step.attempt) == (StepStatus.FAILED, 3, 1)
+    assert step.error is not None
+    assert step.error.type == "poisoned"
+
+
+# -- as plans say it
+@pytest.fixture
+async def service() -> AsyncIterator[OneLoop]:
+    async with OneLoop(MemoryStore()) as running:
+        yield running
+
+
+def fails(**more: Json) -> dict[str, Json]:
+    return {"id": "f", "kind": "python", "call": "builtin.fail", "backoff_s": 0.01, **more}
+
+
+@pytest.mark.parametrize(
+    ("more", "attempts"),
+    [({}, 1), ({"on_failure": "retry"}, 4), ({"on_failure": "retry", "retries": 1}, 2), ({"retries": 2}, 3)],
+    ids=["no word of it", "retry", "retry once", "a number"],
+)
+async def test_a_plan_says_how_often_a_step_is_tried(service: OneLoop, more: dict[str, Json], attempts: int) -> None:
+    task = await service.run({"title": "t", "steps": [fails(**more)]})
+
+    assert (await service.store.steps(task.id))[0].attempt == attempts
+
+
+async def test_fail_task_ends_the_task_with_what_has_not_run(service: OneLoop) -> None:
+    waits: dict[str, Json] = {"id": "w", "kind": "python", "call": "builtin.echo", "pool": "nobody"}
+
+    task = await service.run({"title": "t", "steps": [fails(on_failure="fail_task"), waits]})
+
+    statuses = {step.step_id: step.status for step in await service.store.steps(task.id)}
+    assert (task.status, task.reason) == (TaskStatus.FAILED, "f")
+    assert statuses == {"f": StepStatus.FAILED, "w": StepStatus.CANCELLED}
+
+
+@pytest.mark.spec("DAG-10")
+async def test_keep_hands_on_why_it_failed(service: OneLoop) -> None:
+    bad = fails(on_failure="keep", inputs={"message": "the disk is full"})
+    told: dict[str, Json] = {
+        "id": "told",
+        "kind": "python",
+        "call": "builtin.echo",
+        "depends_on": ["f"],
+        "inputs": {"why": "${f.error.message}", "got": "${f.output}"},
+    }
+
+    task = await service.run({"title": "t", "steps": [bad, told]})
+
+    assert (await service.outputs(task.id))["told"] == {"why": "RuntimeError: the disk is full", "got": None}

@@ -7,10 +7,13 @@ while the slot works on the process's loop; hundreds of blocked threads cost a f
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from celery import Celery, signals
+from celery.exceptions import InvalidTaskError
+from celery.worker.strategy import default
 
 from shared.adapters.celery_app import make_celery
 from shared.log import get_logger
@@ -23,7 +26,7 @@ log = get_logger(__name__)
 PARENT_FD = "SOONG_PARENT_FD"
 ORPHAN_GRACE_S = 5.0
 
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+UNREADABLE = (ValueError, TypeError, LookupError, RecursionError)
 """What the transport raises over something on the queue that no Celery has sent."""
 
 
@@ -31,11 +34,36 @@ def make_worker_celery(redis_url: str, settings: Settings, hold_slot: Callable[[
     """Build the consuming app with its one task."""
     app = make_celery(redis_url, pools=settings.pools)
 
-    @app.task(name=DISPATCH_TASK)
+    @app.task(name=DISPATCH_TASK, Strategy=staticmethod(receive_dispatches))
     def dispatch(_dispatch_id: str) -> int:
         return hold_slot()
 
     return app
+
+
+def receive_dispatches(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+    """Return how the consumer takes a message of our task: as Celery does, if it is one that we send.
+
+    Celery trusts what it reads: a body of another form raises out of the consumer, which connects anew, takes the
+    same message again, and so on for ever; a time or a callback in it would be obeyed.
+    """
+    accept = default(task, app, consumer, **options)
+
+    def receive(message: Any, body: Any, *given: Any, **named: Any) -> Any:
+        if not is_dispatch(message.headers, message.payload):
+            raise InvalidTaskError("not a message of ours")
+        return accept(message, body, *given, **named)
+
+    return receive
+
+
+def is_dispatch(headers: Mapping[str, object], payload: object) -> bool:
+    """Say whether a message is a plain dispatch: one id, to be done now, with nothing to follow."""
+    match payload:
+        case [[str()], {}, Mapping() as more] if not payload[1]:
+            return not any(more.values()) and not any(headers.get(name) for name in ("eta", "expires"))
+        case _:
+            return False
 
 
 def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerProcess, thread: LoopThread) -> int:

@@ -97,7 +97,12 @@ def test_a_map_step_has_no_run_and_keeps_its_childrens_surface() -> None:
     assert step.kind is StepKind.MAP
     assert step.run is None
     assert step.spec["child_surface"] == {"for": "reviewer", "asked": []}
-    assert (step.definition, step.model, step.pool, step.needs) == ("reviewer", "test:model", "big", ("gpu", "protocol:1"))
+    assert (step.definition, step.model, step.pool, step.needs) == (
+        "reviewer",
+        "test:model",
+        "big",
+        ("gpu", "protocol:1"),
+    )
 
 
 def test_children_are_named_by_key_and_told_what_their_item_is() -> None:

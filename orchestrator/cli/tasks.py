@@ -12,6 +12,7 @@ import typer
 from orchestrator.cli.console import emit, inert, say, table
 from orchestrator.cli.ids import find_task, open_store
 from shared.clock import rfc3339
+from shared.errors import ConflictError
 from shared.settings import load_settings
 
 if TYPE_CHECKING:
@@ -194,10 +195,12 @@ async def _asked(text: str, ask: "Callable[[TaskService, Task], Awaitable[None]]
     settings = load_settings()
     store = await open_store(settings)
     try:
-        # Looked up before a service is started for it: a wrong id starts nothing.
+        # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
         task = await find_task(store, text)
     finally:
         await store.close()
+    if task.status.is_terminal:
+        raise ConflictError(f"task {task.id} is {task.status}: it is over; `soong tasks retry` runs it again")
     attachment = await attach(settings, tell=say)
     try:
         client = await open_client(attachment.settings)

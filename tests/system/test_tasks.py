@@ -55,6 +55,9 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scen
     refused = cli.run("tasks", "retry", first["task"])
     assert refused.returncode != 0
     assert "name the step to run it again from" in refused.stderr
+    over = cli.run("tasks", "cancel", first["task"])
+    assert over.returncode == 1
+    assert "it is over" in over.stderr
     unknown = cli.run("tasks", "retry", first["task"], "--from", "nowhere")
     assert unknown.returncode == 2
     assert "nowhere" in unknown.stderr

@@ -20,7 +20,7 @@ from shared.tools.registry import ToolRegistry
 from shared.tools.result import ErrorType, ToolResult
 from shared.tools.surface import Surface
 
-NO_STEP = "it works on the step that a run holds, and a call without a run of a plan holds none"
+NO_STEP = "it works on the tasks of a running service, for an agent that a run belongs to; a call by hand has neither"
 
 
 @dataclass(slots=True)

@@ -120,17 +120,33 @@ class AgentRuns:
         self.inbox.worker_id = self.incarnation.worker_id
         run_id, fence = claim.identity.run_id, claim.fence
         runs = ToldRuns(self.store, self.ring)
-        log = RunCallLog(
+        log = self._log(claim, runs, interruption)
+        gate = self._gate(claim, policy, log, interruption)
+        scope = RunScope(claim.identity, claim.fence, workplace)
+        pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
+        transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
+        try:
+            end = await run_agent(task, model, pipeline, transcript, log, self.clock)
+        except asyncio.CancelledError:
+            if not interruption.goes_on_elsewhere:
+                await unbroken(log.flush())  # what the aborted calls noted after their ends
+            raise
+        return _step_end(claim, end, await log.take())
+
+    def _log(self, claim: Claim, runs: ToldRuns, interruption: Interruption) -> RunCallLog:
+        return RunCallLog(
             runs,
             self.artifacts,
             self.clock,
-            run_id,
-            fence,
+            claim.identity.run_id,
+            claim.fence,
             interruption,
             self._redactor,
             on_error=partial(self.watcher.tool_failed, claim.identity),
         )
-        gate = WorkerGate(
+
+    def _gate(self, claim: Claim, policy: Policy, log: RunCallLog, interruption: Interruption) -> WorkerGate:
+        return WorkerGate(
             self.store,
             self.ring,
             self.inbox,
@@ -144,16 +160,6 @@ class AgentRuns:
             note=log.note,
             on_asked=partial(self.watcher.approval_waiting, claim.identity),
         )
-        scope = RunScope(claim.identity, claim.fence, workplace)
-        pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
-        transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
-        try:
-            end = await run_agent(task, model, pipeline, transcript, log, self.clock)
-        except asyncio.CancelledError:
-            if not interruption.goes_on_elsewhere:
-                await unbroken(log.flush())  # what the aborted calls noted after their ends
-            raise
-        return _step_end(claim, end, await log.take())
 
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
         """Return the stored surface's tools, without those that this worker's own configuration takes away.

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from shared.adapters.sql.engine import driver_error, make_engine, our_errors, refuse_network_file_system, side_lock
 from shared.errors import InvalidConfigError, SchemaVersionError
 
-HEAD: Final = "0003"
+HEAD: Final = "0004"
 """The revision this program was written for; a test holds it to the migrations."""
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"

@@ -136,3 +136,21 @@ class Decision:
             if name != "signature"
             for value in (getattr(self, name),)
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request and how it stands: what lists of questions are made of.
+
+    ``answer`` is what a responder said, ``decision`` what the owner made of it; a question that was withdrawn, or that
+    waits, has no decision.
+    """
+
+    request: PermissionRequest
+    state: RequestState
+    answer: Answer | None = None
+    decision: Decision | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        return self.state is RequestState.PENDING

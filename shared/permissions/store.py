@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import NewEvent
 from shared.sessions.session import Ownership
 
@@ -27,6 +27,15 @@ class ConsentStore(Protocol):
 
     async def pending(self, session_id: str) -> Sequence[PermissionRequest]:
         """Return the session's undecided requests, oldest first, identity from rows."""
+        ...
+
+    async def questions(
+        self, *, session_id: str = "", include_closed: bool = False, limit: int = 1000
+    ) -> Sequence[Question]:
+        """Return the questions of one session, or of all, oldest first, identity from rows.
+
+        Of those that are pending the oldest ``limit``; with the closed ones the newest ``limit`` of all.
+        """
         ...
 
     async def run_token(self, run_id: str) -> str:

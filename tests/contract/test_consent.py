@@ -112,6 +112,31 @@ async def test_same_question_raised_at_once_stands_once(scene: Scene, open_anoth
     assert len(await scene.store.pending(scene.own.session_id)) == 1
 
 
+@pytest.mark.spec("PER-15")
+async def test_questions_of_all_sessions_are_listed_and_closed_ones_leave_the_list(scene: Scene) -> None:
+    """A question that was decided is not listed as if it could be answered (Agenta-AI/agenta#6823)."""
+    await scene.task("a", "b")
+    first, second = await scene.claim()
+    other = await scene.another_session()
+    await scene.task("a", own=other)
+    foreign = await scene.claim_one()
+    asked = [await ask(scene, claim) for claim in (first, second, foreign)]
+    await scene.store.answer(make_answer(asked[0]))
+    await decide(scene, asked[0])
+
+    waiting = await scene.store.questions()
+    everything = await scene.store.questions(include_closed=True)
+
+    assert [question.request for question in waiting] == asked[1:]
+    assert [question.request for question in await scene.store.questions(session_id=other.session_id)] == [asked[2]]
+    assert [question.state for question in everything] == [RequestState.DECIDED, *[RequestState.PENDING] * 2]
+    assert everything[0].answer == make_answer(asked[0])
+    assert everything[0].decision == await scene.store.decision_of(asked[0].id)
+    assert [question.request.id for question in await scene.store.questions(limit=1)] == [asked[1].id]
+    newest = await scene.store.questions(include_closed=True, limit=1)
+    assert [question.request.id for question in newest] == [asked[2].id]
+
+
 async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Scene) -> None:
     await scene.task("a", "b")
     first, second = await scene.claim()

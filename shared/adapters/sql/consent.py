@@ -23,7 +23,7 @@ from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import answers, decisions, permission_requests, runs, signing_keys
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
-from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
 
@@ -114,6 +114,11 @@ class SqlConsent:
         )
         rows = await self._database.read(lambda tx: tx.execute(wanted).all())
         return [request_of(row.body, identity_of(row)) for row in rows]
+
+    async def questions(
+        self, *, session_id: str = "", include_closed: bool = False, limit: int = 1000
+    ) -> Sequence[Question]:
+        return await self._database.read(lambda tx: _questions(tx, session_id, include_closed, limit))
 
     async def run_token(self, run_id: str) -> str:
         wanted = select(runs.c.token).where(runs.c.id == run_id)
@@ -206,6 +211,30 @@ def _request(tx: Transaction, request_id: str) -> tuple[PermissionRequest, Reque
     if row is None:
         raise NotFoundError("permission request", request_id)
     return request_of(row.body, identity_of(row)), RequestState(row.state)
+
+
+def _questions(tx: Transaction, session_id: str, include_closed: bool, limit: int) -> list[Question]:
+    wanted = _REQUESTS.add_columns(permission_requests.c.id.label("request_id")).limit(limit)
+    if session_id:
+        wanted = wanted.where(permission_requests.c.session_id == session_id)
+    if include_closed:
+        rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
+    else:
+        is_pending = permission_requests.c.state == literal_column("'pending'")
+        rows = tx.execute(wanted.where(is_pending).order_by(permission_requests.c.ordinal)).all()
+    ids = [row.request_id for row in rows]
+    said = {row.request_id: answer_of(row) for row in tx.execute(select(answers).where(answers.c.request_id.in_(ids)))}
+    ruled = tx.execute(select(decisions).where(decisions.c.request_id.in_(ids)))
+    decided = {row.request_id: decision_of(row.body) for row in ruled}
+    return [
+        Question(
+            request_of(row.body, identity_of(row)),
+            RequestState(row.state),
+            said.get(row.request_id),
+            decided.get(row.request_id),
+        )
+        for row in rows
+    ]
 
 
 def _check_pending(tx: Transaction, request_id: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
-from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
 from shared.testing.memory.logs import held_run, note_run, write_events
@@ -43,6 +43,17 @@ class MemoryConsent:
     @transaction
     def pending(self, session_id: str) -> Sequence[PermissionRequest]:
         return self._pending(session_id)
+
+    @transaction
+    def questions(self, *, session_id: str = "", include_closed: bool = False, limit: int = 1000) -> Sequence[Question]:
+        rows = self.rows
+        found = [
+            Question(request, rows.request_states[key], rows.answers.get(key), rows.decisions.get(key))
+            for key, request in rows.requests.items()
+            if session_id in ("", request.identity.session_id)
+            and (include_closed or rows.request_states[key] is RequestState.PENDING)
+        ]
+        return found[-limit:] if include_closed else found[:limit]
 
     @transaction
     def run_token(self, run_id: str) -> str:

@@ -191,6 +191,7 @@ class Soong:
             allow=allow,
             catalogue=self._catalogue,
             clock=self._client.clock,
+            principal=self._settings.principal,
         )
 
     def _read(self, plan: PlanSource) -> Plan:

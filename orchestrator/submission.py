@@ -39,6 +39,7 @@ def submission(
     allow: Sequence[str],
     catalogue: Catalogue,
     clock: Clock,
+    principal: str = "local",
 ) -> Submission:
     """Bind and check everything.
 
@@ -53,6 +54,7 @@ def submission(
         answer_mode=answer_mode,
         created_us=clock.now_us(),
         policy=policy.as_json(),
+        principal=principal,
     )
     task = new_task(
         plan,

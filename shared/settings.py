@@ -42,6 +42,9 @@ class Settings(BaseSettings):
         default=None, description="Ed25519 private key of the deployment; made (0600) when absent."
     )
     model: str = Field(default="script", description="Default model of agent steps, any Pydantic AI name or `script`.")
+    principal: str = Field(
+        default="local", min_length=1, description="Who works with this client: whose sessions it opens and answers for."
+    )
     log_level: str = Field(default="warning", description="debug, info, warning or error.")
 
     beat_s: Seconds = Field(default=5.0, description="Interval of a process's heartbeat.")
@@ -57,6 +60,13 @@ class Settings(BaseSettings):
     )
     drain_s: Seconds = Field(
         default=30.0, description="Grace of a worker told to stop; then its steps are handed back."
+    )
+
+    recycle_after: int = Field(
+        default=0, ge=0, description="A worker begins anew after about this many runs; 0: never."
+    )
+    recycle_memory_mb: int = Field(
+        default=0, ge=0, description="A worker that holds about this many MiB begins anew; 0: never."
     )
 
     workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")

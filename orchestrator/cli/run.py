@@ -55,6 +55,7 @@ def command(
         allow=allow,
         catalogue=catalogue,
         clock=SystemClock(),
+        principal=settings.principal,
     )
     raise typer.Exit(asyncio.run(_run(settings, prepared, is_detached=detach, is_json=is_json)))
 

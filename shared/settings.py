@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     )
     model: str = Field(default="script", description="Default model of agent steps, any Pydantic AI name or `script`.")
     principal: str = Field(
-        default="local", min_length=1, description="Who works with this client: whose sessions it opens and answers for."
+        default="local", min_length=1, description="Who works with this client: opens sessions and answers for them."
     )
     log_level: str = Field(default="warning", description="debug, info, warning or error.")
 

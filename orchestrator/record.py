@@ -64,7 +64,7 @@ class RunFolders:
 
     async def write(self, ended: Ended) -> None:
         """Begin to write the folders of the task's runs."""
-        task = asyncio.get_running_loop().create_task(self._write_task(ended.task.id))
+        task = asyncio.get_running_loop().create_task(self._write_task(ended.task_id))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 

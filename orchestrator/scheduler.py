@@ -18,7 +18,7 @@ from shared.runs.store import RunStore
 from shared.sessions.session import Ownership
 from shared.tasks.expansion import next_attempt
 from shared.tasks.status import TaskStatus
-from shared.tasks.step import Step, Task
+from shared.tasks.step import Step
 from shared.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -33,7 +33,7 @@ BACKOFF_LIMIT_S: Final = 300.0
 class Ended:
     """A task that this look ended."""
 
-    task: Task
+    task_id: str
     status: TaskStatus
 
 
@@ -123,7 +123,7 @@ class Scheduler:
                 continue
             status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
             if status is not None:
-                ended.append(Ended(task, status))
+                ended.append(Ended(task.id, status))
                 self._agents.pop(task.id, None)
         return ended
 

@@ -101,6 +101,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task that has not ended, without its plan: an owner looks at it again and again, however large it is."""
+
+    id: str
+    status: TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
 class StepError:
     """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``."""
 

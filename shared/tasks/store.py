@@ -26,6 +26,7 @@ from shared.tasks.step import (
     Interrupt,
     NewStep,
     NewTask,
+    OpenTask,
     Step,
     StepEnd,
     StepError,
@@ -188,8 +189,8 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def open_tasks(self, ownership: Ownership) -> Sequence[Task]:
-        """Return the session's tasks that have not ended."""
+    async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
+        """Return the session's tasks that have not ended, oldest first."""
         ...
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:

@@ -221,7 +221,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
 
     get_logger("tests").warning("ended", output=end.output, secret=SECRET)
     folders = RunFolders(site.store, site.artifacts, site.root / "runs")
-    await folders.write(Ended(await site.store.task(task_id), TaskStatus.COMPLETED))
+    await folders.write(Ended(task_id, TaskStatus.COMPLETED))
     await folders.close()
     assert end.output == {"said": "the token is [redacted]", "ok": False}
     assert (site.project / "out.txt").read_text() == f"token={SECRET}", "the work itself is done with the real value"

@@ -44,7 +44,7 @@ async def ended_run(store: MemoryStore, *events: NewEvent, tool_calls: int = 1) 
         events=events,
     )
     await advance(store, worker_id, [end], claim=0)
-    return Ended(await store.task(task_id), TaskStatus.COMPLETED), claim.identity.run_id
+    return Ended(task_id, TaskStatus.COMPLETED), claim.identity.run_id
 
 
 def lines(path: Path) -> list[dict[str, Json]]:

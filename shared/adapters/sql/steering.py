@@ -1,25 +1,23 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
-
-from sqlalchemy import literal_column, select
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from shared.adapters.sql.changing import SqlChanging
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.owned import check_owned, command_done, owned_task
-from shared.adapters.sql.rows import plain, task_of
+from shared.adapters.sql.rows import plain
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.stopping import SETTLE_ALL, cancel_all
-from shared.adapters.sql.tables import tasks
 from shared.adapters.sql.transaction import Transaction
 from shared.runs.events import EventType
 from shared.runs.status import EndReason, RunStatus
 from shared.sessions.session import Ownership
 from shared.tasks.change import check_over, why_failed
 from shared.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
-from shared.tasks.step import Task
+from shared.tasks.step import OpenTask
 
 MOVE_TASK: Final = Statement(
     "move task: to its next status",
@@ -47,14 +45,25 @@ HOLDERS: Final = Statement(
     "holders: the workers that hold steps of a task",
     "SELECT DISTINCT worker_id FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')",
 )
-STATUSES: Final = Statement(
-    "statuses: which stand in a task that has not ended, failures that are not settled, steps that wait for nothing "
-    "but other steps",
+OPEN_TASKS: Final = Statement(
+    "open tasks: of a session, without their plans, which are as large as they like",
     """
-    SELECT status, sum(CASE WHEN status = 'failed' AND is_settled = 0 THEN 1 ELSE 0 END),
-           min(CASE WHEN status = 'pending' AND open_deps > 0 THEN 1 ELSE 0 END) FROM steps
-    WHERE task_id = :task_id AND (SELECT status FROM tasks WHERE id = :task_id) IN ('running', 'paused')
-    GROUP BY status
+    SELECT id, status FROM tasks WHERE session_id = :session_id AND status IN ('running', 'paused') ORDER BY ordinal
+    """,
+)
+LEFT: Final = Statement(
+    "left: whether a task that has not ended has steps under way, steps that wait, retries not yet due, failures that "
+    "are not settled, steps that did not complete; one step each is looked at, however many there are",
+    """
+    SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
+                   AND status IN ('ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')),
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'pending'),
+           EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'pending'
+                   AND not_before_us IS NOT NULL AND task_id = :task_id AND open_deps = 0),
+           EXISTS (SELECT 1 FROM steps
+                   WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped'))
+    FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )
 IDS_BY_STATUS: Final = Statement(
@@ -68,27 +77,46 @@ _ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What there is in a task that has not ended; of one that has, nothing."""
+
+    is_under_way: bool = False
+    is_waiting: bool = False
+    is_backing_off: bool = False
+    is_unsettled: bool = False
+    has_losses: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether steps have not ended or failures are not settled."""
+        return self.is_under_way or self.is_waiting or self.is_unsettled
+
+    @property
+    def is_stuck(self) -> bool:
+        """Say whether all that is left waits for steps, and none is left to wait for: an end was missed by a growth."""
+        return self.is_waiting and not (self.is_under_way or self.is_backing_off or self.is_unsettled)
+
+
 class SqlSteering(SqlChanging):
     """The part of the task store in which the owner steers whole tasks."""
 
     _database: Database
 
-    async def open_tasks(self, ownership: Ownership) -> Sequence[Task]:
-        is_open = tasks.c.status.in_([literal_column("'running'"), literal_column("'paused'")])
-        mine = select(tasks).where(tasks.c.session_id == ownership.session_id, is_open).order_by(tasks.c.ordinal)
-
-        def read(tx: Transaction) -> list[Task]:
+    async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
+        def read(tx: Transaction) -> list[OpenTask]:
             check_owned(tx, ownership, is_read=True)
-            return [task_of(row) for row in tx.execute(mine)]
+            rows = tx.rows(OPEN_TASKS, session_id=ownership.session_id)
+            return [OpenTask(task_id, TaskStatus(status)) for task_id, status in rows]
 
         return await self._database.read(read)
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
         # Most looks find nothing to end: they cost a read and no lock.
-        statuses = await self._database.read(lambda tx: _glance(tx, ownership, task_id))
-        if _is_stuck(statuses):
+        left = await self._database.read(lambda tx: _glance(tx, ownership, task_id))
+        if left.is_stuck:
             await self.recount(ownership, task_id, now_us=now_us)
-        if _is_open(statuses):
+        if left.is_open:
             return None
         return await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))
 
@@ -193,20 +221,14 @@ def _end(
     return status
 
 
-def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> Sequence[Any]:
+def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
     check_owned(tx, ownership, is_read=True)
-    return tx.rows(STATUSES, task_id=task_id)
+    return _left(tx, ownership, task_id)
 
 
-def _is_open(statuses: Sequence[Any]) -> bool:
-    """Say whether a task has steps that have not ended or failures that are not settled."""
-    return any(unsettled or StepStatus(status) not in STEP_ENDS for status, unsettled, _ in statuses)
-
-
-def _is_stuck(statuses: Sequence[Any]) -> bool:
-    """Say whether all that is left waits for steps, and none is left to wait for: an end was missed by a growth."""
-    left = [row for row in statuses if row[1] or StepStatus(row[0]) not in STEP_ENDS]
-    return bool(left) and all(waits and not unsettled for _, unsettled, waits in left)
+def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
+    rows = tx.rows(LEFT, task_id=task_id, session_id=ownership.session_id)
+    return _Left(*map(bool, rows[0])) if rows else _Left()
 
 
 def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> TaskStatus | None:
@@ -214,11 +236,11 @@ def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) ->
     status = TaskStatus(was)
     if status.is_terminal:
         return status
-    statuses = tx.rows(STATUSES, task_id=task_id)
-    if _is_open(statuses):
+    left = _left(tx, ownership, task_id)
+    if left.is_open:
         return None
     journal = Journal(now_us)
-    if all(row[0] == StepStatus.COMPLETED for row in statuses):
+    if not left.has_losses:
         status = _end(tx, journal, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
     else:
         reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))

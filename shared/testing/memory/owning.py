@@ -12,7 +12,7 @@ from shared.runs.status import EndReason, RunEvent, RunStatus
 from shared.sessions.session import Ownership
 from shared.tasks.change import check_over, why_failed
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, TaskStatus, advance_step, advance_task
-from shared.tasks.step import FailurePolicy, NewStep, Step, StepError, Task
+from shared.tasks.step import FailurePolicy, NewStep, OpenTask, Step, StepError, Task
 from shared.testing.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
 from shared.testing.memory.logs import end_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps, open_step
@@ -164,10 +164,10 @@ class MemoryOwning:
         return ended
 
     @transaction
-    def open_tasks(self, ownership: Ownership) -> Sequence[Task]:
+    def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         self.rows.owned(ownership)
         return [
-            task
+            OpenTask(task.id, task.status)
             for task in self.rows.tasks.values()
             if task.session_id == ownership.session_id and not task.status.is_terminal
         ]

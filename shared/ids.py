@@ -10,7 +10,9 @@ from typing import Literal
 
 import uuid_utils
 
-Kind = Literal["sess", "task", "run", "agent", "call", "req", "ans", "dec", "own", "wrk", "disp", "cmd", "resp", "key"]
+Kind = Literal[
+    "sess", "task", "run", "agent", "call", "req", "ans", "dec", "own", "wrk", "disp", "cmd", "resp", "key", "tok"
+]
 
 
 def _uuid7() -> str:

@@ -2,14 +2,15 @@
 
 from typing import Protocol
 
+from shared.access.store import AccessStore
 from shared.permissions.store import ConsentStore
 from shared.runs.store import RunStore
 from shared.sessions.store import Heart, SessionStore
 from shared.tasks.store import TaskStore
 
 
-class Store(SessionStore, TaskStore, RunStore, ConsentStore, Protocol):
-    """Sessions, tasks, runs and consent of one deployment."""
+class Store(SessionStore, TaskStore, RunStore, ConsentStore, AccessStore, Protocol):
+    """Sessions, tasks, runs, consent and API tokens of one deployment."""
 
     def heart(self) -> Heart:
         """Return a heartbeat with a connection of its own."""

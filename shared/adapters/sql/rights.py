@@ -128,6 +128,10 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "consumptions": WorkerRight(reads=True, inserts=("decision_id", "run_id", "tool_call_id", "consumed_us")),
     # Public keys. The private one is a file that only orchestrators have.
     "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us")),
+    # Who may use the HTTP API is nothing that a run may know.
+    "api_tokens": WorkerRight(
+        never=("ordinal", "id", "principal", "rights", "digest", "created_us", "expires_us", "revoked_us")
+    ),
     "artifacts": WorkerRight(never=("digest", "size_bytes", "media_type", "created_us")),
 }
 
@@ -150,6 +154,7 @@ CHANGED: Final = frozenset(
             "runs",
             "calls",
             "waits",
+            "api_tokens",
         ),
         "permission_requests",
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from shared.adapters.sql.access import SqlAccess
 from shared.adapters.sql.consent import SqlConsent
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import parse_url
@@ -17,7 +18,7 @@ from shared.adapters.sql.tasks import SqlTasks
 from shared.sessions.store import Heart
 
 
-class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRetrying, SqlRuns, SqlConsent):
+class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRetrying, SqlRuns, SqlConsent, SqlAccess):
     """Implements :class:`shared.store.Store`. One object a process; safe from any loop and thread."""
 
     def __init__(self, database: Database) -> None:

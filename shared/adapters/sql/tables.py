@@ -433,6 +433,22 @@ signing_keys = Table(
     CheckConstraint("length(public_key) = 32", name="public_key"),
 )
 
+# -- access
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    _ordinal(),
+    _id(),
+    _text("principal", None),
+    _text("rights", None),
+    # The SHA-256 of the secret: the secret itself is shown once and stands nowhere.
+    _text("digest", None),
+    _number("created_us"),
+    _instant("expires_us"),
+    _instant("revoked_us"),
+    CheckConstraint("length(digest) = 64", name="digest"),
+)
+
 artifacts = Table(
     "artifacts",
     metadata,

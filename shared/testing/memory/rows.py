@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from shared.access.token import ApiToken
 from shared.errors import NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
 from shared.runs.events import Event, Node
@@ -50,6 +51,7 @@ class Rows:
     answers: dict[str, Answer] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     keys: dict[str, bytes] = field(default_factory=dict)
+    tokens: dict[str, ApiToken] = field(default_factory=dict)
 
     def session(self, session_id: str) -> Session:
         return _found(self.sessions, "session", session_id)

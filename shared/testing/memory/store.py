@@ -3,6 +3,7 @@
 import threading
 
 from shared.sessions.store import Heart
+from shared.testing.memory.access import MemoryAccess
 from shared.testing.memory.changing import MemoryChanging
 from shared.testing.memory.consent import MemoryConsent
 from shared.testing.memory.owning import MemoryOwning
@@ -13,7 +14,16 @@ from shared.testing.memory.sessions import MemoryHeart, MemorySessions
 from shared.testing.memory.steps import MemorySteps
 
 
-class MemoryStore(MemorySessions, MemorySteps, MemoryOwning, MemoryChanging, MemoryRetrying, MemoryRuns, MemoryConsent):
+class MemoryStore(
+    MemorySessions,
+    MemorySteps,
+    MemoryOwning,
+    MemoryChanging,
+    MemoryRetrying,
+    MemoryRuns,
+    MemoryConsent,
+    MemoryAccess,
+):
     """Implements :class:`shared.store.Store` for one process; ends with it."""
 
     def __init__(self) -> None:

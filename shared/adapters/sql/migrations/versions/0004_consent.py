@@ -3,6 +3,9 @@
 Columns with a default and tables of their own; on SQLite a table is written anew only where a check changes.
 """
 
+import sqlalchemy as sa
+from alembic import op
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -10,8 +13,27 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add nothing yet."""
+    _make_api_tokens()
 
 
 def downgrade() -> None:
-    """Take nothing away yet."""
+    op.drop_table("api_tokens")
+
+
+def _make_api_tokens() -> None:
+    """Who may use the HTTP API: digests of secrets, and the rights that they carry."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "api_tokens",
+        sa.Column("ordinal", number, autoincrement=True, nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("rights", sa.Text(), nullable=False),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("created_us", number, server_default=sa.text("0"), nullable=False),
+        sa.Column("expires_us", number),
+        sa.Column("revoked_us", number),
+        sa.CheckConstraint("length(digest) = 64", name=op.f("ck_api_tokens_digest")),
+        sa.PrimaryKeyConstraint("ordinal", name=op.f("pk_api_tokens")),
+        sa.UniqueConstraint("id", name=op.f("uq_api_tokens_id")),
+    )

@@ -1,0 +1,73 @@
+"""API tokens as rows: the digest of a secret, never the secret."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import select
+
+from shared.access.token import ApiToken, Right
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.rows import pack, unpack
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.tables import api_tokens
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import ConflictError, NotFoundError
+
+ADD_TOKEN: Final = Statement(
+    "add token: no row means that one of that id stands",
+    """
+    INSERT INTO api_tokens (id, principal, rights, digest, created_us, expires_us)
+    VALUES (:id, :principal, :rights, :digest, :created_us, :expires_us)
+    ON CONFLICT (id) DO NOTHING RETURNING id
+    """,
+)
+REVOKE_TOKEN: Final = Statement(
+    "revoke token: once",
+    "UPDATE api_tokens SET revoked_us = :now_us WHERE id = :id AND revoked_us IS NULL",
+)
+
+
+class SqlAccess:
+    """The access part of the store."""
+
+    _database: Database
+
+    async def add_token(self, token: ApiToken) -> None:
+        def write(tx: Transaction) -> None:
+            written = tx.rows(
+                ADD_TOKEN,
+                id=token.id,
+                principal=token.principal,
+                rights=pack(sorted(token.rights)),
+                digest=token.digest,
+                created_us=token.created_us,
+                expires_us=token.expires_us,
+            )
+            if not written:
+                raise ConflictError(f"there is a token {token.id} already")
+
+        await self._database.write(write)
+
+    async def token(self, token_id: str) -> ApiToken | None:
+        wanted = select(api_tokens).where(api_tokens.c.id == token_id)
+        row = await self._database.read(lambda tx: tx.execute(wanted).first())
+        return None if row is None else _token_of(row)
+
+    async def tokens(self) -> Sequence[ApiToken]:
+        wanted = select(api_tokens).order_by(api_tokens.c.ordinal)
+        return await self._database.read(lambda tx: [_token_of(row) for row in tx.execute(wanted)])
+
+    async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
+        def write(tx: Transaction) -> bool:
+            if tx.count(REVOKE_TOKEN, id=token_id, now_us=now_us):
+                return True
+            if tx.execute(select(api_tokens.c.id).where(api_tokens.c.id == token_id)).first() is None:
+                raise NotFoundError("token", token_id)
+            return False
+
+        return await self._database.write(write)
+
+
+def _token_of(row: Any) -> ApiToken:
+    rights = frozenset(Right(right) for right in unpack(row.rights))
+    return ApiToken(row.id, row.principal, rights, row.digest, row.created_us, row.expires_us, row.revoked_us)

@@ -47,7 +47,7 @@ def test_migrations_make_what_the_tables_say(url: str) -> None:
         # The comparison cannot read an index in descending order from SQLite.
         assert [found for found in differences if getattr(found[1], "name", "") != "ix_steps_ready"] == []
         index = next(index for index in inspect(connection).get_indexes("steps") if index["name"] == "ix_steps_ready")
-    assert len(index["column_names"]) == 3
+    assert len(index["column_names"]) == 4
 
 
 @pytest.mark.spec("OPS-07")

@@ -105,12 +105,12 @@ def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, tur
     return {
         lane: [
             told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), is_resumed=starts > 1)
-            for key, fence, starts, run_id, kind, spec, attempt, task_id, *_ in sorted(of_lane, key=last_first)
+            for key, fence, starts, run_id, kind, spec, attempt, task_id, *_ in sorted(of_lane, key=_last_first)
         ]
         for lane, of_lane in rows.items()
     }
 
 
-def last_first(row: Row) -> tuple[int, int]:
+def _last_first(row: Row) -> tuple[int, int, int]:
     """Order a lane's claimed rows so that the next one can be popped."""
-    return row[9], -row[10]
+    return row[11], row[9], -row[10]

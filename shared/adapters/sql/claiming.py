@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, TypeAlias
 
 from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.rows import unpack
@@ -31,7 +31,7 @@ LANES: Final = Statement(
         FROM lane WHERE lane.lane IS NOT NULL
     )
     SELECT l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
-           head.priority, head.ordinal,
+           head.is_unparked, head.priority, head.ordinal,
            (SELECT count(*) FROM (
                SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
            ) AS ready),
@@ -39,7 +39,7 @@ LANES: Final = Statement(
     FROM lane AS l
     JOIN steps AS head ON head.ordinal = (
         SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
-        ORDER BY s.priority DESC, s.ordinal LIMIT 1
+        ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     )
     JOIN sessions ON sessions.id = head.session_id
     """,
@@ -48,8 +48,8 @@ LANES: Final = Statement(
 HEADS: Final = Statement(
     "heads: the next steps of a lane, to compare them with those of the session's other lanes",
     """
-    SELECT priority, ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
-    ORDER BY priority DESC, ordinal LIMIT :number
+    SELECT is_unparked, priority, ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
+    ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number
     """,
 )
 
@@ -83,9 +83,9 @@ CLAIM_LANE: Final = Statement(
         started_us = coalesce(started_us, :now_us)
     WHERE ordinal IN (
         SELECT ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
-        ORDER BY priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
+        ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
     )
-    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked
     """,
 )
 
@@ -99,22 +99,34 @@ TAKE_TURNS: Final = Statement(
 TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE id = ?1")
 
 
+Place: TypeAlias = tuple[int, int, int]
+"""Where a ready step stands in line within its session; the lowest is next."""
+
+LAST_TURN: Final = 11
+"""The column of ``LANES`` that holds the last turn of all sessions."""
+
+
+def place_of(is_unparked: int, priority: int, ordinal: int) -> Place:
+    """Return a step's place: what was parked, then what has priority, then what is older."""
+    return -is_unparked, -priority, ordinal
+
+
 @dataclass(slots=True)
 class Lane:
-    """A lane with ready work. ``heads`` are (-priority, ordinal) of its next steps, as far as they are known."""
+    """A lane with ready work. ``heads`` are the places of its next steps in line, as far as they are known."""
 
     key: str
     session_id: str
     scopes: tuple[str, ...]
     ready: int
     last_claimed: int
-    heads: list[tuple[int, int]]
+    heads: list[Place]
     pool: str = "default"
     needs: tuple[str, ...] = ()
     taken: int = 0
 
     @property
-    def head(self) -> tuple[int, int]:
+    def head(self) -> Place:
         """The step that the lane would give next; the last known one stands for those after it."""
         return self.heads[min(self.taken, len(self.heads) - 1)]
 
@@ -157,18 +169,18 @@ def most_ready(wish: Wish) -> int:
 def read_lanes(tx: Transaction, most: int) -> tuple[list[Lane], int]:
     """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
     rows = tx.rows(LANES, most=most)
-    return [lane_of_row(row) for row in rows], int(rows[0][10] or 0) if rows else 0
+    return [lane_of_row(row) for row in rows], int(rows[0][LAST_TURN] or 0) if rows else 0
 
 
 def lane_of_row(row: Row) -> Lane:
-    key, session_id, pool, needs, definition, model, priority, ordinal, ready, last_claimed, _ = row
+    key, session_id, pool, needs, definition, model, is_unparked, priority, ordinal, ready, last_claimed, _ = row
     return Lane(
         key=key,
         session_id=session_id,
         scopes=scopes_of(session_id, definition, model, pool),
         ready=ready,
         last_claimed=last_claimed,
-        heads=[(-priority, ordinal)],
+        heads=[place_of(is_unparked, priority, ordinal)],
         pool=pool,
         needs=tuple(unpack(needs)),
     )
@@ -205,12 +217,12 @@ def know_heads(tx: Transaction, lanes: Sequence[Lane], want: int) -> None:
         counts[lane.session_id] = counts.get(lane.session_id, 0) + 1
     for lane in lanes:
         if counts[lane.session_id] > 1 and min(want, lane.ready) > 1:
-            lane.heads = [(-row[0], row[1]) for row in tx.rows(HEADS, lane=lane.key, number=want)] or lane.heads
+            lane.heads = [place_of(*row) for row in tx.rows(HEADS, lane=lane.key, number=want)] or lane.heads
 
 
 def share_out(lanes: Sequence[Lane], want: int, room: dict[str, int], last_turn: int) -> Turns:
-    """Share ``want`` claims out: the session served longest ago first, one step each in turn; within it by priority,
-    then age; never beyond ``room``.
+    """Share ``want`` claims out: the session served longest ago first, one step each in turn; within it what was
+    parked, then by priority, then age; never beyond ``room``.
     """
     turns = Turns()
     queue = [(lane.last_claimed, lane.head, place) for place, lane in enumerate(lanes)]

@@ -30,14 +30,15 @@ NEXT_IN_LINE: Final = Statement(
         UNION ALL
         SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
         FROM lane WHERE lane.lane IS NOT NULL
-    ), level(lane, priority) AS (
-        SELECT lane.lane,
-               (SELECT max(s.priority) FROM steps s WHERE s.lane = lane.lane AND s.status = 'ready' AND s.is_paused = 0)
-        FROM lane WHERE lane.lane IS NOT NULL
+    ), level(lane, is_unparked, priority) AS (
+        SELECT lane.lane, kind.is_unparked,
+               (SELECT max(s.priority) FROM steps s WHERE s.lane = lane.lane AND s.is_unparked = kind.is_unparked
+                AND s.status = 'ready' AND s.is_paused = 0)
+        FROM lane CROSS JOIN (SELECT 0 AS is_unparked UNION ALL SELECT 1) AS kind WHERE lane.lane IS NOT NULL
         UNION ALL
-        SELECT level.lane,
-               (SELECT max(s.priority) FROM steps s WHERE s.lane = level.lane AND s.status = 'ready'
-                AND s.is_paused = 0 AND s.priority < level.priority)
+        SELECT level.lane, level.is_unparked,
+               (SELECT max(s.priority) FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
+                AND s.status = 'ready' AND s.is_paused = 0 AND s.priority < level.priority)
         FROM level WHERE level.priority IS NOT NULL
     )
     SELECT waiting.pool, min((
@@ -45,10 +46,12 @@ NEXT_IN_LINE: Final = Statement(
         WHERE event.run_id = waiting.run_id AND event.seq = (SELECT last_seq FROM runs WHERE id = waiting.run_id)
     ))
     FROM (
-        SELECT (SELECT s.pool FROM steps s WHERE s.lane = level.lane AND s.priority = level.priority
-                AND s.status = 'ready' AND s.is_paused = 0 ORDER BY s.ordinal LIMIT 1) AS pool,
-               (SELECT s.run_id FROM steps s WHERE s.lane = level.lane AND s.priority = level.priority
-                AND s.status = 'ready' AND s.is_paused = 0 ORDER BY s.ordinal LIMIT 1) AS run_id
+        SELECT (SELECT s.pool FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
+                AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0
+                ORDER BY s.ordinal LIMIT 1) AS pool,
+               (SELECT s.run_id FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
+                AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0
+                ORDER BY s.ordinal LIMIT 1) AS run_id
         FROM level WHERE level.priority IS NOT NULL
     ) AS waiting
     GROUP BY waiting.pool

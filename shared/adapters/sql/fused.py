@@ -6,7 +6,7 @@ and :mod:`claiming`, and the contract's tests run over both.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shared.adapters.sql.claiming import Look, Turns, lane_of_row, look, most_ready
+from shared.adapters.sql.claiming import LAST_TURN, Look, Turns, lane_of_row, look, most_ready
 from shared.adapters.sql.ending import Ended, Wish, end_row, has_owner_work, note_end, owner_work
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.reading import Contexts, results_of_rows
@@ -114,7 +114,7 @@ LOOK: Final = Statement(
     FROM touched AS t
     UNION ALL
     SELECT 'lane', json_build_array(l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
-        head.priority, head.ordinal,
+        head.is_unparked, head.priority, head.ordinal,
         (SELECT count(*) FROM (
             SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
         ) AS ready),
@@ -122,7 +122,7 @@ LOOK: Final = Statement(
     FROM lane AS l
     JOIN steps AS head ON head.ordinal = (
         SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
-        ORDER BY s.priority DESC, s.ordinal LIMIT 1
+        ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     )
     JOIN sessions ON sessions.id = head.session_id
     """,
@@ -134,7 +134,7 @@ TAKE: Final = Statement(
     WITH picked AS MATERIALIZED (
         SELECT p.ordinal, wanted.lane FROM @quota wanted(lane text, number bigint) CROSS JOIN LATERAL (
             SELECT ordinal FROM steps WHERE lane = wanted.lane AND status = 'ready' AND is_paused = 0
-            ORDER BY priority DESC, ordinal LIMIT wanted.number FOR UPDATE SKIP LOCKED
+            ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT wanted.number FOR UPDATE SKIP LOCKED
         ) AS p
     ), claimed AS (
         UPDATE steps SET
@@ -142,14 +142,14 @@ TAKE: Final = Statement(
             started_us = coalesce(started_us, :now_us)
         FROM picked WHERE steps.ordinal = picked.ordinal
         RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
-                  steps.lane
+                  steps.lane, is_unparked
     ), started AS (
         UPDATE runs SET
             status = 'running', fence = c.fence, worker_id = :worker_id,
             started_us = coalesce(runs.started_us, :now_us), last_seq = runs.last_seq + 2
         FROM claimed AS c WHERE runs.id = c.run_id
         RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
-                  c.ordinal, c.lane,
+                  c.ordinal, c.lane, c.is_unparked,
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
                   last_seq
     ), noted AS (
@@ -169,7 +169,8 @@ TAKE: Final = Statement(
            s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
            (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
                             ORDER BY e.position)
-            FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key)
+            FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key),
+           s.is_unparked
     FROM started AS s JOIN sessions ON sessions.id = s.session_id
     """,
 )
@@ -222,7 +223,7 @@ def _look(rows: Any) -> Look:
         is_live=any(kind == "live" for kind, _ in rows),
         lanes=[lane_of_row(fields) for fields in lanes],
         capped=frozenset(fields for kind, fields in rows if kind == "cap"),
-        last_turn=int(lanes[0][10] or 0) if lanes else 0,
+        last_turn=int(lanes[0][LAST_TURN] or 0) if lanes else 0,
     )
 
 
@@ -240,7 +241,7 @@ def take(tx: Transaction, contexts: Contexts, _: Journal, wish: Wish, turns: Tur
         return taken
     told = contexts.told(tx, [row[12:28] for row in rows])
     results = results_of_rows(tx, [tuple(found) for row in rows for found in row[28] or ()])
-    for row in sorted(rows, key=lambda row: (row[9], -row[10])):
+    for row in sorted(rows, key=lambda row: (row[29], row[9], -row[10])):
         key, fence, starts, run_id, kind, spec, attempt, task_id = row[:8]
         claim = told.claim(
             key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), is_resumed=starts > 1

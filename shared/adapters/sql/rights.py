@@ -69,10 +69,10 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     ),
     "steps": WorkerRight(
         reads=True,
-        # Claim, end, hand back, progress, and what an end does to the steps that waited for it.
+        # Claim, end, hand back, park, progress, and what an end does to the steps that waited for it.
         updates=(
             *("status", "open_deps", "fence", "starts", "worker_id", "outcome", "progress", "is_settled"),
-            *("cancel_reason", "started_us", "ended_us", "error", "output"),
+            *("cancel_reason", "started_us", "ended_us", "error", "output", "is_unparked"),
         ),
         never=(
             *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),

@@ -222,6 +222,8 @@ steps = Table(
     _number("is_settled"),
     # A copy of the task's pause, so that a claim need not look at steps it may not take.
     _number("is_paused"),
+    # Its run was parked and may go on: claimed before what has not begun. 0 again when it parks again.
+    _number("is_unparked"),
     Column("cancel_reason", Text),
     _instant("not_before_us"),
     _instant("started_us"),
@@ -240,8 +242,9 @@ steps = Table(
     CheckConstraint("kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"),
     CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
     CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
-    Index("ix_steps_ready", "lane", text("priority DESC"), "ordinal", **_where(READY)),
+    Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
     Index("ix_steps_leased", "worker_id", "lane", **_where(LEASED)),
+    Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),
     Index("ix_steps_expanding", "session_id", **_where("status = 'expanding'")),
     Index("ix_steps_unsettled", "session_id", **_where(UNSETTLED)),
     Index("ix_steps_due", "session_id", "not_before_us", **_where(DUE)),

@@ -12,11 +12,17 @@ branch_labels = None
 depends_on = None
 
 
+_READY = "status = 'ready' AND is_paused = 0"
+_BLOCKED = "status = 'blocked'"
+
+
 def upgrade() -> None:
+    _add_parking()
     _make_api_tokens()
 
 
 def downgrade() -> None:
+    _drop_parking()
     op.drop_table("api_tokens")
 
 
@@ -37,3 +43,26 @@ def _make_api_tokens() -> None:
         sa.PrimaryKeyConstraint("ordinal", name=op.f("pk_api_tokens")),
         sa.UniqueConstraint("id", name=op.f("uq_api_tokens_id")),
     )
+
+
+def _add_parking() -> None:
+    """Whether a ready step was parked: such ones are claimed before what has not begun."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    with op.batch_alter_table("steps") as steps:
+        steps.add_column(sa.Column("is_unparked", number, server_default=sa.text("0"), nullable=False))
+    _index_ready("is_unparked DESC", "priority DESC")
+    where = sa.text(_BLOCKED)
+    op.create_index("ix_steps_blocked", "steps", ["session_id"], sqlite_where=where, postgresql_where=where)
+
+
+def _drop_parking() -> None:
+    op.drop_index("ix_steps_blocked", table_name="steps")
+    _index_ready("priority DESC")
+    op.drop_column("steps", "is_unparked")
+
+
+def _index_ready(*order: str) -> None:
+    where = sa.text(_READY)
+    op.drop_index("ix_steps_ready", table_name="steps")
+    columns = ["lane", *map(sa.text, order), "ordinal"]
+    op.create_index("ix_steps_ready", "steps", columns, sqlite_where=where, postgresql_where=where)

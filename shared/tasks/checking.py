@@ -94,6 +94,7 @@ def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, repor
     _check_references(dict(step.inputs), (*path, "inputs"), names, report)
     _check_references(step.instructions, (*path, "instructions"), names, report)
     _check_references(step.title, (*path, "title"), names, report)
+    _check_references(step.asks.as_json(), (*path, "asks"), names, report)
     if step.output is not None:
         for offence in schema_offences(step.output):
             report((*path, "output"), f"the schema {offence}", "keep to the supported keywords")

@@ -15,6 +15,7 @@ from shared.ids import new_id, step_key
 from shared.jsontext import Json, JsonObject, dump
 from shared.runs.record import NewRun, Run
 from shared.sessions.session import Session
+from shared.tasks.asks import rendered
 from shared.tasks.inputs import bind, scope_of
 from shared.tasks.plan import Plan, PlanStep, spec_of
 from shared.tasks.step import FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
@@ -207,6 +208,8 @@ def _child(
     step_id = f"{step.step_id}[{key}]"
     bound = bind(child, scope)
     spec = {name: value for name, value in child.items() if name not in ("inputs", "instructions", "title")}
+    if isinstance(asks := child.get("asks"), Mapping):
+        spec["asks"] = rendered(asks, scope)
     kind = StepKind(str(child["kind"]))
     made = NewStep(
         key=step_key(step.task_id, step_id),

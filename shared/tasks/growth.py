@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from shared.errors import InvalidPlanError, Offence
 from shared.jsontext import Json, JsonObject
+from shared.tasks.asks import Asks
 from shared.tasks.checking import Standing, check_plan
 from shared.tasks.fields import Fields
 from shared.tasks.functions import suggestion
@@ -106,6 +107,7 @@ def planned(step: Step) -> PlanStep:
         agent=step.definition if step.kind is StepKind.AGENT else "",
         model=step.model,
         allowed_tools=tuple(map(str, tools)) if isinstance(tools, list | tuple) else None,
+        asks=Asks.from_json(spec.get("asks")),
         inputs=inputs if isinstance(inputs, Mapping) else {},
         output=output if isinstance(output, Mapping) else None,
         priority=step.priority,
@@ -242,6 +244,7 @@ def _check_attempt(
     changed = replace(
         planned(step),
         title="",
+        asks=Asks(),
         inputs={},
         output=None,
         script=(),

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from shared.jsontext import Json, JsonObject
+from shared.tasks.asks import Asks
 from shared.tasks.places import Path
 from shared.tasks.step import FailurePolicy, StepKind
 
@@ -50,10 +51,11 @@ class PlanInput:
 class PlanStep:
     """A step as planned. Durations in seconds: this is the form that is stored and shown.
 
-    ``instructions``, ``title`` of a map's child and ``inputs`` are templates (:mod:`shared.tasks.template`); ``script``
-    is not: it has templates of its own, over the step's inputs (:mod:`shared.agents.script`). ``allowed_tools`` None
-    takes the definition's. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
-    ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    ``instructions``, ``title`` of a map's child, ``inputs`` and ``asks`` are templates (:mod:`shared.tasks.template`);
+    ``script`` is not: it has templates of its own, over the step's inputs (:mod:`shared.agents.script`).
+    ``allowed_tools`` None takes the definition's. ``asks`` is what the step says it will ask people for. ``output`` is
+    the schema that the result must hold to. ``over``, ``item_name``, ``item_key``, ``step``, ``max_items`` and
+    ``on_item_failure`` belong to a map step; ``call`` to a python step.
     A failure policy of None is the default (:class:`OnFailure`).
     """
 
@@ -65,6 +67,7 @@ class PlanStep:
     agent: str = DEFAULT_DEFINITION
     model: str = ""
     allowed_tools: tuple[str, ...] | None = None
+    asks: Asks = field(default_factory=Asks)
     inputs: JsonObject = field(default_factory=dict)
     output: JsonObject | None = None
     priority: int = 0
@@ -151,6 +154,8 @@ def spec_of(step: PlanStep) -> dict[str, Json]:
         spec["inputs"] = step.inputs
     if step.allowed_tools is not None:
         spec["allowed_tools"] = list(step.allowed_tools)
+    if step.asks:
+        spec["asks"] = step.asks.as_json()
     if step.step is not None:
         spec["item_name"] = step.item_name
         spec["max_items"] = step.max_items

@@ -3,11 +3,14 @@
 Owns which fields a plan has. What fields must say of each other is :mod:`shared.tasks.checking`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
+from typing import TypeVar
 
 from shared.errors import InvalidPlanError, Offence
 from shared.jsontext import Json, JsonObject
+from shared.tasks.asks import MAX_ASKS, Asks, host_offence, run_offence, write_offence
+from shared.tasks.asks import Offence as AskOffence
 from shared.tasks.checking import check_plan
 from shared.tasks.document import Document, read_document
 from shared.tasks.fields import Fields, kind_of
@@ -29,6 +32,8 @@ from shared.tasks.plan import (
 )
 from shared.tasks.step import FailurePolicy, StepKind
 
+_T = TypeVar("_T")
+
 STEP_ID = r"[A-Za-z0-9_.-]{1,64}"
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 LONGEST_S = 30 * 86_400.0
@@ -37,6 +42,7 @@ _OTHER_KINDS: Mapping[str, str] = {
     "model": "only a step of `kind: agent` has it",
     "instructions": "only a step of `kind: agent` has it",
     "allowed_tools": "only a step of `kind: agent` has it",
+    "asks": "only a step of `kind: agent` has it",
     "script": "only a step of `kind: agent` has it",
     "call": "only a step of `kind: python` has it; set the kind, or remove it",
     "over": "only a step of `kind: map` has it; set the kind, or remove it",
@@ -204,9 +210,45 @@ def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0
         agent=fields.text("agent", DEFAULT_DEFINITION) if is_agent else "",
         model=fields.text("model") if is_agent else "",
         allowed_tools=fields.texts("allowed_tools") if is_agent else None,
+        asks=_read_asks(fields) if is_agent else Asks(),
         script=fields.items("script") if is_agent else None,
         call="" if is_agent else fields.text("call", is_required=True),
     )
+
+
+def _read_asks(fields: Fields) -> Asks:
+    """Read what a step says it will ask for; every scope that could be no such thing is named."""
+    value = fields.mapping("asks")
+    if value is None:
+        return Asks()
+    inner = Fields(value, (*fields.path, "asks"), fields.report)
+    write, hosts = inner.texts("write") or (), inner.texts("hosts") or ()
+    run = [_words(item, index, inner) for index, item in enumerate(inner.items("run") or ())]
+    inner.done()
+    asks = Asks(write, hosts, tuple(words for words in run if words is not None))
+    _hold_to("write", asks.write, write_offence, inner)
+    _hold_to("hosts", asks.hosts, host_offence, inner)
+    _hold_to("run", asks.run, run_offence, inner)
+    return asks
+
+
+def _words(item: Json, index: int, fields: Fields) -> tuple[str, ...] | None:
+    """Read a program and its arguments; a text stands for a program alone."""
+    if isinstance(item, str):
+        return (item,)
+    if isinstance(item, Mapping) or not isinstance(item, Sequence) or not all(isinstance(word, str) for word in item):
+        fields.report((*fields.path, "run", index), f"{kind_of(item)} is no command", "write a list of texts")
+        return None
+    return tuple(map(str, item))
+
+
+def _hold_to(name: str, items: Sequence[_T], offence: Callable[[_T], AskOffence | None], fields: Fields) -> None:
+    if len(items) > MAX_ASKS:
+        fields.report((*fields.path, name), f"it has {len(items)} entries", f"write at most {MAX_ASKS}")
+    for index, item in enumerate(items):
+        found = offence(item)
+        if found is not None:
+            fields.report((*fields.path, name, index), *found)
 
 
 def _read_map(fields: Fields, common: Mapping[str, object], report: Report) -> PlanStep:

@@ -5,7 +5,7 @@ references, scripts) is said by ``soong tasks validate``, which is the judge.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from shared.jsontext import Json, JsonObject
 from shared.tasks.plan import DEFAULT_DEFINITION, DEFAULT_RETRIES, INPUT_TYPES, MAX_MAP_ITEMS, OnFailure
@@ -55,12 +55,28 @@ WORK: Final[Mapping[str, JsonObject]] = {
     "pool": _text("Queue that the step waits in.", default="default"),
     "needs": _list("Capabilities that its worker must announce."),
 }
+_WORDS_OF_A_PROGRAM: Final[JsonObject] = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+ASKS: Final[JsonObject] = {
+    "type": "object",
+    "description": "What it will ask people for, to be seen beforehand and answered once. It grants nothing.",
+    "additionalProperties": False,
+    "properties": {
+        "write": _list("Folders and files to write; relative ones start at the working directory."),
+        "hosts": _list("Hosts to reach, such as api.example.org."),
+        "run": {
+            "type": "array",
+            "description": "Programs to run, each as a list of words, such as [git, status].",
+            "items": _WORDS_OF_A_PROGRAM,
+        },
+    },
+}
 AGENT: Final[Mapping[str, JsonObject]] = {
     "instructions": _text("What to do, for a model. References such as ${inputs.path} are looked up."),
     "agent": _text("Id of an agent definition.", default=DEFAULT_DEFINITION),
     "model": _text("A model of its own (provider:name); else the one that the task runs with."),
     "allowed_tools": _list("Tools it asks for instead of its definition's; names or globs."),
     "script": {"type": "array", "description": "What the model `script` plays; no model is asked.", "items": {}},
+    "asks": ASKS,
 }
 PYTHON: Final[Mapping[str, JsonObject]] = {"call": _text("Name of a registered function.", minLength=1)}
 MAP: Final[Mapping[str, JsonObject]] = {
@@ -159,9 +175,18 @@ def _either(*kinds: tuple[str, Iterable[str], Mapping[str, JsonObject]]) -> Json
 def _published(name: str, part: JsonObject) -> Json:
     if name == "id":
         return {**part, "pattern": f"^{STEP_ID}$"}
+    if name == "asks":
+        return _published_asks()
     if name in ("backoff_s", "timeout_s"):
         return {key: value for key, value in part.items() if key != "minimum"} | {"exclusiveMinimum": 0}
     return part
+
+
+def _published_asks() -> JsonObject:
+    """Return ``asks`` with the short form of a program without arguments, which tool schemas cannot say."""
+    properties = cast("Mapping[str, JsonObject]", ASKS["properties"])
+    program: JsonObject = {"anyOf": [_WORDS_OF_A_PROGRAM, {"type": "string", "minLength": 1}]}
+    return {**ASKS, "properties": {**properties, "run": {**properties["run"], "items": program}}}
 
 
 def _input() -> JsonObject:

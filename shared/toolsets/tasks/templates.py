@@ -33,6 +33,7 @@ steps:
     depends_on: [review]
     instructions: Write the report from ${review.output}.
     allowed_tools: [code.read_file, code.write_file]     # asked for; policy and people still decide
+    asks: {write: [report.md]}           # what people will be asked for, to be seen before the start; also hosts, run
     on_failure: fail_task                # skip_dependents, fail_task, keep, retry; left out: you decide
 """
 

@@ -24,6 +24,13 @@ class StepKind(StrEnum):
     MAP = "map"
 
 
+class ClaimMode(StrEnum):
+    """Who claims a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool."""
+
+    ASSIGNED = "assigned"
+    PULL = "pull"
+
+
 class FailurePolicy(StrEnum):
     """What the final failure of a step means for the task (DAG-05)."""
 
@@ -47,6 +54,7 @@ class NewStep:
     ``spec`` is the step as the plan says it, in JSON (instructions, inputs, call, script, over …); the worker and the
     expander read it, the store does not. ``needs`` are capabilities that a worker must announce. ``map_key`` and
     ``item_index`` are set for the children of a map step. ``run`` is the first attempt's run; None for a map step.
+    ``is_puller``: it stands for a run that claims other steps of its task; it is no work of the plan itself.
     """
 
     key: str
@@ -69,6 +77,8 @@ class NewStep:
     map_key: str = ""
     item_index: int | None = None
     run: NewRun | None = None
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED
+    is_puller: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +185,10 @@ class Step:
     started_us: int | None
     ended_us: int | None
     not_before_us: int | None = None
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED
+    is_puller: bool = False
+    holder_run_id: str = ""
+    """The run that holds or held it beside its own step; empty when its own run does (DAG-03)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,13 @@ class ConsentStore(Protocol):
         ...
 
     async def questions(
-        self, *, session_id: str = "", include_closed: bool = False, limit: int = 1000
+        self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
     ) -> Sequence[Question]:
         """Return the questions of one session, or of all, oldest first, identity from rows.
 
-        Of those that are pending the oldest ``limit``; with the closed ones the newest ``limit`` of all.
+        Of those that are pending the oldest ``limit``; with the closed ones the newest ``limit`` of all. ``beyond`` is
+        the id of the last one seen, and what is returned goes on from there: with later ones, with the closed ones
+        with earlier ones.
         """
         ...
 

@@ -44,6 +44,12 @@ class SessionStore(Protocol):
 
     async def sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]: ...
 
+    async def session_page(
+        self, *, include_closed: bool = False, before: str = "", limit: int = 100
+    ) -> Sequence[Session]:
+        """Return sessions, newest first; ``before`` is the id of the last one of the page before this one."""
+        ...
+
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
         """Take every open session without an owner: set owner_id, epoch + 1. Two adopters never both get one.
 

@@ -51,8 +51,8 @@ class TaskStore(Protocol):
         """Raises: NotFoundError."""
         ...
 
-    async def tasks(self, *, session_id: str = "", limit: int = 100) -> Sequence[Task]:
-        """Return tasks, newest first."""
+    async def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+        """Return tasks, newest first; ``before`` is the id of the last one of the page before this one."""
         ...
 
     async def steps(self, task_id: str) -> Sequence[Step]:

@@ -7,6 +7,7 @@ from sqlalchemy import literal_column, select
 
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import check_owned
 from shared.adapters.sql.rows import (
     answer_of,
@@ -116,9 +117,9 @@ class SqlConsent:
         return [request_of(row.body, identity_of(row)) for row in rows]
 
     async def questions(
-        self, *, session_id: str = "", include_closed: bool = False, limit: int = 1000
+        self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
     ) -> Sequence[Question]:
-        return await self._database.read(lambda tx: _questions(tx, session_id, include_closed, limit))
+        return await self._database.read(lambda tx: _questions(tx, session_id, include_closed, beyond, limit))
 
     async def run_token(self, run_id: str) -> str:
         wanted = select(runs.c.token).where(runs.c.id == run_id)
@@ -213,10 +214,13 @@ def _request(tx: Transaction, request_id: str) -> tuple[PermissionRequest, Reque
     return request_of(row.body, identity_of(row)), RequestState(row.state)
 
 
-def _questions(tx: Transaction, session_id: str, include_closed: bool, limit: int) -> list[Question]:
+def _questions(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:
     wanted = _REQUESTS.add_columns(permission_requests.c.id.label("request_id")).limit(limit)
     if session_id:
         wanted = wanted.where(permission_requests.c.session_id == session_id)
+    if beyond:
+        place, last = permission_requests.c.ordinal, ordinal_of(permission_requests, beyond)
+        wanted = wanted.where(place < last if include_closed else place > last)
     if include_closed:
         rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
     else:

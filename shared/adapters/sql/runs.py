@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.rows import call_of, event_of, inputs_of, node_of, pack, run_of
 from shared.adapters.sql.statements import Statement, packed_rows
 from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces
@@ -97,6 +98,18 @@ class SqlRuns:
             wanted = wanted.where(runs.c.task_id == task_id)
         return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
 
+    async def run_page(
+        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
+    ) -> Sequence[Run]:
+        wanted = _RUNS.order_by(runs.c.ordinal.desc()).limit(limit)
+        if before:
+            wanted = wanted.where(runs.c.ordinal < ordinal_of(runs, before))
+        if session_id:
+            wanted = wanted.where(runs.c.session_id == session_id)
+        if task_id:
+            wanted = wanted.where(runs.c.task_id == task_id)
+        return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
+
     async def append(
         self,
         run_id: str,
@@ -117,6 +130,12 @@ class SqlRuns:
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
         wanted = select(nodes).where(nodes.c.run_id == run_id).order_by(nodes.c.number)
+        return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
+
+    async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
+        wanted = (
+            select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > after).order_by(nodes.c.number).limit(limit)
+        )
         return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:

@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from shared.adapters.sql.database import Database
+from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import END_COMMAND, check_owned
 from shared.adapters.sql.rows import command_of, owner_of, pack, plain, responder_of, session_of, worker_of
 from shared.adapters.sql.statements import Statement
@@ -130,6 +131,16 @@ class SqlSessions:
         wanted = select(sessions).order_by(sessions.c.ordinal)
         if owner_id is not None:
             wanted = wanted.where(sessions.c.owner_id == owner_id)
+        if not include_closed:
+            wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
+        return await self._database.read(lambda tx: [session_of(row) for row in tx.execute(wanted)])
+
+    async def session_page(
+        self, *, include_closed: bool = False, before: str = "", limit: int = 100
+    ) -> Sequence[Session]:
+        wanted = select(sessions).order_by(sessions.c.ordinal.desc()).limit(limit)
+        if before:
+            wanted = wanted.where(sessions.c.ordinal < ordinal_of(sessions, before))
         if not include_closed:
             wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
         return await self._database.read(lambda tx: [session_of(row) for row in tx.execute(wanted)])

@@ -13,6 +13,7 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.making import insert_steps
+from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.reading import Contexts, result_of
 from shared.adapters.sql.rows import pack, plain, step_of, task_of
 from shared.adapters.sql.statements import Insert, Statement
@@ -102,8 +103,10 @@ class SqlTasks:
     async def task(self, task_id: str) -> Task:
         return await self._database.read(lambda tx: read_task(tx, task_id))
 
-    async def tasks(self, *, session_id: str = "", limit: int = 100) -> Sequence[Task]:
+    async def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
         wanted = select(tasks).order_by(tasks.c.ordinal.desc()).limit(limit)
+        if before:
+            wanted = wanted.where(tasks.c.ordinal < ordinal_of(tasks, before))
         if session_id:
             wanted = wanted.where(tasks.c.session_id == session_id)
         return await self._database.read(lambda tx: [task_of(row) for row in tx.execute(wanted)])

@@ -45,12 +45,18 @@ class MemoryConsent:
         return self._pending(session_id)
 
     @transaction
-    def questions(self, *, session_id: str = "", include_closed: bool = False, limit: int = 1000) -> Sequence[Question]:
+    def questions(
+        self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
+    ) -> Sequence[Question]:
         rows = self.rows
+        keys = list(rows.requests)
+        if beyond:
+            place = keys.index(beyond) if beyond in rows.requests else None
+            keys = [] if place is None else keys[:place] if include_closed else keys[place + 1 :]
         found = [
-            Question(request, rows.request_states[key], rows.answers.get(key), rows.decisions.get(key))
-            for key, request in rows.requests.items()
-            if session_id in ("", request.identity.session_id)
+            Question(rows.requests[key], rows.request_states[key], rows.answers.get(key), rows.decisions.get(key))
+            for key in keys
+            if session_id in ("", rows.requests[key].identity.session_id)
             and (include_closed or rows.request_states[key] is RequestState.PENDING)
         ]
         return found[-limit:] if include_closed else found[:limit]

@@ -20,6 +20,8 @@ from shared.runs.store import CallRow
 from shared.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
 from shared.tasks.step import Step, Task
 
+V = TypeVar("V")
+
 
 @dataclass(slots=True)
 class Rows:
@@ -116,6 +118,14 @@ class Rows:
 _TABLES = tuple(table.name for table in fields(Rows))
 
 
+def page_before(table: dict[str, V], before: str) -> list[V]:
+    """Return the rows of a table from the newest on, or from the one before that of the id ``before`` on."""
+    keys = list(table)
+    if before:
+        keys = keys[: keys.index(before)] if before in table else []
+    return [table[key] for key in reversed(keys)]
+
+
 class Stored(Protocol):
     """What the parts of the in-memory store have in common: one set of rows and one lock around it."""
 
@@ -146,9 +156,6 @@ def transaction(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[
                 raise
 
     return call
-
-
-V = TypeVar("V")
 
 
 def _found(table: dict[str, V], kind: str, key: str) -> V:

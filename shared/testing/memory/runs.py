@@ -11,7 +11,7 @@ from shared.runs.record import Run
 from shared.runs.store import Appended, CallRow, CallStatus
 from shared.tasks.step import Step, StepKind
 from shared.testing.memory.logs import held_run, write_events, write_nodes
-from shared.testing.memory.rows import Rows, transaction
+from shared.testing.memory.rows import Rows, page_before, transaction
 
 
 class MemoryRuns:
@@ -29,6 +29,15 @@ class MemoryRuns:
         found = [
             run
             for run in self.rows.runs.values()
+            if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
+        ]
+        return found[:limit]
+
+    @transaction
+    def run_page(self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100) -> Sequence[Run]:
+        found = [
+            run
+            for run in page_before(self.rows.runs, before)
             if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
         ]
         return found[:limit]
@@ -54,6 +63,10 @@ class MemoryRuns:
     @transaction
     def nodes(self, run_id: str) -> Sequence[Node]:
         return self.rows.nodes.get(run_id, ())
+
+    @transaction
+    def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
+        return self.rows.nodes.get(run_id, ())[after : after + limit]
 
     @transaction
     def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shared.errors import ConflictError, NotFoundError
 from shared.sessions.session import Command, CommandKind, Owner, Ownership, ProcessState, Responder, Session, Worker
-from shared.testing.memory.rows import Rows, transaction
+from shared.testing.memory.rows import Rows, page_before, transaction
 
 _ORDER = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 
@@ -70,6 +70,11 @@ class MemorySessions:
             for session in self.rows.sessions.values()
             if (include_closed or not session.is_closed) and owner_id in {None, session.owner_id}
         ]
+
+    @transaction
+    def session_page(self, *, include_closed: bool = False, before: str = "", limit: int = 100) -> Sequence[Session]:
+        found = page_before(self.rows.sessions, before)
+        return [session for session in found if include_closed or not session.is_closed][:limit]
 
     @transaction
     def adopt_sessions(self, owner_id: str) -> Sequence[Session]:

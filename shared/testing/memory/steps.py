@@ -27,7 +27,7 @@ from shared.testing.memory.claiming import choose, claim_steps
 from shared.testing.memory.ending import cancel_step, poison, result_of, write_end
 from shared.testing.memory.logs import move_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps
-from shared.testing.memory.rows import Rows, transaction
+from shared.testing.memory.rows import Rows, page_before, transaction
 
 
 class MemorySteps:
@@ -59,9 +59,9 @@ class MemorySteps:
         return self.rows.task(task_id)
 
     @transaction
-    def tasks(self, *, session_id: str = "", limit: int = 100) -> Sequence[Task]:
-        found = [task for task in self.rows.tasks.values() if session_id in {"", task.session_id}]
-        return found[::-1][:limit]
+    def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+        found = page_before(self.rows.tasks, before)
+        return [task for task in found if session_id in {"", task.session_id}][:limit]
 
     @transaction
     def steps(self, task_id: str) -> Sequence[Step]:

@@ -89,7 +89,7 @@ class Client:
         notify: Callable[[str], None] = lambda _sentence: None,
     ) -> asyncio.Task[None]:
         """Fill the session's one callback from here until the returned task is cancelled or the client is closed."""
-        from orchestrator.responders import RemoteResponder  # most clients answer nothing
+        from orchestrator.remote_responder import RemoteResponder  # most clients answer nothing
 
         responder = RemoteResponder(
             self.store,

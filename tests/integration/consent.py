@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from orchestrator.desk import Desk
-from orchestrator.responders import RemoteResponder
+from orchestrator.remote_responder import RemoteResponder
 from shared.jsontext import JsonObject, digest
 from shared.permissions.policy import Policy
 from shared.permissions.request import (

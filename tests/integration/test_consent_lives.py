@@ -214,7 +214,9 @@ async def test_of_two_terminals_the_first_answer_wins_and_the_other_stops_showin
         assert verdict.is_allowed
         await until(lambda: bool(sentences))
         assert slow.at_once == 0
-        assert sentences == ["the question about code.write_file has been settled elsewhere"]
+        (sentence,) = sentences
+        assert sentence.startswith("the question about code.write_file was settled elsewhere: allowed once by local")
+        assert "through a terminal" in sentence
 
 
 async def test_a_terminal_that_was_taken_for_gone_attaches_again(open_bench: OpenBench) -> None:

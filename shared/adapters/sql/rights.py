@@ -73,11 +73,14 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=(
             *("status", "open_deps", "fence", "starts", "worker_id", "outcome", "progress", "is_settled"),
             *("cancel_reason", "started_us", "ended_us", "error", "output", "is_unparked"),
+            # A further claim: the run that holds it beside its own.
+            "holder_run_id",
         ),
         never=(
             *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
             *("definition", "model", "lane", "run_id", "attempt", "max_attempts", "backoff_s", "on_failure"),
             *("lost_leases", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
+            *("claim_mode", "is_puller"),
         ),
     ),
     "edges": WorkerRight(reads=True, never=("child_key", "parent_key", "position")),
@@ -128,6 +131,15 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "consumptions": WorkerRight(reads=True, inserts=("decision_id", "run_id", "tool_call_id", "consumed_us")),
     # Public keys. The private one is a file that only orchestrators have.
     "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us")),
+    "key_retirements": WorkerRight(reads=True, never=("key_id", "is_revoked", "retired_us", "principal", "reason")),
+    # Evidence is written by those who decide. A worker leaves reports, and can neither read nor take one back.
+    "audit": WorkerRight(
+        never=(
+            *("ordinal", "chain", "number", "time_us", "kind", "session_id", "data", "previous", "beside"),
+            "digest",
+        )
+    ),
+    "reports": WorkerRight(inserts=("run_id", "type", "data", "time_us"), never=("ordinal", "is_taken")),
     # Who may use the HTTP API is nothing that a run may know.
     "api_tokens": WorkerRight(
         never=("ordinal", "id", "principal", "rights", "digest", "created_us", "expires_us", "revoked_us")
@@ -136,7 +148,10 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
 }
 
 KEPT: Final = frozenset(
-    {"edges", "surfaces", "events", "nodes", "answers", "decisions", "consumptions", "signing_keys", "artifacts"}
+    {
+        *("edges", "surfaces", "events", "nodes", "answers", "decisions", "consumptions", "signing_keys", "artifacts"),
+        *("key_retirements", "audit"),
+    }
 )
 """Tables in which an orchestrator inserts and changes nothing: what was asked, decided, used and done stays said."""
 
@@ -155,6 +170,7 @@ CHANGED: Final = frozenset(
             "calls",
             "waits",
             "api_tokens",
+            "reports",
         ),
         "permission_requests",
     }

@@ -205,6 +205,9 @@ steps = Table(
     _text("model"),
     # Session and a digest of all that decides who may claim the step: steps of one lane are claimable together.
     _text("lane", None),
+    # A step that is pulled is never claimed by a pump; one that is a puller is no work of the plan's own.
+    _text("claim_mode", "assigned"),
+    _number("is_puller"),
     _text("run_id"),
     _number("attempt", 1),
     _number("max_attempts", 1),
@@ -215,6 +218,8 @@ steps = Table(
     # How often this attempt was claimed: more than once means that its run is resumed.
     _number("starts"),
     _text("worker_id"),
+    # The run that holds or held it beside its own step; empty when its own run does.
+    _text("holder_run_id"),
     _text("map_key"),
     Column("item_index", _Big),
     Column("outcome", Text),
@@ -244,6 +249,7 @@ steps = Table(
     CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
     Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
     Index("ix_steps_leased", "worker_id", "lane", **_where(LEASED)),
+    Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
     Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),
     Index("ix_steps_expanding", "session_id", **_where("status = 'expanding'")),
     Index("ix_steps_unsettled", "session_id", **_where(UNSETTLED)),
@@ -434,6 +440,50 @@ signing_keys = Table(
     Column("public_key", LargeBinary, nullable=False),
     _number("created_us"),
     CheckConstraint("length(public_key) = 32", name="public_key"),
+)
+
+key_retirements = Table(
+    "key_retirements",
+    metadata,
+    Column("key_id", Text, ForeignKey("signing_keys.id"), nullable=False),
+    # 1: nothing signed with it counts any more. 0: what was signed with it until then does, until it expires.
+    _number("is_revoked", None),
+    _number("retired_us", None),
+    _text("principal"),
+    _text("reason"),
+    _flag("is_revoked"),
+    PrimaryKeyConstraint("key_id", "is_revoked", name="pk_key_retirements"),
+)
+
+# -- audit
+audit = Table(
+    "audit",
+    metadata,
+    _ordinal(),
+    _text("chain", None),
+    _number("number", None),
+    _number("time_us", None),
+    _text("kind", None),
+    _text("session_id"),
+    _text("data", None),
+    _text("previous"),
+    _text("beside"),
+    _text("digest", None),
+    Index("ix_audit_chain", "chain", "number", unique=True),
+    Index("ix_audit_session", "session_id", "ordinal"),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    _ordinal(),
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    _text("type", None),
+    _text("data", None),
+    _number("time_us", None),
+    _number("is_taken"),
+    _flag("is_taken"),
+    Index("ix_reports_new", "ordinal", **_where("is_taken = 0")),
 )
 
 # -- access

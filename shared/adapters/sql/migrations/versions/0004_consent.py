@@ -18,12 +18,68 @@ _BLOCKED = "status = 'blocked'"
 
 def upgrade() -> None:
     _add_parking()
+    _add_claim_modes()
     _make_api_tokens()
+    _make_key_retirements()
+    _make_audit()
 
 
 def downgrade() -> None:
+    _drop_claim_modes()
     _drop_parking()
-    op.drop_table("api_tokens")
+    for table in ("api_tokens", "key_retirements", "audit", "reports"):
+        op.drop_table(table)
+
+
+def _make_key_retirements() -> None:
+    """When a public key ended: for what is signed from then on, or for all that was signed with it."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "key_retirements",
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("is_revoked", number, nullable=False),
+        sa.Column("retired_us", number, nullable=False),
+        sa.Column("principal", sa.Text(), server_default="", nullable=False),
+        sa.Column("reason", sa.Text(), server_default="", nullable=False),
+        sa.CheckConstraint("is_revoked IN (0, 1)", name=op.f("ck_key_retirements_is_revoked")),
+        sa.ForeignKeyConstraint(["key_id"], ["signing_keys.id"], name=op.f("fk_key_retirements_key_id")),
+        sa.PrimaryKeyConstraint("key_id", "is_revoked", name=op.f("pk_key_retirements")),
+    )
+
+
+def _make_audit() -> None:
+    """The audit log in its chains, and what workers leave for it."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "audit",
+        sa.Column("ordinal", number, autoincrement=True, nullable=False),
+        sa.Column("chain", sa.Text(), nullable=False),
+        sa.Column("number", number, nullable=False),
+        sa.Column("time_us", number, nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("session_id", sa.Text(), server_default="", nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("previous", sa.Text(), server_default="", nullable=False),
+        sa.Column("beside", sa.Text(), server_default="", nullable=False),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("ordinal", name=op.f("pk_audit")),
+    )
+    op.create_index("ix_audit_chain", "audit", ["chain", "number"], unique=True)
+    op.create_index("ix_audit_session", "audit", ["session_id", "ordinal"])
+    op.create_table(
+        "reports",
+        sa.Column("ordinal", number, autoincrement=True, nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("time_us", number, nullable=False),
+        sa.Column("is_taken", number, server_default=sa.text("0"), nullable=False),
+        sa.CheckConstraint("is_taken IN (0, 1)", name=op.f("ck_reports_is_taken")),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_reports_run_id")),
+        sa.PrimaryKeyConstraint("ordinal", name=op.f("pk_reports")),
+    )
+    where = sa.text("is_taken = 0")
+    op.create_index("ix_reports_new", "reports", ["ordinal"], sqlite_where=where, postgresql_where=where)
 
 
 def _make_api_tokens() -> None:
@@ -59,6 +115,23 @@ def _drop_parking() -> None:
     op.drop_index("ix_steps_blocked", table_name="steps")
     _index_ready("priority DESC")
     op.drop_column("steps", "is_unparked")
+
+
+def _add_claim_modes() -> None:
+    """Who may claim a step, whether it only stands for a run that claims others, and which run holds it beside its own."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    with op.batch_alter_table("steps") as steps:
+        steps.add_column(sa.Column("claim_mode", sa.Text(), server_default="assigned", nullable=False))
+        steps.add_column(sa.Column("is_puller", number, server_default=sa.text("0"), nullable=False))
+        steps.add_column(sa.Column("holder_run_id", sa.Text(), server_default="", nullable=False))
+    where = sa.text("holder_run_id <> ''")
+    op.create_index("ix_steps_holder", "steps", ["holder_run_id"], sqlite_where=where, postgresql_where=where)
+
+
+def _drop_claim_modes() -> None:
+    op.drop_index("ix_steps_holder", table_name="steps")
+    for column in ("holder_run_id", "is_puller", "claim_mode"):
+        op.drop_column("steps", column)
 
 
 def _index_ready(*order: str) -> None:

@@ -4,12 +4,12 @@ from typing import Protocol
 
 from shared.access.store import AccessStore
 from shared.permissions.store import ConsentStore
-from shared.runs.store import RunStore
+from shared.runs.store import RunPages, RunStore
 from shared.sessions.store import Heart, SessionStore
 from shared.tasks.store import TaskStore
 
 
-class Store(SessionStore, TaskStore, RunStore, ConsentStore, AccessStore, Protocol):
+class Store(SessionStore, TaskStore, RunStore, RunPages, ConsentStore, AccessStore, Protocol):
     """Sessions, tasks, runs, consent and API tokens of one deployment."""
 
     def heart(self) -> Heart:

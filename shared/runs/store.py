@@ -66,12 +66,6 @@ class RunStore(Protocol):
         """Return runs in order of creation."""
         ...
 
-    async def run_page(
-        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
-    ) -> Sequence[Run]:
-        """Return runs, newest first; ``before`` is the id of the last one of the page before this one."""
-        ...
-
     async def append(
         self,
         run_id: str,
@@ -90,10 +84,6 @@ class RunStore(Protocol):
         ...
 
     async def nodes(self, run_id: str) -> Sequence[Node]: ...
-
-    async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
-        """Return the nodes whose number is above ``after``, in order."""
-        ...
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]: ...
 
@@ -137,3 +127,17 @@ class RunStore(Protocol):
         ...
 
     async def calls(self, run_id: str) -> Sequence[CallRow]: ...
+
+
+class RunPages(Protocol):
+    """Runs and nodes for whoever browses them, page by page."""
+
+    async def run_page(
+        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
+    ) -> Sequence[Run]:
+        """Return runs, newest first; ``before`` is the id of the last one of the page before this one."""
+        ...
+
+    async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
+        """Return the nodes whose number is above ``after``, in order."""
+        ...

@@ -107,6 +107,7 @@ def facts_of(request: PermissionRequest) -> Facts:
         risk=Risk[request.risk.upper()] if request.risk.upper() in Risk.__members__ else Risk.CRITICAL,
         target=target,
         hook_asks=True,
+        step=request.identity.step_key,
     )
 
 

@@ -21,9 +21,12 @@ from shared.tools.definition import Risk
 from shared.tools.ports import GateCall
 from shared.tools.result import ErrorType
 
-POLICY_VERSION = 2
-_READ_VERSIONS = (1, 2)
-"""Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values."""
+POLICY_VERSION = 3
+_READ_VERSIONS = (1, 2, 3)
+"""Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values.
+
+Version 2 knew no rule of a step; it is written where there is none, so that workers of the version before read it.
+"""
 
 TAINTED_ASK: Final = "it reaches out of a run that read untrusted content, whatever was granted"
 DANGEROUS_ASK: Final = "it is dangerous"
@@ -66,7 +69,7 @@ class Policy:
 
     def as_json(self) -> dict[str, Json]:
         return {
-            "v": POLICY_VERSION,
+            "v": POLICY_VERSION if any(rule.step for rule in self.rules) else POLICY_VERSION - 1,
             "mode": str(self.mode),
             "dangerous": self.is_dangerous_enabled,
             "network": self.network.as_json(),
@@ -176,6 +179,9 @@ def _may_be_allowed(mode: Mode, facts: Facts) -> bool:
 
 
 def _answers(rule: Rule, facts: Facts) -> bool:
+    if rule.step and (facts.target.is_sensitive or (facts.is_outward and facts.is_tainted)):
+        # A person's word given before the run began is a grant: none covers a key, nor what strangers made of the run.
+        return False
     if facts.target.is_sensitive:
         # A rule for a folder was not written with the keys in it in mind: it has to name them.
         return rule.scope is not None and rule.scope.names(facts.target)

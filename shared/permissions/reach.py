@@ -7,7 +7,7 @@ have been allowed without asking.
 from dataclasses import replace
 
 from shared.permissions.policy import Policy, judge
-from shared.permissions.rules import Effect, Facts
+from shared.permissions.rules import Effect, Facts, Rule, is_of_step
 from shared.permissions.scope import ScopeKind
 from shared.sandbox.hosts import is_host_within
 from shared.sandbox.reachable import Reachable
@@ -23,9 +23,15 @@ def reachable(policy: Policy, facts: Facts) -> Reachable:
     def is_named(host: str) -> bool:
         return any(is_host_within(host, wanted) for wanted in named)
 
-    scopes = [rule.scope for rule in policy.rules if rule.effect is Effect.ALLOW and rule.scope is not None]
+    rules = [rule for rule in policy.rules if rule.effect is Effect.ALLOW and _speaks(rule, facts)]
+    scopes = [rule.scope for rule in rules if rule.scope is not None]
     written = (scope.value for scope in scopes if scope.kind is ScopeKind.HOST)
     # A pattern was not written with the machines of one's own network in mind.
     hosts = (*policy.network.hosts, *policy.network.allowed, *written)
     named = tuple(host for host in hosts if not host.startswith("*."))
     return Reachable(facts.target.host, may_follow, is_named)
+
+
+def _speaks(rule: Rule, facts: Facts) -> bool:
+    """Say whether a rule is about the call's step: what was allowed for one step opens nothing to another (PER-17)."""
+    return not rule.step or (is_of_step(facts.step, rule.step) and not facts.is_tainted)

@@ -28,7 +28,8 @@ class Effect(StrEnum):
 class Facts:
     """What a policy may know of a call, from the call itself or from the request that was made of it.
 
-    ``is_tainted`` is the one fact of the run rather than of the call: it has read what strangers wrote (PER-21).
+    Two are of the run rather than of the call: ``is_tainted``, it has read what strangers wrote (PER-21), and ``step``,
+    the key of the step that it works on, from its row; empty for a run without one.
     """
 
     tool: str
@@ -40,6 +41,7 @@ class Facts:
     target: Target
     hook_asks: bool = False
     is_tainted: bool = False
+    step: str = ""
 
     @classmethod
     def of(cls, call: GateCall) -> "Facts":
@@ -54,6 +56,7 @@ class Facts:
             risk=call.risk,
             target=call.target,
             hook_asks=call.hook_result == "ask",
+            step=call.identity.step_key,
         )
 
     @property
@@ -65,7 +68,8 @@ class Facts:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One sentence of a policy. It speaks of a call whose canonical name matches ``pattern``, that has all ``tags``,
-    and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it.
+    and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it. With a ``step`` (its key)
+    it speaks of that step's own calls and, for a map step, of its children's; of no other run (PER-17).
     """
 
     effect: Effect
@@ -73,27 +77,37 @@ class Rule:
     tags: frozenset[str] = frozenset()
     scope: Scope | None = None
     source: str = "config"
+    step: str = ""
 
     def matches(self, facts: Facts) -> bool:
         return (
-            fnmatchcase(facts.tool, self.pattern)
+            (not self.step or is_of_step(facts.step, self.step))
+            and fnmatchcase(facts.tool, self.pattern)
             and self.tags <= facts.tags
             and (self.scope is None or self.scope.covers(facts.target))
         )
 
     def __str__(self) -> str:
         tags = f"[{','.join(sorted(self.tags))}]" if self.tags else ""
-        return f"{self.effect} {self.pattern}{tags}" + (f":{self.scope}" if self.scope else "")
+        whose = f" for step {self.step}" if self.step else ""
+        return f"{self.effect} {self.pattern}{tags}" + (f":{self.scope}" if self.scope else "") + whose
 
     def as_json(self) -> dict[str, Json]:
         scope: Json = None if self.scope is None else {"kind": str(self.scope.kind), "value": self.scope.value}
+        step: dict[str, Json] = {"step": self.step} if self.step else {}
         return {
+            **step,
             "effect": str(self.effect),
             "pattern": self.pattern,
             "tags": sorted(self.tags),
             "scope": scope,
             "source": self.source,
         }
+
+
+def is_of_step(step: str, wanted: str) -> bool:
+    """Say whether a step's key is the wanted one, or that of a child of that map step (``task/review[a]``)."""
+    return bool(wanted) and (step == wanted or (step.startswith(f"{wanted}[") and step.endswith("]")))
 
 
 def parse_allow(text: str, *, source: str = "--allow", readonly_tools: Collection[str] = (), home: str = "") -> Rule:
@@ -177,7 +191,7 @@ def read_rule(position: int, value: Json) -> Rule:
     place = f"policy: rule {position + 1}"
     if not isinstance(value, Mapping):
         raise InvalidConfigError(f"{place} is not an object")
-    unknown = sorted(set(value) - {"effect", "pattern", "tags", "scope", "source"})
+    unknown = sorted(set(value) - {"effect", "pattern", "tags", "scope", "source", "step"})
     if unknown:
         raise InvalidConfigError(f"{place} has unknown fields: {', '.join(unknown)}")
     tags, pattern = value.get("tags", ()), value.get("pattern")
@@ -187,8 +201,11 @@ def read_rule(position: int, value: Json) -> Rule:
         effect = Effect(str(value.get("effect")))
     except ValueError as error:
         raise InvalidConfigError(f"{place}: effect {value.get('effect')!r} is not deny, ask or allow") from error
-    scope = _read_stored_scope(value.get("scope"), place)
-    return Rule(effect, pattern, frozenset(map(str, tags)), scope, str(value.get("source", "config")))
+    scope, step = _read_stored_scope(value.get("scope"), place), value.get("step", "")
+    # A rule whose step is lost would speak of every run.
+    if not isinstance(step, str) or ("step" in value and not step):
+        raise InvalidConfigError(f"{place}: step {step!r} is no key of a step")
+    return Rule(effect, pattern, frozenset(map(str, tags)), scope, str(value.get("source", "config")), step)
 
 
 def _read_stored_scope(value: Json, place: str) -> Scope | None:

@@ -76,7 +76,9 @@ PATTERNS = st.sampled_from(["*", "code.*", "code.write_file", "code.read_file", 
 TAGS = st.frozensets(st.sampled_from(["write", "network", "dangerous", "filesystem", "mcp"]), max_size=2)
 FOLDERS = st.sampled_from(["/work", "/work/out", "/work/out/a", "/work/other", "/elsewhere"])
 SCOPES = st.none() | st.builds(Scope, st.just(ScopeKind.PATH), FOLDERS)
-RULES = st.builds(Rule, st.sampled_from(Effect), PATTERNS, TAGS, SCOPES, st.sampled_from(["config", "--allow"]))
+STEPS = st.sampled_from(["", "task_1/a", "task_1/b", "task_1/m", "task_1/m[x]", "task_2/a"])
+SOURCES = st.sampled_from(["config", "--allow"])
+RULES = st.builds(Rule, st.sampled_from(Effect), PATTERNS, TAGS, SCOPES, SOURCES, STEPS)
 HOSTS = st.lists(st.sampled_from(["example.org", "*.example.org", "api.example.org", "other.test"]), max_size=2).map(
     tuple
 )
@@ -104,4 +106,5 @@ FACTS = st.builds(
     | HOST_TARGETS,
     hook_asks=st.booleans(),
     is_tainted=st.booleans(),
+    step=STEPS,
 )

@@ -247,7 +247,7 @@ def test_an_empty_row_is_the_empty_policy() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"v": 3}, "version 3"),
+        ({"v": 4}, "version 4"),
         ({"mode": "yolo"}, "neither auto nor strict"),
         ({"rules": "all"}, "not a list"),
         ({"rules": {"effect": "allow"}}, "not a list"),
@@ -256,6 +256,8 @@ def test_an_empty_row_is_the_empty_policy() -> None:
         ({"rules": [{"effect": "permit", "pattern": "*"}]}, "'permit' is not deny, ask or allow"),
         ({"rules": [{"effect": "deny", "pattern": ""}]}, "pattern is text"),
         ({"rules": [{"effect": "deny", "pattern": "*", "tags": "write"}]}, "tags a list"),
+        ({"rules": [{"effect": "allow", "pattern": "*", "step": ""}]}, "step '' is no key of a step"),
+        ({"rules": [{"effect": "allow", "pattern": "*", "step": None}]}, "step None is no key of a step"),
         ({"rules": [{"effect": "deny", "pattern": "*", "scope": "/work"}]}, "the scope '/work' is not"),
         ({"rules": [{"effect": "deny", "pattern": "*", "scope": {"kind": "url", "value": "x"}}]}, "is not {kind"),
     ],

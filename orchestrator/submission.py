@@ -40,8 +40,9 @@ def submission(
     catalogue: Catalogue,
     clock: Clock,
     principal: str = "local",
+    cwd: Path | None = None,
 ) -> Submission:
-    """Bind and check everything.
+    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own unless told.
 
     Raises:
         UsageError: the project is no folder, an input or a rule is wrong, a step has neither model nor script.
@@ -50,7 +51,7 @@ def submission(
     session = Session(
         id=new_id("sess"),
         project=str(existing_folder(project)),
-        cwd=str(Path.cwd()),
+        cwd=str(cwd or Path.cwd()),
         answer_mode=answer_mode,
         created_us=clock.now_us(),
         policy=policy.as_json(),

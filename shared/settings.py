@@ -92,6 +92,22 @@ class Settings(BaseSettings):
         default="127.0.0.1", description="Address that port listens on; beyond loopback only if told."
     )
 
+    http_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the HTTP API of an embedded service; 0: none."
+    )
+    http_host: str = Field(
+        default="127.0.0.1", description="Address that the API listens on; beyond loopback only with allowed hosts."
+    )
+    http_allow_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Names under which the API may be called beside the loopback ones, comma separated."
+    )
+    http_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Origins of web pages that may call the API, comma separated; none by default."
+    )
+    http_projects: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Folders that tasks submitted over HTTP may work in, comma separated; empty: any."
+    )
+
     permission_timeout_s: Seconds = Field(
         default=300.0, description="How long an attached responder may take for one question."
     )
@@ -137,6 +153,10 @@ class Settings(BaseSettings):
         return Path(_short_temp_dir()) / f"soong-{os.getuid()}-{digest}"
 
 
+_LISTS = ("pools", "labels", "functions", "tools", "http_allow_hosts", "http_origins", "http_projects")
+"""Settings that the environment gives comma separated."""
+
+
 def load_settings(**overrides: object) -> Settings:
     """Read the environment, with ``overrides`` (command line) above it.
 
@@ -151,9 +171,7 @@ def load_settings(**overrides: object) -> Settings:
         raise InvalidConfigError(f"settings: there is no {said}")
     from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
     lists = {
-        name: _split(os.environ[f"SOONG_{name.upper()}"])
-        for name in ("pools", "labels", "functions", "tools")
-        if f"SOONG_{name.upper()}" in os.environ
+        name: _split(os.environ[f"SOONG_{name.upper()}"]) for name in _LISTS if f"SOONG_{name.upper()}" in os.environ
     }
     given = {name: value for name, value in overrides.items() if value is not None}
     try:

@@ -36,13 +36,14 @@ class Ledger(TaskStore, SessionStore, RunStore, Protocol):
 
 @dataclass(slots=True)
 class TaskService:
-    """One for each process that asks. ``planner`` is what its plans are checked against."""
+    """One for each process that asks. ``planner`` is what its plans are checked against, ``principal`` who asks."""
 
     store: Ledger
     ring: Ring
     switchboard: Switchboard
     clock: Clock
     planner: Planner = field(default_factory=Planner)
+    principal: str = "local"
 
     async def create(
         self,
@@ -130,7 +131,6 @@ class TaskService:
         detail: JsonObject,
         *,
         command_id: str = "",
-        principal: str = "local",
         limit_s: float = COMMAND_LIMIT_S,
     ) -> None:
         """Ask the task's owner for something and wait until it is done."""
@@ -139,7 +139,7 @@ class TaskService:
             task.session_id,
             kind,
             task.session_id if kind is CommandKind.CLOSE else task.id,
-            principal,
+            self.principal,
             self.clock.now_us(),
             {name: value for name, value in detail.items() if value not in ("", None)},
         )

@@ -73,6 +73,9 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "soong_steps_oldest_wait_seconds", "For how long the next step in line has waited.", labels=["pool"]
     )
+    pulled = GaugeMetricFamily(
+        "soong_steps_to_pull", "Ready steps that wait for a run which asks for them.", labels=["pool"]
+    )
     running = GaugeMetricFamily("soong_steps_running", "Steps that workers hold.", labels=["pool"])
     slots = GaugeMetricFamily("soong_slots_free", "Slots of live workers that hold nothing.", labels=["pool"])
     for pool in snapshot.pools:
@@ -80,9 +83,10 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
         ready.add_metric([pool], of_pool.ready)
         claimable.add_metric([pool], snapshot.claimable.get(pool, 0))
         oldest.add_metric([pool], snapshot.waited_s(of_pool.oldest_us))
+        pulled.add_metric([pool], of_pool.pulled)
         running.add_metric([pool], of_pool.running)
         slots.add_metric([pool], free_slots(snapshot.workers, pool))
-    yield from (ready, claimable, oldest, running, slots)
+    yield from (ready, claimable, oldest, pulled, running, slots)
 
 
 def _processes(snapshot: Snapshot) -> Iterator[Metric]:

@@ -23,11 +23,15 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """One pool's steps. ``oldest_us`` is since when the next in line has waited; None when nothing waits."""
+    """One pool's steps. ``oldest_us`` is since when the next in line has waited; None when nothing waits.
+
+    ``pulled`` are ready too, but wait for a run that asks for them: no further worker would begin them.
+    """
 
     ready: int = 0
     running: int = 0
     oldest_us: int | None = None
+    pulled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

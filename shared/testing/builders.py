@@ -24,7 +24,7 @@ from shared.sessions.session import (
     Worker,
 )
 from shared.store import Store
-from shared.tasks.step import Claim, FailurePolicy, NewStep, NewTask, Step, StepKind, Task
+from shared.tasks.step import Claim, ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, Task
 from shared.testing.clock import START_US
 
 DIGEST = "0" * 64
@@ -126,6 +126,8 @@ def make_step(
     model: str = "",
     max_attempts: int = 1,
     on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS,
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED,
+    is_puller: bool = False,
 ) -> NewStep:
     """Return a step of no task; ``depends_on`` are step ids."""
     return NewStep(
@@ -144,6 +146,8 @@ def make_step(
         model=model,
         max_attempts=max_attempts,
         on_failure=on_failure,
+        claim_mode=claim_mode,
+        is_puller=is_puller,
     )
 
 

@@ -90,6 +90,7 @@ async def test_an_idle_service_shows_every_figure_as_nothing(scene: Scene, sourc
         "soong_steps_ready{default}": 0,
         "soong_steps_claimable{default}": 0,
         "soong_steps_oldest_wait_seconds{default}": 0,
+        "soong_steps_to_pull{default}": 0,
         "soong_steps_running{default}": 0,
         "soong_slots_free{default}": (await scene.store.workers())[0].slots,
         "soong_workers{live}": 1,

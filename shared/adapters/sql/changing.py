@@ -316,6 +316,6 @@ def _planned(step: NewStep) -> dict[str, object]:
         "model": step.model,
         "pool": step.pool,
         "needs": pack(step.needs),
-        "lane": lane_of(step.session_id, step.pool, step.needs, step.definition, step.model),
+        "lane": lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),
         "priority": step.priority,
     }

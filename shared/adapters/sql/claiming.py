@@ -6,7 +6,7 @@ ready work, shares itself out among their sessions in turn, and takes each lane'
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, TypeAlias
@@ -15,6 +15,7 @@ from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.rows import unpack
 from shared.adapters.sql.statements import Change, Statement
 from shared.adapters.sql.transaction import Row, Transaction
+from shared.tasks.step import ClaimMode
 
 LIVE_WORKER: Final = Statement(
     "live worker: one that is not may claim nothing; held, so that it cannot be declared gone while it claims",
@@ -35,7 +36,7 @@ LANES: Final = Statement(
            (SELECT count(*) FROM (
                SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
            ) AS ready),
-           sessions.last_claimed, (SELECT max(last_claimed) FROM sessions)
+           sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode
     FROM lane AS l
     JOIN steps AS head ON head.ordinal = (
         SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
@@ -123,6 +124,7 @@ class Lane:
     heads: list[Place]
     pool: str = "default"
     needs: tuple[str, ...] = ()
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED
     taken: int = 0
 
     @property
@@ -166,14 +168,21 @@ def most_ready(wish: Wish) -> int:
     return max(wish.claim, 0) * max(wish.live_workers, 1) + 1
 
 
-def read_lanes(tx: Transaction, most: int) -> tuple[list[Lane], int]:
+def read_lanes(
+    tx: Transaction, most: int, modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)
+) -> tuple[list[Lane], int]:
     """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
     rows = tx.rows(LANES, most=most)
-    return [lane_of_row(row) for row in rows], int(rows[0][LAST_TURN] or 0) if rows else 0
+    return lanes_of_rows(rows, modes), int(rows[0][LAST_TURN] or 0) if rows else 0
 
 
-def lane_of_row(row: Row) -> Lane:
-    key, session_id, pool, needs, definition, model, is_unparked, priority, ordinal, ready, last_claimed, _ = row
+def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[Lane]:
+    """Return the lanes that are claimed in one of these modes; a pump leaves those alone that are pulled."""
+    return [lane for lane in map(_lane_of_row, rows) if lane.claim_mode in modes]
+
+
+def _lane_of_row(row: Row) -> Lane:
+    key, session_id, pool, needs, definition, model, is_unparked, priority, ordinal, ready, last_claimed, _, mode = row
     return Lane(
         key=key,
         session_id=session_id,
@@ -183,6 +192,7 @@ def lane_of_row(row: Row) -> Lane:
         heads=[place_of(is_unparked, priority, ordinal)],
         pool=pool,
         needs=tuple(unpack(needs)),
+        claim_mode=ClaimMode(mode),
     )
 
 

@@ -1,6 +1,7 @@
 """Figures for operators, on a connection of their own: who watches a service waits for no work, nor work for them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -12,6 +13,7 @@ from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import InvalidConfigError
 from shared.tasks.figures import Figures, Holding, PoolFigures
+from shared.tasks.step import ClaimMode
 
 T = TypeVar("T")
 
@@ -51,9 +53,11 @@ NEXT_IN_LINE: Final = Statement(
                 ORDER BY s.ordinal LIMIT 1) AS pool,
                (SELECT s.run_id FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
                 AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0
-                ORDER BY s.ordinal LIMIT 1) AS run_id
+                ORDER BY s.ordinal LIMIT 1) AS run_id,
+               (SELECT s.claim_mode FROM steps s WHERE s.lane = level.lane AND s.status = 'ready' AND s.is_paused = 0
+                LIMIT 1) AS claim_mode
         FROM level WHERE level.priority IS NOT NULL
-    ) AS waiting
+    ) AS waiting WHERE waiting.claim_mode = 'assigned'
     GROUP BY waiting.pool
     """,
 )
@@ -109,18 +113,17 @@ class SqlFigures:
 
 
 def _figures(tx: Transaction) -> Figures:
-    lanes, _ = read_lanes(tx, COUNTED)
+    lanes, _ = read_lanes(tx, COUNTED, tuple(ClaimMode))
     oldest: dict[str, int] = dict(tx.rows(NEXT_IN_LINE))
-    ready: dict[str, int] = {}
+    ready, pulled, running = Counter[str](), Counter[str](), Counter[str]()
     for lane in lanes:
-        ready[lane.pool] = ready.get(lane.pool, 0) + lane.ready
-    running: dict[str, int] = {}
+        (pulled if lane.claim_mode is ClaimMode.PULL else ready)[lane.pool] += lane.ready
     for *_, pool, number in tx.rows(LIVE_LEASES):
-        running[pool] = running.get(pool, 0) + number
+        running[pool] += number
     questions, oldest_question = tx.rows(QUESTIONS)[0]
     open_tasks, lost = tx.rows(LOST_LEASES)[0]
     pools = {
-        pool: PoolFigures(ready.get(pool, 0), running.get(pool, 0), oldest.get(pool))
-        for pool in sorted(ready.keys() | running.keys())
+        pool: PoolFigures(ready[pool], running[pool], oldest.get(pool), pulled[pool])
+        for pool in sorted(ready.keys() | pulled.keys() | running.keys())
     }
     return Figures(pools, questions, oldest_question, int(lost), open_tasks)

@@ -6,7 +6,7 @@ and :mod:`claiming`, and the contract's tests run over both.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shared.adapters.sql.claiming import LAST_TURN, Look, Turns, lane_of_row, look, most_ready
+from shared.adapters.sql.claiming import LAST_TURN, Look, Turns, lanes_of_rows, look, most_ready
 from shared.adapters.sql.ending import Ended, Wish, end_row, has_owner_work, note_end, owner_work
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.reading import Contexts, results_of_rows
@@ -118,7 +118,7 @@ LOOK: Final = Statement(
         (SELECT count(*) FROM (
             SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
         ) AS ready),
-        sessions.last_claimed, (SELECT max(last_claimed) FROM sessions))
+        sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode)
     FROM lane AS l
     JOIN steps AS head ON head.ordinal = (
         SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
@@ -221,7 +221,7 @@ def _look(rows: Any) -> Look:
     lanes = [fields for kind, fields in rows if kind == "lane"]
     return Look(
         is_live=any(kind == "live" for kind, _ in rows),
-        lanes=[lane_of_row(fields) for fields in lanes],
+        lanes=lanes_of_rows(lanes),
         capped=frozenset(fields for kind, fields in rows if kind == "cap"),
         last_turn=int(lanes[0][LAST_TURN] or 0) if lanes else 0,
     )

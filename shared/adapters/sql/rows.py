@@ -15,7 +15,7 @@ from shared.runs.status import EndReason, RunStatus
 from shared.runs.store import CallRow, CallStatus
 from shared.sessions.session import AnswerMode, Command, CommandKind, Owner, ProcessState, Responder, Session, Worker
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import FailurePolicy, Outcome, Step, StepError, StepKind, Task
+from shared.tasks.step import ClaimMode, FailurePolicy, Outcome, Step, StepError, StepKind, Task
 from shared.tools.result import ErrorType
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -46,9 +46,14 @@ def plain(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def lane_of(session_id: str, pool: str, needs: Sequence[str], definition: str, model: str) -> str:
+def lane_of(
+    session_id: str, pool: str, needs: Sequence[str], definition: str, model: str, mode: ClaimMode = ClaimMode.ASSIGNED
+) -> str:
     """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same caps."""
-    digest = hashlib.sha256(pack([pool, sorted(set(needs)), definition, model]).encode()).hexdigest()
+    told: list[object] = [pool, sorted(set(needs)), definition, model]
+    if mode is not ClaimMode.ASSIGNED:
+        told.append(mode.value)
+    digest = hashlib.sha256(pack(told).encode()).hexdigest()
     return f"{session_id}:{digest[:16]}"
 
 
@@ -162,6 +167,9 @@ def step_of(row: Any, depends_on: Sequence[str]) -> Step:
         started_us=row.started_us,
         ended_us=row.ended_us,
         not_before_us=row.not_before_us,
+        claim_mode=ClaimMode(row.claim_mode),
+        is_puller=bool(row.is_puller),
+        holder_run_id=row.holder_run_id,
     )
 
 

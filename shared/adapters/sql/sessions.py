@@ -271,7 +271,9 @@ class SqlSessions:
         wanted = select(workers).order_by(workers.c.ordinal)
         if not include_gone:
             wanted = wanted.where(workers.c.state != _GONE)
-        leases = select(steps.c.worker_id, func.count()).where(_LEASED).group_by(steps.c.worker_id)
+        # A step that a run holds beside its own takes no slot.
+        in_slots = _LEASED & (steps.c.holder_run_id == "")
+        leases = select(steps.c.worker_id, func.count()).where(in_slots).group_by(steps.c.worker_id)
 
         def read(tx: Transaction) -> list[Worker]:
             held: Sequence[Any] = tx.execute(leases).all()

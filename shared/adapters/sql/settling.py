@@ -39,7 +39,7 @@ START_AGAIN: Final = Statement(
     UPDATE steps SET
         status = 'pending', starts = 0, worker_id = '', outcome = NULL, output = NULL, error = NULL, progress = '',
         started_us = NULL, ended_us = NULL, is_settled = 0, cancel_reason = NULL, is_paused = 0,
-        is_unparked = 0,
+        is_unparked = 0, holder_run_id = '',
         run_id = CASE WHEN a.run_id = '' THEN steps.run_id ELSE a.run_id END,
         attempt = coalesce(a.attempt, steps.attempt), not_before_us = a.not_before_us
     FROM @again a(key text, run_id text, attempt bigint, not_before_us bigint)

@@ -8,7 +8,7 @@ from shared.runs.events import EventType
 from shared.runs.status import RunEvent
 from shared.sessions.session import ProcessState
 from shared.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
-from shared.tasks.step import Claim, Step
+from shared.tasks.step import Claim, ClaimMode, Step
 from shared.testing.memory.ending import result_of
 from shared.testing.memory.logs import move_run, note_step
 from shared.testing.memory.rows import Rows
@@ -26,6 +26,7 @@ def claimable(rows: Rows, pools: Sequence[str], capabilities: Sequence[str]) -> 
         step
         for step in rows.steps.values()
         if step.status is StepStatus.READY
+        and step.claim_mode is ClaimMode.ASSIGNED
         and rows.task(step.task_id).status is TaskStatus.RUNNING
         and step.pool in pools
         and set(step.needs) <= set(capabilities)

@@ -77,6 +77,8 @@ def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) ->
         progress="",
         started_us=None,
         ended_us=None,
+        claim_mode=new.claim_mode,
+        is_puller=new.is_puller,
     )
     rows.steps[step.key] = step
     for needed in dict.fromkeys(new.depends_on):

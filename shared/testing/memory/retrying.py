@@ -27,6 +27,7 @@ def start_again(rows: Rows, step: Step, run: NewRun | None, now_us: int) -> None
         run_id=run.identity.run_id if run else step.run_id,
         attempt=run.attempt if run else step.attempt,
         worker_id="",
+        holder_run_id="",
         outcome=None,
         output=None,
         error=None,

@@ -170,7 +170,7 @@ class MemorySessions:
     @transaction
     def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
         return [
-            replace(worker, busy=len(self.rows.leased_by(worker.id)))
+            replace(worker, busy=sum(not step.holder_run_id for step in self.rows.leased_by(worker.id)))
             for worker in self.rows.workers.values()
             if include_gone or worker.state is not ProcessState.GONE
         ]

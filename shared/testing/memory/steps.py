@@ -14,6 +14,7 @@ from shared.tasks.step import (
     Advance,
     Backlog,
     Cap,
+    ClaimMode,
     Held,
     Interrupt,
     NewTask,
@@ -170,7 +171,9 @@ class MemorySteps:
         ready = [
             step
             for step in self.rows.steps.values()
-            if step.status is StepStatus.READY and self.rows.task(step.task_id).status is TaskStatus.RUNNING
+            if step.status is StepStatus.READY
+            and step.claim_mode is ClaimMode.ASSIGNED
+            and self.rows.task(step.task_id).status is TaskStatus.RUNNING
         ]
         if self.rows.caps:
             # Nobody is served by looking: the turns stay as they are.

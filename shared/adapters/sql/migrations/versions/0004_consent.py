@@ -118,7 +118,7 @@ def _drop_parking() -> None:
 
 
 def _add_claim_modes() -> None:
-    """Who may claim a step, whether it only stands for a run that claims others, and which run holds it beside its own."""
+    """Who may claim a step, whether it stands for a run that claims others, and which run holds it beside its own."""
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     with op.batch_alter_table("steps") as steps:
         steps.add_column(sa.Column("claim_mode", sa.Text(), server_default="assigned", nullable=False))

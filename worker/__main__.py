@@ -13,9 +13,11 @@ from shared.errors import SoongError
 from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
 from worker.python_step import STEP_THREADS
+from worker.recycling import hear_signals
 
 
 def main() -> int:
+    hear_signals()
     forbid_inspection()
     parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until told to stop.")
     parser.add_argument("--name", default="", help="node name before the @, as Flower shows it")

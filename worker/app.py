@@ -20,6 +20,7 @@ from shared.log import get_logger
 from shared.settings import Settings
 from shared.wire.jobs import DISPATCH_TASK, queue_of
 from worker.process import LoopThread, WorkerProcess
+from worker.recycling import Wear
 
 log = get_logger(__name__)
 
@@ -66,12 +67,52 @@ def is_dispatch(headers: Mapping[str, object], payload: object) -> bool:
             return False
 
 
-def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerProcess, thread: LoopThread) -> int:
+class ParentPipe:
+    """The inherited pipe whose end says that the process that started us has ended (SOONG_PARENT_FD), if there is one.
+
+    Made once, before any child of ours could inherit it.
+    """
+
+    def __init__(self) -> None:
+        text = os.environ.pop(PARENT_FD, "")
+        self._descriptor = int(text) if text else -1
+        if text:
+            os.set_inheritable(self._descriptor, False)
+
+    def watch(self, orphaned: Callable[[], None]) -> None:
+        """Call ``orphaned`` when our starter has ended."""
+
+        def wait() -> None:
+            while os.read(self._descriptor, 64):
+                pass
+            orphaned()
+
+        if self._descriptor >= 0:
+            threading.Thread(target=wait, name="soong-parent", daemon=True).start()
+
+    def pass_on(self) -> None:
+        """Leave it to the program that this process executes next."""
+        if self._descriptor >= 0:
+            os.set_inheritable(self._descriptor, True)
+            os.environ[PARENT_FD] = str(self._descriptor)
+
+
+def run_celery(
+    app: Celery,
+    settings: Settings,
+    node_name: str,
+    process: WorkerProcess,
+    thread: LoopThread,
+    *,
+    wear: Wear,
+    parent: ParentPipe,
+) -> int:
     """Consume until told to stop, then drain; return the exit code."""
     grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:
-        thread.call(lambda: process.drain(grace))
+        if wear.hear_stop():
+            thread.call(lambda: process.drain(grace))
 
     def orphaned() -> None:
         log.warning("parent_gone")
@@ -97,25 +138,9 @@ def run_celery(app: Celery, settings: Settings, node_name: str, process: WorkerP
     )
     # What lies on the queue and is no message at all is dropped with its connection; it would end the process else.
     worker.consumer.connection_errors += UNREADABLE
-    watch_parent(orphaned)
+    parent.watch(orphaned)
     try:
         worker.start()
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
     return worker.exitcode or 0
-
-
-def watch_parent(orphaned: Callable[[], None]) -> None:
-    """Call ``orphaned`` when the process that started us ends, told by EOF on an inherited pipe (SOONG_PARENT_FD)."""
-    text = os.environ.pop(PARENT_FD, "")
-    if not text:
-        return
-    descriptor = int(text)
-    os.set_inheritable(descriptor, False)
-
-    def wait() -> None:
-        while os.read(descriptor, 64):
-            pass
-        orphaned()
-
-    threading.Thread(target=wait, name="soong-parent", daemon=True).start()

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import random
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,13 @@ from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
 from shared.store import Store
 from worker.agent_step import AgentRuns
-from worker.app import make_worker_celery, run_celery
+from worker.app import ParentPipe, make_worker_celery, run_celery
 from worker.flower import FlowerEvents, NoFlower
 from worker.gate import DecisionInbox
 from worker.incarnation import Incarnation
 from worker.process import LoopThread, WorkerProcess
 from worker.python_step import STEP_THREADS, PythonSteps
+from worker.recycling import Wear, begin_anew
 from worker.run import Runner
 from worker.watching import AgentWatcher
 
@@ -34,7 +36,7 @@ SWITCH_INTERVAL_S = 0.001
 
 
 def run_worker(settings: Settings, name: str) -> int:
-    """Run one worker process until it is told to stop; return its exit code."""
+    """Run one worker process until it is told to stop; return its exit code. One that recycles does not return."""
     config = load_config(settings.home)
     clean = redactor(secret_values(settings, config.commands.secret_env))
     configure(settings.log_level, process="worker", clean=clean.text)
@@ -45,20 +47,24 @@ def run_worker(settings: Settings, name: str) -> int:
     for module in settings.functions:
         _import(module)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
+    wear, parent = Wear.of(settings, random.SystemRandom()), ParentPipe()
     thread = LoopThread()
     thread.start()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher)).result()
+    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, wear)).result()
     thread.submit(process.start()).result()
     watcher.start()
     try:
-        return run_celery(app, settings, node_name, process, thread)
+        code = run_celery(app, settings, node_name, process, thread, wear=wear, parent=parent)
     finally:
-        thread.submit(_drain(process, settings)).result()
+        thread.submit(_drain(process, settings, wear)).result()
         watcher.stop()
         thread.submit(process.stop()).result(timeout=STOP_S)
         thread.stop()
+    if wear.is_over:
+        begin_anew(wear, parent.pass_on)
+    return code
 
 
 async def _build(
@@ -68,6 +74,7 @@ async def _build(
     node_name: str,
     thread: LoopThread,
     watcher: FlowerEvents | NoFlower,
+    wear: Wear,
 ) -> WorkerProcess:
     clock = SystemClock()
     store = await open_store(settings.effective_database_url, migrate=False)
@@ -89,6 +96,7 @@ async def _build(
         watcher=watcher,
         thread=thread,
         closers=(inbox.close, ring.close, clients.close),
+        wear=wear,
     )
 
 
@@ -114,8 +122,9 @@ def _agents(
     )
 
 
-async def _drain(process: WorkerProcess, settings: Settings) -> None:
-    await process.drain(timedelta(seconds=settings.drain_s))
+async def _drain(process: WorkerProcess, settings: Settings, wear: Wear) -> None:
+    is_patient = wear.is_over and not wear.is_told_to_stop
+    await process.drain(None if is_patient else timedelta(seconds=settings.drain_s))
 
 
 def _import(module: str) -> None:

@@ -1,7 +1,8 @@
 """The worker process: one asyncio loop on its own thread, beside Celery's threads pool.
 
 Order of stopping: no new claims; running steps may end for the grace time while the heart beats on; what is left is
-handed back; the incarnation is closed; the loop ends. A second signal or a kill is the reaper's business.
+handed back; the incarnation is closed; the loop ends. A kill is the reaper's business. A process that recycles stops in
+the same order, with no end to its grace.
 """
 
 import asyncio
@@ -18,10 +19,12 @@ from shared.log import get_logger
 from shared.sessions.session import ProcessState
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.step import Claim, StepEnd
 from shared.wire.ring import Ring, Switchboard
 from worker.heartbeat import Heartbeat, Pace
 from worker.incarnation import Incarnation
 from worker.pump import Pump
+from worker.recycling import Wear
 from worker.slots import RunWatcher, Slots, StepRunner
 
 log = get_logger(__name__)
@@ -74,6 +77,21 @@ class LoopThread:
             os._exit(1)
 
 
+class _CountingRuns:
+    """Tells the process's wear of each run beside its watcher."""
+
+    def __init__(self, watcher: RunWatcher, wear: Wear) -> None:
+        self._watcher = watcher
+        self._wear = wear
+
+    def started(self, claim: Claim) -> None:
+        self._watcher.started(claim)
+
+    def ended(self, claim: Claim, end: StepEnd | None) -> None:
+        self._watcher.ended(claim, end)
+        self._wear.count_run()
+
+
 class WorkerProcess:
     """Holds what one process has: incarnation, pump, slots, heartbeat, ears."""
 
@@ -91,7 +109,9 @@ class WorkerProcess:
         thread: Caller,
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
         pace: Pace | None = None,
+        wear: Wear | None = None,
     ) -> None:
+        self._wear = wear or Wear()
         self._store = store
         self._ring = ring
         self._switchboard = switchboard
@@ -99,8 +119,10 @@ class WorkerProcess:
         self._incarnation = incarnation
         self._closers = closers
         self._drained: asyncio.Task[None] | None = None
+        self._grace_ends_at: float | None = None
+        self._hurried = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.slots = Slots(settings.slots, store, clock, runner, watcher)
+        self.slots = Slots(settings.slots, store, clock, runner, _CountingRuns(watcher, self._wear))
         self.pump = Pump(store, ring, clock, incarnation.supply, self.slots.spare, self.slots.grow)
         self.slots.pump = self.pump
         self._heartbeat = Heartbeat(
@@ -119,7 +141,7 @@ class WorkerProcess:
         worker_id = await self._incarnation.register()
         self._heartbeat.start(worker_id)
         loop = asyncio.get_running_loop()
-        works = (self.pump.run(), self._hear_interrupts(), self._watch_trust())
+        works = (self.pump.run(), self._hear_interrupts(), self._watch_trust(), self._recycle())
         self._tasks = [loop.create_task(work) for work in works]
         await self._ring.wake_owners()
 
@@ -127,10 +149,17 @@ class WorkerProcess:
         """Do one dispatch's work: hold a slot until nothing is claimable."""
         return await self.slots.hold()
 
-    def drain(self, grace: timedelta) -> asyncio.Task[None]:
-        """Begin to stop; the returned task ends when nothing is held. Repeated calls return the same task."""
+    def drain(self, grace: timedelta | None) -> asyncio.Task[None]:
+        """Begin to stop; the returned task ends when nothing is held. Repeated calls return the same task.
+
+        The first ``grace`` counts; without one, what runs is waited for until somebody gives one.
+        """
+        loop = asyncio.get_running_loop()
+        if grace is not None and self._grace_ends_at is None:
+            self._grace_ends_at = loop.time() + grace.total_seconds()
+            self._hurried.set()
         if self._drained is None:
-            self._drained = asyncio.get_running_loop().create_task(self._drain(grace.total_seconds()))
+            self._drained = loop.create_task(self._drain())
         return self._drained
 
     async def stop(self) -> None:
@@ -146,7 +175,7 @@ class WorkerProcess:
             await close()
         await self._store.close()
 
-    async def _drain(self, grace_s: float) -> None:
+    async def _drain(self) -> None:
         self.pump.drain()
         try:
             if self._incarnation.worker_id:
@@ -154,7 +183,7 @@ class WorkerProcess:
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
         await self.pump.settled()
-        if not await self.slots.until_idle(grace_s):
+        if not await self._idle_in_time():
             self.slots.stop_all("hand_back", "the worker stops")
             await self.slots.until_idle(HAND_BACK_S)
         try:
@@ -162,6 +191,24 @@ class WorkerProcess:
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
         log.info("drained", left=self.slots.busy)
+
+    async def _idle_in_time(self) -> bool:
+        """Wait until no run is held; False when a grace was given and has passed first."""
+        loop = asyncio.get_running_loop()
+        waits = loop.create_task(self.slots.until_idle()), loop.create_task(self._hurried.wait())
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not self.slots.busy or self._grace_ends_at is None:
+            return True
+        return await self.slots.until_idle(max(0.0, self._grace_ends_at - loop.time()))
+
+    async def _recycle(self) -> None:
+        """Stop in order once the process has done what it may; what comes after that is its starter's matter."""
+        reason = await self._wear.until_due(self._settings.beat_s)
+        log.info("recycling", reason=reason)
+        _ = self.drain(None)
+        self._wear.begin()
 
     async def _watch_trust(self) -> None:
         """Give the incarnation up in time even while a beat hangs in a dead connection."""

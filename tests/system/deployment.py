@@ -166,9 +166,9 @@ class Deployment:
                 pass_fds=pass_fds,
             )
 
-    def spawn_with_parent(self, descriptor: int) -> "subprocess.Popen[bytes]":
+    def spawn_with_parent(self, descriptor: int, **more: str) -> "subprocess.Popen[bytes]":
         """Start a worker that ends when the other end of this pipe is closed."""
-        environment = {"SOONG_PARENT_FD": str(descriptor)}
+        environment = {"SOONG_PARENT_FD": str(descriptor), **more}
         self.workers.append(self._spawn(2, environment, pass_fds=(descriptor,)))
         return self.workers[-1]
 

@@ -1,0 +1,129 @@
+"""Recycling: a process that has run long enough, or grown too large, ends in order and begins anew.
+
+The same process executes the program again: its id, its starter and its standing with a supervisor, with Docker or with
+Kubernetes stay, so nobody counts a crash, waits for a back-off or starts a second one. Until then it beats, claims
+nothing and waits for what it holds, however long that takes: a step that is longer than the time between two
+recyclings would otherwise never come to its end.
+"""
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from shared.log import get_logger
+from shared.settings import Settings
+
+log = get_logger(__name__)
+
+JITTER: Final = 0.25
+"""Each process waits for up to this much more than it was told, so that those started together part."""
+
+MIB: Final = 2**20
+
+STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+"""Signals that must not be lost between the old program and the new one."""
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+def resident_mib() -> int:
+    """Return the memory that this process holds now; where the system does not say, the most it ever held."""
+    try:
+        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak // (MIB if sys.platform == "darwin" else 1024)
+    return pages * os.sysconf("SC_PAGE_SIZE") // MIB
+
+
+@dataclass(slots=True)
+class Wear:
+    """What has been asked of one process. ``is_told_to_stop``: somebody wants it to end, so it begins no new life."""
+
+    most_runs: int = 0
+    most_mib: int = 0
+    runs: int = 0
+    is_told_to_stop: bool = False
+    is_over: bool = False
+    """Recycling has begun."""
+    memory: Callable[[], int] = resident_mib
+    _counted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _own_signals: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, settings: Settings, choice: random.Random) -> "Wear":
+        """Return the limits of this process: those of the settings and a little more, by chance."""
+        return cls(_more(settings.recycle_after, choice), _more(settings.recycle_memory_mb, choice))
+
+    def reason(self) -> str:
+        """Return why it is time, or nothing. A process that has done nothing is not too large, its limit too small."""
+        if self.most_runs and self.runs >= self.most_runs:
+            return f"it has run {self.runs} steps"
+        if self.most_mib and self.runs and (held := self.memory()) >= self.most_mib:
+            return f"it holds {held} MiB"
+        return ""
+
+    def count_run(self) -> None:
+        """Take note of a step that this process has run."""
+        self.runs += 1
+        if self.most_runs and self.runs >= self.most_runs:
+            self._counted.set()
+
+    async def until_due(self, look_every_s: float) -> str:
+        """Wait until it is time, looking at the memory now and then; return why."""
+        while not (reason := self.reason()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(look_every_s if self.most_mib else None):
+                    await self._counted.wait()
+        return reason
+
+    def begin(self) -> None:
+        """Tell the process to stop, as an operator would."""
+        self.is_over = True
+        self._own_signals += 1
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def hear_stop(self) -> bool:
+        """Take note of a signal to stop; say whether it came from outside."""
+        if self._own_signals:
+            self._own_signals -= 1
+            return False
+        self.is_told_to_stop = True
+        return True
+
+
+def begin_anew(wear: Wear, parent: Callable[[], None]) -> None:
+    """Execute this program again, as it was started; return when it is to end after all.
+
+    A signal to stop that comes from now on waits for the new program, which ends by it. ``parent`` hands the watch over
+    the process that started us on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    if wear.is_told_to_stop:
+        return
+    parent()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log.info("recycled", runs=wear.runs)
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # an argv, no shell
+    except OSError as error:
+        # Whoever keeps us running starts another one.
+        log.error("not_recycled", error=str(error))
+
+
+def hear_signals() -> None:
+    """Take the signals that a former life of this process left waiting."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def _more(limit: int, choice: random.Random) -> int:
+    return limit + choice.randint(0, int(limit * JITTER)) if limit else 0

@@ -57,8 +57,11 @@ class ConsentStore(Protocol):
 
     async def decide(
         self, ownership: Ownership, decision: Decision, *, state: RequestState, events: Sequence[NewEvent], now_us: int
-    ) -> None:
+    ) -> bool:
         """Write the decision, close the request as ``state``, and append events to the run's log, in one transaction.
+
+        A run that is parked goes on with it: its step is ready again, to be claimed before what has not begun. Says
+        whether that was so: there is work to dispatch.
 
         Raises: NotOwnerError; AlreadyDecidedError when the request is not pending.
         """
@@ -68,6 +71,15 @@ class ConsentStore(Protocol):
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
         """Close the pending request of a call whose asker has ended, with permission_withdrawn; or do nothing.
+
+        Raises: LeaseLostError.
+        """
+        ...
+
+    async def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+        """Close the decided request of a call whose decision has expired unused, with permission_expired.
+
+        The call may then be asked about anew. False, and nothing is changed, when the decision has been used.
 
         Raises: LeaseLostError.
         """

@@ -94,9 +94,9 @@ class TaskStore(Protocol):
         The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
 
         Claims: only ready steps of running tasks, of ``pools``, whose ``needs`` are within ``capabilities``; fair among
-        sessions (least recently claimed first, one step each in turn, also within one batch), then by priority (higher
-        first), then oldest; never beyond a cap, counted in live leases while its row is locked; at most
-        ceil(ready / live_workers) so that one worker does not take all. Claiming sets the fence to one more than ever
+        sessions (least recently claimed first, one step each in turn, also within one batch), then what was parked,
+        then by priority (higher first), then oldest; never beyond a cap, counted in live leases while its row is
+        locked; at most ceil(ready / live_workers) so that one worker does not take all. Claiming sets the fence to one more than ever
         issued for the step, makes it running in one go, starts the run and appends step_claimed and run_started (or
         run_resumed). A worker that is not live (draining, gone, unknown) claims nothing.
         """
@@ -106,6 +106,20 @@ class TaskStore(Protocol):
         """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids.
 
         A step whose cancellation was asked for is cancelled instead.
+        """
+        ...
+
+    async def park(
+        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+    ) -> bool:
+        """Give a held step up for as long as these questions of its run wait: step blocked, run parked, no lease.
+
+        The fence stays, and nothing is written under it any more. Whoever closes one of the run's questions
+        (``ConsentStore.decide``) makes the step ready again in the same transaction.
+
+        False, and nothing is changed, when one of the questions is closed already (the call goes on at once), when
+        ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
+        interrupt comes), and when the lease is not held any more.
         """
         ...
 
@@ -209,8 +223,9 @@ class TaskStore(Protocol):
     ) -> frozenset[str]:
         """End the task and its root run as cancelled; return the ids of workers that hold steps of it.
 
-        What is not leased is cancelled at once; the leased steps are asked to stop (``interrupts``) and end as their
-        worker says, or as cancelled when they are handed back or their lease expires. Failures need no settling.
+        What is not leased is cancelled at once, its questions withdrawn; the leased steps are asked to stop
+        (``interrupts``) and end as their worker says, or as cancelled when they are handed back or their lease
+        expires. Failures need no settling.
 
         Raises: InvalidTransitionError when the task has ended.
         """

@@ -12,6 +12,7 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.making import INSERT_EDGES, insert_steps, opened, opening
 from shared.adapters.sql.owned import command_done, owned_task
+from shared.adapters.sql.parking import withdraw_of
 from shared.adapters.sql.rows import lane_of, pack, plain
 from shared.adapters.sql.settling import start_again
 from shared.adapters.sql.statements import Statement
@@ -273,6 +274,8 @@ class _Changing:
         for row in self.tx.rows(CHILDREN_OF, key=step.key) if step.kind is StepKind.MAP else ():
             self._stop(_standing_of(row), StepEvent.CANCEL, workers)
         if self.tx.count(END_ONE, key=step.key, status=status.value, was=step.status.value, now_us=self.now_us):
+            if step.run_id:
+                withdraw_of(self.tx, self.journal, self.task_id, [step.run_id], f"its step was {status}")
             type_ = EventType.STEP_SKIPPED if event is StepEvent.SKIP else EventType.STEP_CANCELLED
             self.journal.note(step.run_id or self.root_run_id, type_, step=step.key, reason=self.change.reason)
             if step.run_id:

@@ -5,10 +5,12 @@ from typing import Final
 
 from sqlalchemy import literal_column, select
 
+from shared.adapters.sql.auditing import AuditTrail, report
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import check_owned
+from shared.adapters.sql.parking import note_withdrawn, unpark
 from shared.adapters.sql.rows import (
     answer_of,
     decision_body,
@@ -23,6 +25,8 @@ from shared.adapters.sql.runs import append_held
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import answers, decisions, permission_requests, runs, signing_keys
 from shared.adapters.sql.transaction import Transaction
+from shared.audit.entry import AuditKind, AuditNote
+from shared.audit.notes import of_answer, of_decision, of_late_answer, of_withdrawn
 from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
@@ -64,6 +68,23 @@ DECIDE: Final = Statement(
     "decide: write the signed decision of a request",
     "INSERT INTO decisions (request_id, id, body) VALUES (:request_id, :id, :body)",
 )
+HELD_OF_CALL: Final = Statement(
+    "held of call: its pending question, held before its run is, as by whoever decides it",
+    """
+    SELECT id FROM permission_requests
+    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'pending' /*pg FOR UPDATE */
+    """,
+)
+LAPSE: Final = Statement(
+    "lapse: the decided question of a call whose decision was not used",
+    """
+    UPDATE permission_requests SET state = 'expired'
+    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'decided'
+      AND NOT EXISTS (SELECT 1 FROM consumptions WHERE decision_id = (
+          SELECT decisions.id FROM decisions WHERE decisions.request_id = permission_requests.id))
+    RETURNING id
+    """,
+)
 WITHDRAW: Final = Statement(
     "withdraw: the pending question of a call",
     """
@@ -95,9 +116,10 @@ _REQUESTS = select(permission_requests.c.body, permission_requests.c.state, runs
 
 
 class SqlConsent:
-    """The consent part of the store."""
+    """The consent part of the store. What decides, answers or closes is in the audit log with it, or is not done."""
 
     _database: Database
+    _trail: AuditTrail
 
     async def raise_request(
         self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
@@ -129,7 +151,12 @@ class SqlConsent:
         return str(token)
 
     async def answer(self, answer: Answer) -> None:
-        await self._database.write(lambda tx: _answer(tx, answer))
+        try:
+            await self._database.write(lambda tx: _answer(tx, self._trail, answer))
+        except AlreadyDecidedError as error:
+            state = error.state
+            await self._database.write(lambda tx: _note_late(tx, self._trail, answer, state))
+            raise
 
     async def answer_of(self, request_id: str) -> Answer | None:
         wanted = select(answers).where(answers.c.request_id == request_id)
@@ -144,8 +171,10 @@ class SqlConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> None:
-        await self._database.write(lambda tx: _decide(tx, ownership, decision, state, events, now_us))
+    ) -> bool:
+        return await self._database.write(
+            lambda tx: _decide(tx, self._trail, ownership, decision, state, events, now_us)
+        )
 
     async def decision_of(self, request_id: str) -> Decision | None:
         wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)
@@ -154,10 +183,27 @@ class SqlConsent:
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
         def write(tx: Transaction) -> None:
+            tx.rows(HELD_OF_CALL, run_id=run_id, tool_call_id=tool_call_id)
             append_held(tx, run_id, fence, (), (), now_us)
-            _note_withdrawn(tx, tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id), reason, now_us)
+            rows = tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id)
+            _note_withdrawn(tx, rows, reason, now_us)
+            for request_id, *_ in rows:
+                data = {"request": request_id, "tool_call": tool_call_id, "reason": reason}
+                report(tx, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data)], now_us)
 
         await self._database.write(write)
+
+    async def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+        def write(tx: Transaction) -> bool:
+            append_held(tx, run_id, fence, (), (), now_us)
+            rows = tx.rows(LAPSE, run_id=run_id, tool_call_id=tool_call_id)
+            journal = Journal(now_us)
+            for (request_id,) in rows:
+                journal.note(run_id, EventType.PERMISSION_EXPIRED, request=request_id, tool_call=tool_call_id)
+            journal.flush(tx)
+            return bool(rows)
+
+        return await self._database.write(write)
 
     async def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
         # Asked at every look of an owner and seldom true: the look itself takes no lock.
@@ -174,6 +220,8 @@ class SqlConsent:
         def write(tx: Transaction) -> list[str]:
             rows = sorted(tx.rows(WITHDRAW_ORPHANS, session_id=session_id))
             _note_withdrawn(tx, rows, "its run has ended", now_us)
+            notes = [of_withdrawn(session_id, run, request, call, "its run has ended") for request, run, call in rows]
+            self._trail.note(tx, notes, now_us)
             return [row[0] for row in rows]
 
         return await self._database.write(write)
@@ -181,6 +229,8 @@ class SqlConsent:
     async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
         def write(tx: Transaction) -> None:
             if tx.rows(PUBLISH, id=key_id, public_key=public_key, created_us=now_us):
+                told = {"key": key_id, "public_key": public_key.hex()}
+                self._trail.note(tx, [AuditNote(AuditKind.KEY_PUBLISHED, told)], now_us)
                 return
             if _key(tx, key_id) != public_key:
                 raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
@@ -252,8 +302,8 @@ def _check_pending(tx: Transaction, request_id: str) -> tuple[str, str]:
     return run_id, session_id
 
 
-def _answer(tx: Transaction, answer: Answer) -> None:
-    _check_pending(tx, answer.request_id)
+def _answer(tx: Transaction, trail: AuditTrail, answer: Answer) -> None:
+    run_id, session_id = _check_pending(tx, answer.request_id)
     written = tx.rows(
         ANSWER,
         request_id=answer.request_id,
@@ -265,34 +315,57 @@ def _answer(tx: Transaction, answer: Answer) -> None:
         reason=plain(answer.reason),
         metadata=pack(answer.metadata),
     )
-    if not written:
+    if written:
+        trail.note(tx, [of_answer(answer, session_id, run_id)], answer.answered_us)
+    elif _standing_answer(tx, answer.request_id) != answer:  # our own, told again after a commit nobody confirmed
         raise AlreadyDecidedError(answer.request_id, "answered")
+
+
+def _standing_answer(tx: Transaction, request_id: str) -> Answer | None:
+    row = tx.execute(select(answers).where(answers.c.request_id == request_id)).first()
+    return None if row is None else answer_of(row)
+
+
+def _note_late(tx: Transaction, trail: AuditTrail, answer: Answer, state: str) -> None:
+    """Write down that somebody answered what was closed or answered: in the audit log, and in the log of a live run."""
+    wanted = select(permission_requests.c.session_id, runs.c.id, runs.c.end_reason).where(
+        permission_requests.c.id == answer.request_id, runs.c.id == permission_requests.c.run_id
+    )
+    session_id, run_id, end_reason = tx.execute(wanted).one()
+    note = of_late_answer(answer, session_id, run_id, state)
+    trail.note(tx, [note], answer.answered_us)
+    if end_reason is None:
+        journal = Journal(answer.answered_us)
+        journal.note(run_id, EventType.SECURITY, **note.data)
+        journal.flush(tx)
 
 
 def _decide(
     tx: Transaction,
+    trail: AuditTrail,
     ownership: Ownership,
     decision: Decision,
     state: RequestState,
     events: Sequence[NewEvent],
     now_us: int,
-) -> None:
+) -> bool:
     check_owned(tx, ownership)
     run_id, session_id = _check_pending(tx, decision.request_id)
     if session_id != ownership.session_id:
         raise NotFoundError("permission request", decision.request_id)
     tx.count(CLOSE_REQUEST, id=decision.request_id, state=state.value)
     tx.count(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
+    trail.note(tx, of_decision(decision, events), now_us)
     journal = Journal(now_us)
     journal.add(run_id, events=events)
+    was_parked = unpark(tx, journal, run_id, decision.request_id)
     journal.flush(tx)
+    return was_parked
 
 
 def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:
     journal = Journal(now_us)
-    for request_id, run_id, call_id in rows:
-        data = {"request": request_id, "tool_call": call_id, "reason": reason}
-        journal.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)
+    note_withdrawn(journal, rows, reason)
     journal.flush(tx)
 
 

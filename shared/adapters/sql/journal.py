@@ -145,9 +145,14 @@ class Journal:
         entry.status, entry.fence, entry.worker_id = RunStatus.RUNNING.value, fence, worker_id
 
     def release(self, run_id: str) -> None:
-        """Put a run whose lease ended back in the queue."""
+        """Put a run whose lease ended, or that was parked, back in the queue."""
         entry = self._entry(run_id)
         entry.status, entry.worker_id = RunStatus.QUEUED.value, ""
+
+    def park(self, run_id: str) -> None:
+        """Let a run wait without a worker."""
+        entry = self._entry(run_id)
+        entry.status, entry.worker_id = RunStatus.PARKED.value, ""
 
     def end(self, run_id: str, status: RunStatus, reason: EndReason, usage: Usage | None = None) -> None:
         """End a run, with its event."""

@@ -119,9 +119,9 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         inserts=("id", "run_id", "session_id", "tool_call_id", "created_us", "body"),
         updates=("state",),
         never=("ordinal",),
-        # It asks, and takes back; that a question is decided is for its owner to say.
+        # It asks, takes back, and lets go a decision that expired; that a question is decided is for its owner to say.
         new="state = 'pending'",
-        changed="state = 'withdrawn'",
+        changed="state IN ('withdrawn', 'expired')",
     ),
     "answers": WorkerRight(
         never=(*("request_id", "choice", "principal", "channel", "input_digest", "answered_us", "reason", "metadata"),)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.parking import withdraw_of
 from shared.adapters.sql.rows import pack, plain
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
@@ -143,14 +144,22 @@ def cancel_all(tx: Transaction, journal: Journal, task_id: str, reason: str, now
     tx.rows(ASK_TO_STOP, **asked)
     tx.rows(SETTLE_ALL, task_id=task_id)
     root_run_id = _root_run(tx, task_id)
-    for key, run_id in sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us)):
+    _cancel_unheld(tx, journal, task_id, root_run_id, reason, now_us)
+    # Once more for what was claimed, parked and what failed, between these; nothing can be claimed any more.
+    workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, **asked))
+    _cancel_unheld(tx, journal, task_id, root_run_id, reason, now_us)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    return workers
+
+
+def _cancel_unheld(tx: Transaction, journal: Journal, task_id: str, root_run_id: str, reason: str, now_us: int) -> None:
+    """Cancel what nobody holds, with its run and the questions that wait."""
+    cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
+    withdraw_of(tx, journal, task_id, [run_id for _, run_id in cancelled if run_id], "its step was cancelled")
+    for key, run_id in cancelled:
         journal.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
         if run_id:
             journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
-    # Once more for what was claimed, and what failed, between these; nothing can be claimed any more.
-    workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, **asked))
-    tx.rows(SETTLE_ALL, task_id=task_id)
-    return workers
 
 
 def skip_below(tx: Transaction, journal: Journal, step_key: str, now_us: int) -> None:

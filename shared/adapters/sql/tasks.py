@@ -14,6 +14,7 @@ from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.making import insert_steps
 from shared.adapters.sql.ordinals import ordinal_of
+from shared.adapters.sql.parking import park
 from shared.adapters.sql.reading import Contexts, result_of
 from shared.adapters.sql.rows import pack, plain, step_of, task_of
 from shared.adapters.sql.statements import Insert, Statement
@@ -149,6 +150,14 @@ class SqlTasks:
             stale = free_steps(tx, journal, worker_id, held, reason, now_us)
             journal.flush(tx)
             return stale
+
+        return await self._database.write(write)
+
+    async def park(
+        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+    ) -> bool:
+        def write(tx: Transaction) -> bool:
+            return park(tx, worker_id, held, request_ids, max_parked=max_parked, now_us=now_us)
 
         return await self._database.write(write)
 

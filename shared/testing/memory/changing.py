@@ -13,6 +13,7 @@ from shared.tasks.step import FailurePolicy, NewStep, Step, StepKind
 from shared.testing.memory.ending import skip_below
 from shared.testing.memory.logs import end_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps, open_step
+from shared.testing.memory.parking import withdraw_of
 from shared.testing.memory.retrying import start_again
 from shared.testing.memory.rows import Rows, transaction
 
@@ -114,6 +115,7 @@ class MemoryChanging:
         for child in self.rows.children_of(step.key) if step.kind is StepKind.MAP else ():
             if child.status not in STEP_ENDS:
                 self._stop(child, StepEvent.CANCEL, reason, workers, now_us)
+        withdraw_of(self.rows, step.run_id, f"its step was {status}", now_us)
         self.rows.steps[step.key] = replace(step, status=status, ended_us=now_us)
         type_ = EventType.STEP_SKIPPED if event is StepEvent.SKIP else EventType.STEP_CANCELLED
         note_step(self.rows, step, type_, now_us, reason=reason)

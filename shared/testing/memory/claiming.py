@@ -43,11 +43,15 @@ def choose(rows: Rows, ready: Iterable[Step], quota: int) -> tuple[list[Step], b
         if len(chosen) >= quota or not allowed:
             return chosen, bool(allowed)
         # min keeps the first of equals: the oldest.
-        step = min(allowed, key=lambda step: (rows.last_claimed.get(step.session_id, 0), -step.priority))
+        step = min(allowed, key=lambda step: _place(rows, step))
         rows.last_claimed[step.session_id] = max(rows.last_claimed.values(), default=0) + 1
         leases.update(scopes_of(step))
         chosen.append(step)
         waiting.remove(step)
+
+
+def _place(rows: Rows, step: Step) -> tuple[int, bool, int]:
+    return rows.last_claimed.get(step.session_id, 0), step.key not in rows.unparked, -step.priority
 
 
 def _fits(rows: Rows, step: Step, leases: Counter[str]) -> bool:

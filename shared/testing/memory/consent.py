@@ -4,11 +4,15 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shared.audit.entry import AuditKind, AuditNote
+from shared.audit.notes import of_answer, of_decision, of_late_answer, of_withdrawn
 from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
+from shared.testing.memory.auditing import add_notes, add_reports
 from shared.testing.memory.logs import held_run, note_run, write_events
+from shared.testing.memory.parking import unpark, withdraw
 from shared.testing.memory.rows import Rows, transaction
 
 _STANDING = (RequestState.PENDING, RequestState.DECIDED)
@@ -65,12 +69,29 @@ class MemoryConsent:
     def run_token(self, run_id: str) -> str:
         return self.rows.run(run_id).token
 
+    async def answer(self, answer: Answer) -> None:
+        try:
+            await self._answer(answer)
+        except AlreadyDecidedError as error:
+            await self._note_late(answer, error.state)
+            raise
+
     @transaction
-    def answer(self, answer: Answer) -> None:
-        self._check_pending(answer.request_id)
-        if answer.request_id in self.rows.answers:
+    def _answer(self, answer: Answer) -> None:
+        request = self._check_pending(answer.request_id)
+        if self.rows.answers.setdefault(answer.request_id, answer) == answer:
+            note = of_answer(answer, request.identity.session_id, request.identity.run_id)
+            add_notes(self.rows, [note], answer.answered_us)
+        else:
             raise AlreadyDecidedError(answer.request_id, "answered")
-        self.rows.answers[answer.request_id] = answer
+
+    @transaction
+    def _note_late(self, answer: Answer, state: str) -> None:
+        run = self.rows.run(self._request(answer.request_id).identity.run_id)
+        note = of_late_answer(answer, run.identity.session_id, run.id, state)
+        add_notes(self.rows, [note], answer.answered_us)
+        if not run.status.is_terminal:
+            note_run(self.rows, run.id, EventType.SECURITY, answer.answered_us, **note.data)
 
     @transaction
     def answer_of(self, request_id: str) -> Answer | None:
@@ -85,14 +106,16 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> None:
+    ) -> bool:
         self.rows.owned(ownership)
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
             raise NotFoundError("permission request", request.id)
         self.rows.decisions[request.id] = decision
         self.rows.request_states[request.id] = state
+        add_notes(self.rows, of_decision(decision, events), now_us)
         write_events(self.rows, request.identity.run_id, events, now_us)
+        return unpark(self.rows, request, now_us)
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:
@@ -103,19 +126,40 @@ class MemoryConsent:
         run = held_run(self.rows, run_id, fence)
         for request in self._pending(run.identity.session_id):
             if request.identity.run_id == run_id and request.tool_call_id == tool_call_id:
-                self._withdraw(request, reason, now_us)
+                data = {"request": request.id, "tool_call": tool_call_id, "reason": reason}
+                add_reports(self.rows, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data, now_us)])
+                withdraw(self.rows, request, reason, now_us)
+
+    @transaction
+    def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+        held_run(self.rows, run_id, fence)
+        for request in self.rows.requests.values():
+            is_of_call = (request.identity.run_id, request.tool_call_id) == (run_id, tool_call_id)
+            if is_of_call and self.rows.request_states[request.id] is RequestState.DECIDED:
+                if self.rows.decisions[request.id].id in self.rows.consumed:
+                    return False
+                self.rows.request_states[request.id] = RequestState.EXPIRED
+                data = {"request": request.id, "tool_call": tool_call_id}
+                note_run(self.rows, run_id, EventType.PERMISSION_EXPIRED, now_us, **data)
+                return True
+        return False
 
     @transaction
     def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
         pending = self._pending(session_id)
         orphans = [request for request in pending if self.rows.run(request.identity.run_id).status.is_terminal]
         for request in orphans:
-            self._withdraw(request, "its run has ended", now_us)
+            asker, why = request.identity, "its run has ended"
+            note = of_withdrawn(session_id, asker.run_id, request.id, request.tool_call_id, why)
+            add_notes(self.rows, [note], now_us)
+            withdraw(self.rows, request, "its run has ended", now_us)
         return [request.id for request in orphans]
 
     @transaction
     def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
-        del now_us  # a record for people; nothing here reads it
+        if key_id not in self.rows.keys:
+            told = {"key": key_id, "public_key": public_key.hex()}
+            add_notes(self.rows, [AuditNote(AuditKind.KEY_PUBLISHED, told)], now_us)
         if self.rows.keys.setdefault(key_id, public_key) != public_key:
             raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
 
@@ -143,15 +187,3 @@ class MemoryConsent:
         if state is not RequestState.PENDING:
             raise AlreadyDecidedError(request_id, state)
         return request
-
-    def _withdraw(self, request: PermissionRequest, reason: str, now_us: int) -> None:
-        self.rows.request_states[request.id] = RequestState.WITHDRAWN
-        note_run(
-            self.rows,
-            request.identity.run_id,
-            EventType.PERMISSION_WITHDRAWN,
-            now_us,
-            request=request.id,
-            tool_call=request.tool_call_id,
-            reason=reason,
-        )

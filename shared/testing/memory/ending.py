@@ -10,6 +10,7 @@ from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from shared.tasks.step import Outcome, Step, StepEnd, StepError, StepKind, StepResult
 from shared.testing.memory.logs import end_run, note_step, write_events, write_nodes
 from shared.testing.memory.making import open_step
+from shared.testing.memory.parking import withdraw_of
 from shared.testing.memory.rows import Rows
 
 _STEP_EVENT = {
@@ -87,6 +88,8 @@ def poison(rows: Rows, step: Step, now_us: int) -> None:
 def cancel_step(rows: Rows, step: Step, reason: str, now_us: int) -> None:
     """Cancel a step that has not ended, with its run."""
     rows.stopping.pop(step.key, None)
+    if not step.status.is_leased:
+        withdraw_of(rows, step.run_id, "its step was cancelled", now_us)
     moved = _move(rows, step.key, StepEvent.CANCEL, now_us)
     note_step(rows, moved, EventType.STEP_CANCELLED, now_us, reason=reason)
     if step.run_id:

@@ -12,9 +12,10 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from shared.access.token import ApiToken
+from shared.audit.entry import AuditEntry
 from shared.errors import NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
-from shared.runs.events import Event, Node
+from shared.runs.events import Event, NewEvent, Node
 from shared.runs.record import Run
 from shared.runs.store import CallRow
 from shared.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
@@ -40,6 +41,8 @@ class Rows:
     """Steps whose failure is final and has had its effect."""
     stopping: dict[str, str] = field(default_factory=dict)
     """Leased steps that were asked to cancel, with the reason."""
+    unparked: set[str] = field(default_factory=set)
+    """Steps that were parked and may go on: claimed before what has not begun."""
     caps: dict[str, int] = field(default_factory=dict)
     last_claimed: dict[str, int] = field(default_factory=dict)
     """By session: the number of its last claim, counted over all sessions."""
@@ -54,6 +57,9 @@ class Rows:
     decisions: dict[str, Decision] = field(default_factory=dict)
     keys: dict[str, bytes] = field(default_factory=dict)
     tokens: dict[str, ApiToken] = field(default_factory=dict)
+    audit: dict[int, AuditEntry] = field(default_factory=dict)
+    reports: dict[int, tuple[str, NewEvent]] = field(default_factory=dict)
+    """What workers left for the audit log, by number: (run id, event)."""
 
     def session(self, session_id: str) -> Session:
         return _found(self.sessions, "session", session_id)

@@ -28,6 +28,7 @@ from shared.testing.memory.claiming import choose, claim_steps
 from shared.testing.memory.ending import cancel_step, poison, result_of, write_end
 from shared.testing.memory.logs import move_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps
+from shared.testing.memory.parking import parked, pending_of
 from shared.testing.memory.rows import Rows, page_before, transaction
 
 
@@ -141,6 +142,16 @@ class MemorySteps:
             else:
                 self._free(step, StepEvent.HAND_BACK, EventType.STEP_HANDED_BACK, reason, now_us)
         return frozenset(stale)
+
+    @transaction
+    def park(self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
+        step = self._held(worker_id, held)
+        if step is None or self._interrupt(step):
+            return False
+        asked = sorted(set(request_ids))
+        if not set(asked) <= {request.id for request in pending_of(self.rows, step.run_id)}:
+            return False
+        return parked(self.rows, step, asked, max_parked, now_us)
 
     @transaction
     def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:

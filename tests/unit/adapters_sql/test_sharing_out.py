@@ -2,11 +2,11 @@
 
 import pytest
 
-from shared.adapters.sql.claiming import Lane, share_out
+from shared.adapters.sql.claiming import Lane, Place, share_out
 
 
 def make_lane(
-    key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: tuple[int, int] = (0, 1), scope: str = ""
+    key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: Place = (0, 0, 1), scope: str = ""
 ) -> Lane:
     return Lane(key, session, (scope,) if scope else (), ready, turn, [head])
 
@@ -29,16 +29,23 @@ def test_the_session_served_longest_ago_is_served_first() -> None:
 
 
 def test_within_a_session_priority_goes_before_age() -> None:
-    old, urgent = make_lane("old", head=(0, 1)), make_lane("urgent", head=(-5, 2), ready=1)
+    old, urgent = make_lane("old", head=(0, 0, 1)), make_lane("urgent", head=(0, -5, 2), ready=1)
 
     assert share_out([old, urgent], 2, {}, last_turn=0).order == ["urgent", "old"]
 
 
+@pytest.mark.spec("PER-13")
+def test_what_was_parked_goes_before_what_has_priority() -> None:
+    urgent, parked = make_lane("urgent", head=(0, -5, 1)), make_lane("parked", head=(-1, 0, 2), ready=1)
+
+    assert share_out([urgent, parked], 2, {}, last_turn=0).order == ["parked", "urgent"]
+
+
 def test_lanes_of_one_session_share_its_turn() -> None:
     lanes = [
-        make_lane("a1", "one", head=(0, 1)),
-        make_lane("a2", "one", head=(0, 2)),
-        make_lane("b", "two", head=(0, 3)),
+        make_lane("a1", "one", head=(0, 0, 1)),
+        make_lane("a2", "one", head=(0, 0, 2)),
+        make_lane("b", "two", head=(0, 0, 3)),
     ]
 
     order = share_out(lanes, 6, {}, last_turn=0).order
@@ -48,7 +55,7 @@ def test_lanes_of_one_session_share_its_turn() -> None:
 
 @pytest.mark.spec("DIS-03")
 def test_a_cap_ends_the_claims_of_its_lanes_only() -> None:
-    lanes = [make_lane("capped", scope="model:m", head=(0, 1)), make_lane("free", head=(0, 2))]
+    lanes = [make_lane("capped", scope="model:m", head=(0, 0, 1)), make_lane("free", head=(0, 0, 2))]
 
     turns = share_out(lanes, 5, {"model:m": 2}, last_turn=0)
 

@@ -137,5 +137,5 @@ def _drop_claim_modes() -> None:
 def _index_ready(*order: str) -> None:
     where = sa.text(_READY)
     op.drop_index("ix_steps_ready", table_name="steps")
-    columns = ["lane", *map(sa.text, order), "ordinal"]
+    columns: list[str | sa.TextClause] = ["lane", *map(sa.text, order), "ordinal"]
     op.create_index("ix_steps_ready", "steps", columns, sqlite_where=where, postgresql_where=where)

@@ -1,0 +1,104 @@
+"""Runs that wait for consent without a slot: how they give it up, and how a closed question lets them go on.
+
+Whoever takes several of these takes them in one order: the questions of a run, its step, its row.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Row, Transaction
+from shared.runs.events import EventType
+from shared.tasks.step import Held
+
+LOCK_PARKING: Final = Statement(
+    "lock parking: the runs of a session park one after another, so that their cap is counted by one at a time",
+    """
+    SELECT session_id /*pg , pg_advisory_xact_lock(hashtextextended(session_id, 8)) */ FROM steps
+    WHERE key = :key AND run_id = :run_id
+    """,
+)
+PARKED: Final = Statement(
+    "parked: how many steps of a session are, counted to its cap; read after the lock",
+    """
+    SELECT count(*) FROM (
+        SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'blocked' LIMIT :most
+    ) AS parked
+    """,
+)
+STILL_OPEN: Final = Statement(
+    "still open: those of a run's questions that nobody has closed; held, so that nobody does before it has parked",
+    """
+    SELECT id FROM permission_requests WHERE id IN @ids AND run_id = :run_id AND state = 'pending'
+    ORDER BY id /*pg FOR SHARE */
+    """,
+)
+PARK: Final = Statement(
+    "park: its holder gives a step up that waits for consent; not one that was asked to stop or whose task is paused",
+    """
+    UPDATE steps SET status = 'blocked', worker_id = '', is_unparked = 0
+    WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id AND status = 'running'
+      AND cancel_reason IS NULL AND is_paused = 0
+    RETURNING key
+    """,
+)
+UNPARK: Final = Statement(
+    "unpark: the step of a run whose question is closed is ready again, if it was parked",
+    """
+    UPDATE steps SET status = 'ready', is_unparked = 1
+    WHERE key = (SELECT step_key FROM runs WHERE id = :run_id) AND run_id = :run_id AND status = 'blocked'
+    RETURNING key
+    """,
+)
+WITHDRAW_OF: Final = Statement(
+    "withdraw of: the open questions of runs of a task that do not go on",
+    """
+    UPDATE permission_requests SET state = 'withdrawn'
+    WHERE session_id = (SELECT session_id FROM tasks WHERE id = :task_id) AND state = 'pending' AND run_id IN @run_ids
+    RETURNING id, run_id, tool_call_id
+    """,
+)
+
+
+def park(
+    tx: Transaction, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+) -> bool:
+    """See :meth:`shared.tasks.store.TaskStore.park`."""
+    lease = {"key": held.step_key, "run_id": held.run_id}
+    found = tx.rows(LOCK_PARKING, **lease)
+    if not found or tx.rows(PARKED, session_id=found[0][0], most=max_parked)[0][0] >= max_parked:
+        return False
+    asked = sorted(set(request_ids))
+    if len(tx.rows(STILL_OPEN, ids=asked, run_id=held.run_id)) < len(asked):
+        return False
+    if not tx.rows(PARK, **lease, fence=held.fence, worker_id=worker_id):
+        return False
+    journal = Journal(now_us)
+    journal.park(held.run_id)
+    journal.note(held.run_id, EventType.STEP_BLOCKED, step=held.step_key, fence=held.fence)
+    journal.note(held.run_id, EventType.RUN_PARKED, step=held.step_key, fence=held.fence, requests=asked)
+    journal.flush(tx)
+    return True
+
+
+def unpark(tx: Transaction, journal: Journal, run_id: str, request_id: str) -> bool:
+    """Let the run of a question that was just closed go on, if it was parked; say whether it was."""
+    rows = tx.rows(UNPARK, run_id=run_id)
+    for (key,) in rows:
+        journal.release(run_id)
+        journal.note(run_id, EventType.STEP_UNPARKED, step=key, request=request_id)
+    return bool(rows)
+
+
+def withdraw_of(tx: Transaction, journal: Journal, task_id: str, run_ids: Sequence[str], reason: str) -> None:
+    """Withdraw the questions of runs of a task that end without having gone on."""
+    if run_ids:
+        note_withdrawn(journal, tx.rows(WITHDRAW_OF, task_id=task_id, run_ids=sorted(run_ids)), reason)
+
+
+def note_withdrawn(journal: Journal, rows: Sequence[Row], reason: str) -> None:
+    """Tell each run, of (request, run, tool call), that its question was taken back."""
+    for request_id, run_id, call_id in sorted(rows):
+        data = {"request": request_id, "tool_call": call_id, "reason": reason}
+        journal.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)

@@ -1,0 +1,515 @@
+"""A run that waits for consent gives up its slot, and goes on when its question is closed (PER-13, DAG-04)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError
+from shared.permissions.request import Choice, PermissionRequest, RequestState
+from shared.runs.events import NewEvent
+from shared.runs.status import EndReason, RunStatus
+from shared.store import Store
+from shared.tasks.change import TaskChange
+from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
+from shared.tasks.step import Claim, FailurePolicy
+from shared.testing.builders import make_call, make_decision, make_request, make_step
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene, failed, held, outdated, step_ids
+
+
+async def ask(scene: Scene, claim: Claim, *calls: str) -> list[PermissionRequest]:
+    """Raise a question for each of these calls."""
+    return [
+        await scene.store.raise_request(make_request(claim, call), events=(), now_us=scene.now_us)
+        for call in calls or ("call_1",)
+    ]
+
+
+async def park(
+    scene: Scene,
+    claim: Claim,
+    requests: Sequence[PermissionRequest],
+    *,
+    store: Store | None = None,
+    worker: str = "",
+    max_parked: int = 10,
+) -> bool:
+    ids = [request.id for request in requests]
+    return await (store or scene.store).park(
+        worker or scene.worker, held(claim), ids, max_parked=max_parked, now_us=scene.now_us
+    )
+
+
+async def decide(
+    scene: Scene,
+    request: PermissionRequest,
+    choice: Choice = Choice.ALLOW_ONCE,
+    *,
+    state: RequestState = RequestState.DECIDED,
+    store: Store | None = None,
+) -> bool:
+    events = [NewEvent("permission_decided")]
+    decision = make_decision(request, choice)
+    return await (store or scene.store).decide(scene.own, decision, state=state, events=events, now_us=scene.now_us)
+
+
+async def parked(scene: Scene, *steps: str) -> tuple[Claim, PermissionRequest]:
+    """Make a task, claim its first step and park it over one question."""
+    claim = await scene.start(*(steps or ("a",)))
+    (request,) = await ask(scene, claim)
+    assert await park(scene, claim, [request])
+    return claim, request
+
+
+# -- parking
+@pytest.mark.spec("PER-13", "DAG-04")
+async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: Scene) -> None:
+    claim, _ = await parked(scene)
+
+    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    assert (step.status, step.worker_id, step.fence) == (StepStatus.BLOCKED, "", claim.fence)
+    assert (run.status, run.worker_id, run.fence, run.ended_us) == (RunStatus.PARKED, "", claim.fence, None)
+    assert await scene.store.leases(scene.worker) == []
+    assert (await scene.event_types(run.id))[-2:] == ["step_blocked", "run_parked"]
+
+
+@pytest.mark.spec("PER-13")
+async def test_slot_of_a_parked_run_is_free_for_others(scene: Scene) -> None:
+    await parked(scene, "asks", "other")
+
+    assert step_ids(await scene.claim()) == ["other"]
+
+
+async def test_parked_run_is_not_claimable(scene: Scene) -> None:
+    await parked(scene)
+
+    assert await scene.claim() == ()
+    assert (await scene.store.backlog()).ready.get("default", 0) == 0
+
+
+@pytest.mark.spec("DAG-03", "PER-13")
+async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    run_id = claim.identity.run_id
+
+    with pytest.raises(LeaseLostError):
+        await scene.store.append(run_id, claim.fence, events=[NewEvent("model_requested")], now_us=scene.now_us)
+    with pytest.raises(LeaseLostError):
+        await scene.store.withdraw(run_id, "call_1", claim.fence, reason="late", now_us=scene.now_us)
+    assert (await scene.complete(claim)).stale == {run_id}
+    assert await scene.hand_back(claim) == {run_id}
+    assert (await scene.store.request(request.id))[1] is RequestState.PENDING
+
+
+@pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN], ids=str)
+@pytest.mark.spec("PER-13")
+async def test_run_whose_question_is_closed_does_not_park(scene: Scene, state: RequestState) -> None:
+    claim = await scene.start("a")
+    first, second = await ask(scene, claim, "call_1", "call_2")
+    await decide(scene, second, state=state)
+
+    assert not await park(scene, claim, [first, second])
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert "step_blocked" not in await scene.event_types(claim.identity.run_id)
+
+
+async def test_run_does_not_park_over_the_question_of_another(scene: Scene) -> None:
+    await scene.task("a", "b")
+    one, other = await scene.claim()
+    (request,) = await ask(scene, other)
+
+    assert not await park(scene, one, [request])
+
+
+@pytest.mark.spec("DAG-03")
+async def test_who_does_not_hold_the_lease_parks_nothing(scene: Scene) -> None:
+    claim = await scene.start("a")
+    requests = await ask(scene, claim)
+
+    assert not await park(scene, outdated(claim), requests)
+    assert not await park(scene, claim, requests, worker=await scene.another_worker())
+    assert not await park(scene, replace(claim, step_key="task_none/a"), requests)
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+
+
+async def test_parking_twice_is_parking_once(scene: Scene) -> None:
+    claim, request = await parked(scene)
+
+    assert not await park(scene, claim, [request])
+    assert (await scene.event_types(claim.identity.run_id)).count("run_parked") == 1
+
+
+@pytest.mark.spec("PER-13")
+async def test_cap_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: Scene) -> None:
+    await scene.task("a", "b", "c")
+    claims = await scene.claim()
+    asked = [await ask(scene, claim) for claim in claims]
+
+    outcomes = [await park(scene, claim, requests, max_parked=2) for claim, requests in zip(claims, asked, strict=True)]
+
+    assert outcomes == [True, True, False]
+    await decide(scene, asked[0][0])
+    assert await park(scene, claims[2], asked[2], max_parked=2)
+
+
+async def test_cap_of_none_parks_nothing(scene: Scene) -> None:
+    claim = await scene.start("a")
+
+    assert not await park(scene, claim, await ask(scene, claim), max_parked=0)
+
+
+@pytest.mark.spec("PER-13")
+async def test_cap_holds_when_all_park_at_once(scene: Scene, open_another: OpenStore) -> None:
+    await scene.task(*(f"s{number}" for number in range(6)))
+    claims = await scene.claim()
+    asked = [await ask(scene, claim) for claim in claims]
+    stores = [await open_another() for _ in claims]
+
+    outcomes = await asyncio.gather(
+        *(
+            park(scene, claim, requests, store=store, max_parked=2)
+            for claim, requests, store in zip(claims, asked, stores, strict=True)
+        )
+    )
+
+    assert sum(outcomes) == 2
+
+
+async def test_cap_counts_one_session_only(scene: Scene) -> None:
+    await parked(scene)
+    other = await scene.another_session()
+    await scene.task("a", own=other)
+    claim = await scene.claim_one()
+
+    assert await park(scene, claim, await ask(scene, claim), max_parked=1)
+
+
+# -- going on
+@pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN], ids=str)
+@pytest.mark.spec("PER-13", "DAG-04")
+async def test_closed_question_makes_the_step_ready_in_the_same_transaction(scene: Scene, state: RequestState) -> None:
+    claim, request = await parked(scene)
+
+    assert await decide(scene, request, state=state)
+
+    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    assert (step.status, run.status, run.worker_id) == (StepStatus.READY, RunStatus.QUEUED, "")
+    assert (await scene.event_types(run.id))[-2:] == ["permission_decided", "step_unparked"]
+    assert (await scene.store.backlog()).ready == {"default": 1}
+
+
+@pytest.mark.spec("PER-13")
+async def test_decision_of_a_run_that_is_not_parked_dispatches_nothing(scene: Scene) -> None:
+    claim = await scene.start("a")
+    (request,) = await ask(scene, claim)
+
+    assert not await decide(scene, request)
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+
+
+@pytest.mark.spec("PER-13", "DAG-03", "DAG-07")
+async def test_parked_run_goes_on_under_its_id_with_a_higher_fence_elsewhere(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    await decide(scene, request)
+
+    again = await scene.claim_one(worker=await scene.another_worker())
+
+    assert again.identity == claim.identity
+    assert (again.fence, again.is_resumed, again.attempt) == (claim.fence + 1, True, 1)
+    (asked,) = await ask(scene, again)
+    assert asked.id == request.id
+    decision = await scene.store.decision_of(request.id)
+    assert decision is not None
+    row = make_call(again, "call_1", decision_id=decision.id)
+    await scene.store.start_call(row, again.fence, events=(), now_us=scene.now_us)
+
+
+@pytest.mark.spec("PER-13")
+async def test_run_that_goes_on_may_park_again_over_its_other_question(scene: Scene) -> None:
+    claim = await scene.start("a")
+    first, second = await ask(scene, claim, "call_1", "call_2")
+    assert await park(scene, claim, [first, second])
+    await decide(scene, first)
+    again = await scene.claim_one()
+
+    assert await park(scene, again, [second])
+    assert await decide(scene, second)
+    assert (await scene.claim_one()).fence == claim.fence + 2
+
+
+@pytest.mark.spec("PER-13")
+async def test_what_was_parked_is_claimed_before_what_has_not_begun(scene: Scene) -> None:
+    await scene.task(make_step("parked"), make_step("asks_too"))
+    claims = await scene.claim()
+    requests = [(await ask(scene, claim))[0] for claim in claims]
+    for claim, request in zip(claims, requests, strict=True):
+        assert await park(scene, claim, [request])
+    await scene.task(make_step("urgent", priority=9), make_step("plain"))
+    await decide(scene, requests[1])
+    await decide(scene, requests[0])
+
+    assert step_ids([await scene.claim_one()]) == ["parked"]
+    assert step_ids(await scene.claim()) == ["asks_too", "urgent", "plain"]
+
+
+@pytest.mark.spec("PER-13")
+async def test_what_was_parked_goes_first_among_the_lanes_of_its_session(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    await scene.task(make_step("urgent", priority=9, definition="other"), make_step("late", definition="other"))
+    await decide(scene, request)
+
+    assert step_ids(await scene.claim()) == ["a", "urgent", "late"]
+    assert claim.step_key.endswith("/a")
+
+
+@pytest.mark.spec("DIS-10", "PER-13")
+async def test_what_was_parked_does_not_go_before_another_sessions_turn(scene: Scene) -> None:
+    _, request = await parked(scene)
+    await scene.task("elsewhere", own=await scene.another_session())
+    await decide(scene, request)
+
+    assert step_ids(await scene.claim()) == ["elsewhere", "a"]
+
+
+async def test_further_attempt_of_a_step_that_was_parked_waits_its_turn(scene: Scene) -> None:
+    await scene.task("urgent", "asks")
+    await scene.complete((await scene.claim())[0])
+    await scene.task(make_step("retried", max_attempts=2))
+    claim = await scene.claim_one()
+    (request,) = await ask(scene, claim)
+    assert await park(scene, claim, [request])
+    await decide(scene, request)
+    await scene.fail(await scene.claim_one())
+    await scene.retry(claim.step_key)
+    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.task(make_step("new", priority=1))
+
+    assert step_ids(await scene.claim()) == ["new", "retried"]
+
+
+# -- both at once
+@pytest.mark.spec("PER-13")
+async def test_parking_and_deciding_at_once_lose_neither(scene: Scene, open_another: OpenStore) -> None:
+    """Whichever comes first: the call goes on at once, or the step is ready; it never stays parked (PER-13)."""
+    await scene.task(*(f"s{number}" for number in range(8)))
+    claims = await scene.claim()
+    asked = [(await ask(scene, claim))[0] for claim in claims]
+    workers, owner = await open_another(), await open_another()
+
+    async def one(claim: Claim, request: PermissionRequest) -> tuple[bool, bool]:
+        return await asyncio.gather(park(scene, claim, [request], store=workers), decide(scene, request, store=owner))
+
+    outcomes = await asyncio.gather(*(one(*pair) for pair in zip(claims, asked, strict=True)))
+
+    for claim, (has_parked, was_parked) in zip(claims, outcomes, strict=True):
+        assert has_parked == was_parked
+        status = (await scene.store.step(claim.step_key)).status
+        assert status is (StepStatus.READY if has_parked else StepStatus.RUNNING)
+
+
+@pytest.mark.spec("PER-13", "DAG-06")
+async def test_parking_and_cancelling_at_once_leave_nothing_parked(scene: Scene, open_another: OpenStore) -> None:
+    task = await scene.task(*(f"s{number}" for number in range(8)))
+    claims = await scene.claim()
+    asked = [(await ask(scene, claim))[0] for claim in claims]
+    other = await open_another()
+
+    cancel = scene.store.cancel_task(scene.own, task, reason="enough", now_us=scene.now_us)
+    await asyncio.gather(
+        cancel, *(park(scene, claim, [request], store=other) for claim, request in zip(claims, asked, strict=True))
+    )
+
+    stopping = {interrupt.step_key for interrupt in await scene.store.interrupts(scene.worker)}
+    for claim in claims:
+        status = (await scene.store.step(claim.step_key)).status
+        assert status is StepStatus.CANCELLED or (status is StepStatus.RUNNING and claim.step_key in stopping)
+
+
+# -- what happens to those that wait
+@pytest.mark.spec("DAG-06", "PER-15")
+async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    task_id = claim.identity.task_id
+
+    assert await scene.store.cancel_task(scene.own, task_id, reason="enough", now_us=scene.now_us) == frozenset()
+
+    run = await scene.store.run(claim.identity.run_id)
+    assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.CANCELLED
+    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.pending(scene.own.session_id) == []
+    told = await scene.event_types(run.id)
+    assert told[-3:] == ["permission_withdrawn", "step_cancelled", "run_cancelled"]
+    with pytest.raises(AlreadyDecidedError, match="withdrawn"):
+        await decide(scene, request)
+
+
+@pytest.mark.spec("DAG-06", "PER-15")
+async def test_step_cancelled_alone_withdraws_its_question_and_no_other(scene: Scene) -> None:
+    task = await scene.task("a", "b")
+    claims = await scene.claim()
+    mine, other = [(await ask(scene, claim))[0] for claim in claims]
+    for claim, request in zip(claims, (mine, other), strict=True):
+        assert await park(scene, claim, [request])
+    change = TaskChange(cancelled=(claims[0].step_key,), reason="not needed")
+
+    await scene.store.update_task(scene.own, task, change, now_us=scene.now_us)
+
+    assert await scene.statuses(task) == {"a": StepStatus.CANCELLED, "b": StepStatus.BLOCKED}
+    assert (await scene.store.request(mine.id))[1] is RequestState.WITHDRAWN
+    assert (await scene.store.request(other.id))[1] is RequestState.PENDING
+
+
+async def test_parked_step_is_cancelled_and_not_skipped(scene: Scene) -> None:
+    claim, _ = await parked(scene)
+    change = TaskChange(skipped=(claim.step_key,))
+
+    with pytest.raises(InvalidTransitionError, match="blocked"):
+        await scene.store.update_task(scene.own, claim.identity.task_id, change, now_us=scene.now_us)
+
+
+@pytest.mark.spec("DAG-05", "PER-15")
+async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: Scene) -> None:
+    task = await scene.task("asks", make_step("fails", on_failure=FailurePolicy.FAIL_TASK))
+    asks, fails = await scene.claim()
+    (request,) = await ask(scene, asks)
+    assert await park(scene, asks, [request])
+    await scene.advance([failed(fails)])
+
+    await scene.store.settle_failure(scene.own, fails.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+
+    assert (await scene.statuses(task))["asks"] is StepStatus.CANCELLED
+    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.finish_task(scene.own, task, now_us=scene.now_us) is TaskStatus.FAILED
+
+
+@pytest.mark.spec("PER-13")
+async def test_task_with_a_parked_run_goes_on(scene: Scene) -> None:
+    claim, request = await parked(scene, "a", "b")
+    await scene.complete(await scene.claim_one())
+    task_id = claim.identity.task_id
+
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+
+    await decide(scene, request)
+    await scene.complete(await scene.claim_one())
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+
+
+async def test_task_that_is_failed_by_its_planner_ends_its_parked_runs(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    task_id = claim.identity.task_id
+
+    await scene.store.end_task(scene.own, task_id, TaskEvent.FAIL, reason="no use", now_us=scene.now_us)
+
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.CANCELLED
+    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+
+
+@pytest.mark.spec("PER-13")
+async def test_paused_task_keeps_what_is_parked_and_what_may_go_on(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    task_id = claim.identity.task_id
+    await scene.store.pause_task(scene.own, task_id, reason="lunch", now_us=scene.now_us)
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.BLOCKED
+
+    await decide(scene, request)
+
+    assert (await scene.store.step(claim.step_key)).status is StepStatus.READY
+    assert await scene.claim() == ()
+    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+    assert step_ids(await scene.claim()) == ["a"]
+
+
+async def test_task_resumed_while_its_run_is_parked_lets_it_go_on_later(scene: Scene) -> None:
+    claim, request = await parked(scene)
+    await scene.store.pause_task(scene.own, claim.identity.task_id, reason="lunch", now_us=scene.now_us)
+    await scene.store.resume_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
+
+    await decide(scene, request)
+
+    assert step_ids(await scene.claim()) == ["a"]
+
+
+@pytest.mark.spec("DAG-06")
+async def test_run_of_a_paused_or_cancelled_task_does_not_park(scene: Scene) -> None:
+    paused, stopped = await scene.start("a"), await scene.start("b")
+    asked = [await ask(scene, claim) for claim in (paused, stopped)]
+    await scene.store.pause_task(scene.own, paused.identity.task_id, reason="lunch", now_us=scene.now_us)
+    await scene.store.cancel_task(scene.own, stopped.identity.task_id, reason="enough", now_us=scene.now_us)
+
+    assert not await park(scene, paused, asked[0])
+    assert not await park(scene, stopped, asked[1])
+    assert len(await scene.store.interrupts(scene.worker)) == 2
+
+
+@pytest.mark.spec("DAG-07")
+async def test_parked_run_outlives_the_worker_that_had_it(scene: Scene) -> None:
+    claim, request = await parked(scene)
+
+    await scene.expire(max_lost_leases=1)
+
+    step = await scene.store.step(claim.step_key)
+    assert (step.status, step.lost_leases, step.fence) == (StepStatus.BLOCKED, 0, claim.fence)
+    await decide(scene, request)
+    assert (await scene.claim_one(worker=await scene.another_worker())).fence == claim.fence + 1
+
+
+async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: Scene) -> None:
+    claim, _ = await parked(scene)
+    await scene.store.cancel_task(scene.own, claim.identity.task_id, reason="enough", now_us=scene.now_us)
+
+    await scene.retry_task(claim.identity.task_id)
+
+    again = await scene.claim_one()
+    assert (again.step_key, again.attempt) == (claim.step_key, 2)
+    assert again.identity.run_id != claim.identity.run_id
+
+
+async def test_question_of_a_parked_run_is_no_orphan(scene: Scene) -> None:
+    _, request = await parked(scene)
+
+    assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+    assert [one.id for one in await scene.store.pending(scene.own.session_id)] == [request.id]
+
+
+# -- a decision that nobody used in time
+@pytest.mark.spec("PER-13")
+async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: Scene) -> None:
+    claim = await scene.start("a")
+    (first,) = await ask(scene, claim)
+    await decide(scene, first)
+
+    assert await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+
+    (second,) = await ask(scene, claim)
+    assert second.id != first.id
+    assert (await scene.store.request(first.id))[1] is RequestState.EXPIRED
+    assert (await scene.store.request(second.id))[1] is RequestState.PENDING
+    assert "permission_expired" in await scene.event_types(claim.identity.run_id)
+
+
+@pytest.mark.spec("PER-13")
+async def test_decision_that_was_used_does_not_lapse(scene: Scene) -> None:
+    claim = await scene.start("a")
+    (request,) = await ask(scene, claim)
+    await decide(scene, request)
+    decision = await scene.store.decision_of(request.id)
+    assert decision is not None
+    row = make_call(claim, "call_1", decision_id=decision.id)
+    await scene.store.start_call(row, claim.fence, events=(), now_us=scene.now_us)
+
+    assert not await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
+
+
+async def test_pending_question_does_not_lapse_and_a_lost_lease_lapses_nothing(scene: Scene) -> None:
+    claim = await scene.start("a")
+    (request,) = await ask(scene, claim)
+
+    assert not await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    with pytest.raises(LeaseLostError):
+        await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
+    assert (await scene.store.request(request.id))[1] is RequestState.PENDING

@@ -11,7 +11,22 @@ from typing import Literal
 import uuid_utils
 
 Kind = Literal[
-    "sess", "task", "run", "agent", "call", "req", "ans", "dec", "own", "wrk", "disp", "cmd", "resp", "key", "tok"
+    "sess",
+    "task",
+    "run",
+    "agent",
+    "call",
+    "req",
+    "ans",
+    "dec",
+    "own",
+    "wrk",
+    "disp",
+    "cmd",
+    "resp",
+    "key",
+    "tok",
+    "aud",
 ]
 
 

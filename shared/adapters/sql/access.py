@@ -6,11 +6,13 @@ from typing import Any, Final
 from sqlalchemy import select
 
 from shared.access.token import ApiToken, Right
+from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.rows import pack, unpack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import api_tokens
 from shared.adapters.sql.transaction import Transaction
+from shared.audit.notes import of_token_made, of_token_revoked
 from shared.errors import ConflictError, NotFoundError
 
 ADD_TOKEN: Final = Statement(
@@ -31,6 +33,7 @@ class SqlAccess:
     """The access part of the store."""
 
     _database: Database
+    _trail: AuditTrail
 
     async def add_token(self, token: ApiToken) -> None:
         def write(tx: Transaction) -> None:
@@ -45,6 +48,7 @@ class SqlAccess:
             )
             if not written:
                 raise ConflictError(f"there is a token {token.id} already")
+            self._trail.note(tx, [of_token_made(token)], token.created_us)
 
         await self._database.write(write)
 
@@ -59,11 +63,13 @@ class SqlAccess:
 
     async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
         def write(tx: Transaction) -> bool:
-            if tx.count(REVOKE_TOKEN, id=token_id, now_us=now_us):
-                return True
-            if tx.execute(select(api_tokens.c.id).where(api_tokens.c.id == token_id)).first() is None:
+            row = tx.execute(select(api_tokens).where(api_tokens.c.id == token_id)).first()
+            if row is None:
                 raise NotFoundError("token", token_id)
-            return False
+            if not tx.count(REVOKE_TOKEN, id=token_id, now_us=now_us):
+                return False
+            self._trail.note(tx, [of_token_revoked(_token_of(row))], now_us)
+            return True
 
         return await self._database.write(write)
 

@@ -331,12 +331,12 @@ def _note_late(tx: Transaction, trail: AuditTrail, answer: Answer, state: str) -
     wanted = select(permission_requests.c.session_id, runs.c.id, runs.c.end_reason).where(
         permission_requests.c.id == answer.request_id, runs.c.id == permission_requests.c.run_id
     )
-    session_id, run_id, end_reason = tx.execute(wanted).one()
-    note = of_late_answer(answer, session_id, run_id, state)
+    asked = tx.execute(wanted).one()
+    note = of_late_answer(answer, asked.session_id, asked.id, state)
     trail.note(tx, [note], answer.answered_us)
-    if end_reason is None:
+    if asked.end_reason is None:
         journal = Journal(answer.answered_us)
-        journal.note(run_id, EventType.SECURITY, **note.data)
+        journal.note(asked.id, EventType.SECURITY, **note.data)
         journal.flush(tx)
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from sqlalchemy import select
 
+from shared.adapters.sql.auditing import report
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.ordinals import ordinal_of
@@ -122,6 +123,7 @@ class SqlRuns:
     ) -> Appended:
         def write(tx: Transaction) -> Appended:
             appended = append_held(tx, run_id, fence, nodes, events, now_us)
+            report(tx, run_id, events, now_us)
             for call in calls:
                 _put_call(tx, call)
             return appended

@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Table, func, literal_column, select, updat
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import END_COMMAND, check_owned
@@ -14,6 +15,7 @@ from shared.adapters.sql.rows import command_of, owner_of, pack, plain, responde
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import commands, owners, responders, sessions, steps, workers
 from shared.adapters.sql.transaction import Transaction
+from shared.audit.notes import of_session
 from shared.errors import ConflictError, NotFoundError
 from shared.sessions.session import Command, CommandKind, Owner, Ownership, ProcessState, Responder, Session, Worker
 
@@ -77,6 +79,7 @@ class SqlSessions:
     """The session part of the store."""
 
     _database: Database
+    _trail: AuditTrail
 
     # -- owners
     async def register_owner(self, owner: Owner) -> None:
@@ -117,7 +120,12 @@ class SqlSessions:
             "owner_epoch": session.owner_epoch,
             "is_closed": int(session.is_closed),
         }
-        await self._database.write(lambda tx: _add(tx, sessions, values))
+
+        def write(tx: Transaction) -> None:
+            if _add(tx, sessions, values):
+                self._trail.note(tx, [of_session(session)], session.created_us)
+
+        await self._database.write(write)
 
     async def session(self, session_id: str) -> Session:
         row = await self._database.read(
@@ -283,10 +291,10 @@ class SqlSessions:
         return await self._database.read(read)
 
 
-def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> None:
-    """Insert a row; one that stands already stays as it is, so that saying it twice does no harm."""
+def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
+    """Insert a row; one that stands already stays as it is, so that saying it twice does no harm (False then)."""
     insert: Any = postgres_insert if tx.is_postgres else sqlite_insert
-    tx.execute(insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"]))
+    return tx.execute(insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"])).rowcount > 0
 
 
 def _check_session(tx: Transaction, session_id: str) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 
 from shared.adapters.sql.access import SqlAccess
+from shared.adapters.sql.auditing import AuditTrail, SqlAudit
 from shared.adapters.sql.consent import SqlConsent
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.further import SqlFurther
 from shared.adapters.sql.heart import SqlHeart
 from shared.adapters.sql.reading import Contexts
 from shared.adapters.sql.retrying import SqlRetrying
@@ -15,14 +17,18 @@ from shared.adapters.sql.sessions import SqlSessions
 from shared.adapters.sql.settling import SqlSettling
 from shared.adapters.sql.steering import SqlSteering
 from shared.adapters.sql.tasks import SqlTasks
+from shared.sandbox.redact import Redactor
 from shared.sessions.store import Heart
 
 
-class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRetrying, SqlRuns, SqlConsent, SqlAccess):
+class SqlStore(
+    SqlSessions, SqlTasks, SqlFurther, SqlSettling, SqlSteering, SqlRetrying, SqlRuns, SqlConsent, SqlAccess, SqlAudit
+):
     """Implements :class:`shared.store.Store`. One object a process; safe from any loop and thread."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, redactor: Redactor | None = None) -> None:
         self._database = database
+        self._trail = AuditTrail(redactor or Redactor())
         self._contexts = Contexts()
 
     def heart(self) -> Heart:
@@ -33,10 +39,11 @@ class SqlStore(SqlSessions, SqlTasks, SqlSettling, SqlSteering, SqlRetrying, Sql
         await asyncio.to_thread(self._database.close)
 
 
-async def open_store(url: str, *, migrate: bool = False) -> SqlStore:
+async def open_store(url: str, *, migrate: bool = False, redactor: Redactor | None = None) -> SqlStore:
     """Open the database at ``sqlite:////absolute/path`` or ``postgresql://…``.
 
-    With ``migrate`` it is created or brought to our schema first; without, another schema is refused.
+    With ``migrate`` it is created or brought to our schema first; without, another schema is refused. ``redactor``
+    knows the secrets of this process, for what the audit log says.
 
     Raises:
         InvalidConfigError: not such a URL, or a file that cannot be used.
@@ -45,4 +52,4 @@ async def open_store(url: str, *, migrate: bool = False) -> SqlStore:
     """
     parsed = parse_url(url)
     await asyncio.to_thread(prepare, parsed, migrate=migrate)
-    return SqlStore(Database(parsed))
+    return SqlStore(Database(parsed), redactor)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.access.token import ApiToken
+from shared.audit.notes import of_token_made, of_token_revoked
 from shared.errors import ConflictError, NotFoundError
+from shared.testing.memory.auditing import add_notes
 from shared.testing.memory.rows import Rows, transaction
 
 
@@ -19,6 +21,7 @@ class MemoryAccess:
     def add_token(self, token: ApiToken) -> None:
         if self.rows.tokens.setdefault(token.id, token) is not token:
             raise ConflictError(f"there is a token {token.id} already")
+        add_notes(self.rows, [of_token_made(token)], token.created_us)
 
     @transaction
     def token(self, token_id: str) -> ApiToken | None:
@@ -36,4 +39,5 @@ class MemoryAccess:
         if token.revoked_us is not None:
             return False
         self.rows.tokens[token_id] = replace(token, revoked_us=now_us)
+        add_notes(self.rows, [of_token_revoked(token)], now_us)
         return True

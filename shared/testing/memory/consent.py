@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.audit.entry import AuditKind, AuditNote
-from shared.audit.notes import of_answer, of_decision, of_late_answer, of_withdrawn
-from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from shared.audit.notes import of_answer, of_decision, of_late_answer, of_stale_owner, of_withdrawn
+from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
@@ -97,12 +97,30 @@ class MemoryConsent:
     def answer_of(self, request_id: str) -> Answer | None:
         return self.rows.answers.get(request_id)
 
-    @transaction
-    def decide(
+    async def decide(
         self,
         ownership: Ownership,
         decision: Decision,
         *,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> bool:
+        try:
+            return await self._decide(ownership, decision, state, events, now_us)
+        except NotOwnerError:
+            await self._note_stale(ownership, decision, now_us)
+            raise
+
+    @transaction
+    def _note_stale(self, ownership: Ownership, decision: Decision, now_us: int) -> None:
+        add_notes(self.rows, [of_stale_owner(decision, ownership.owner_id, ownership.epoch)], now_us)
+
+    @transaction
+    def _decide(
+        self,
+        ownership: Ownership,
+        decision: Decision,
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,

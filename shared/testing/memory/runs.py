@@ -10,6 +10,7 @@ from shared.runs.events import Event, NewEvent, NewNode, Node
 from shared.runs.record import Run
 from shared.runs.store import Appended, CallRow, CallStatus
 from shared.tasks.step import Step, StepKind
+from shared.testing.memory.auditing import add_reports
 from shared.testing.memory.logs import held_run, write_events, write_nodes
 from shared.testing.memory.rows import Rows, page_before, transaction
 
@@ -57,6 +58,7 @@ class MemoryRuns:
         self.rows.calls.update({(run_id, call.tool_call_id): call for call in calls})
         write_nodes(self.rows, run_id, nodes, now_us)
         write_events(self.rows, run_id, events, now_us)
+        add_reports(self.rows, run_id, events)
         run = self.rows.run(run_id)
         return Appended(run.last_seq, run.last_node)
 

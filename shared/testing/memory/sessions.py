@@ -4,8 +4,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shared.audit.notes import of_session
 from shared.errors import ConflictError, NotFoundError
 from shared.sessions.session import Command, CommandKind, Owner, Ownership, ProcessState, Responder, Session, Worker
+from shared.testing.memory.auditing import add_notes
 from shared.testing.memory.rows import Rows, page_before, transaction
 
 _ORDER = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
@@ -58,6 +60,7 @@ class MemorySessions:
     @transaction
     def open_session(self, session: Session) -> None:
         self.rows.sessions[session.id] = session
+        add_notes(self.rows, [of_session(session)], session.created_us)
 
     @transaction
     def session(self, session_id: str) -> Session:

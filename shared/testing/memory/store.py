@@ -4,8 +4,10 @@ import threading
 
 from shared.sessions.store import Heart
 from shared.testing.memory.access import MemoryAccess
+from shared.testing.memory.auditing import MemoryAudit
 from shared.testing.memory.changing import MemoryChanging
 from shared.testing.memory.consent import MemoryConsent
+from shared.testing.memory.further import MemoryFurther
 from shared.testing.memory.owning import MemoryOwning
 from shared.testing.memory.retrying import MemoryRetrying
 from shared.testing.memory.rows import Rows
@@ -17,12 +19,14 @@ from shared.testing.memory.steps import MemorySteps
 class MemoryStore(
     MemorySessions,
     MemorySteps,
+    MemoryFurther,
     MemoryOwning,
     MemoryChanging,
     MemoryRetrying,
     MemoryRuns,
     MemoryConsent,
     MemoryAccess,
+    MemoryAudit,
 ):
     """Implements :class:`shared.store.Store` for one process; ends with it."""
 

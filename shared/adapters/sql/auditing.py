@@ -1,0 +1,147 @@
+"""The audit log as rows: one chain a process, so that no writer waits for another's entry.
+
+An entry is read up and linked in the transaction of what it tells. Only this process adds to its chain, so reading its
+end takes no lock; a transaction that was undone, or applied and not confirmed, is seen by the next reading.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import select
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.rows import identity_of, pack, unpack
+from shared.adapters.sql.statements import Insert, Statement
+from shared.adapters.sql.tables import audit, reports, runs, sessions
+from shared.adapters.sql.transaction import Transaction
+from shared.audit.entry import AuditEntry, AuditNote, Head, linked
+from shared.audit.notes import REPORTED, of_report, redacted
+from shared.ids import new_id
+from shared.runs.events import NewEvent
+from shared.sandbox.redact import Redactor
+
+HEAD: Final = Statement(
+    "head: the end of our chain, and the newest entry of all",
+    """
+    SELECT (SELECT max(number) FROM audit WHERE chain = :chain),
+           (SELECT digest FROM audit WHERE chain = :chain ORDER BY number DESC LIMIT 1),
+           (SELECT digest FROM audit ORDER BY ordinal DESC LIMIT 1)
+    """,
+)
+INSERT_ENTRIES: Final = Insert(
+    "audit",
+    {
+        "chain": "text",
+        "number": "bigint",
+        "time_us": "bigint",
+        "kind": "text",
+        "session_id": "text",
+        "data": "text",
+        "previous": "text",
+        "beside": "text",
+        "digest": "text",
+    },
+)
+INSERT_REPORTS: Final = Insert("reports", {"run_id": "text", "type": "text", "data": "text", "time_us": "bigint"})
+TAKE_REPORTS: Final = Statement("take reports", "UPDATE reports SET is_taken = 1 WHERE ordinal IN @ordinals")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTrail:
+    """This process's chain. Made with the store; ``redactor`` takes secrets out before anything is linked."""
+
+    redactor: Redactor = field(default_factory=Redactor)
+    chain: str = field(default_factory=lambda: new_id("aud"))
+
+    def note(self, tx: Transaction, notes: Sequence[AuditNote], now_us: int) -> None:
+        """Add entries in the caller's transaction."""
+        if not notes:
+            return
+        number, last, newest = tx.rows(HEAD, chain=self.chain)[0]
+        head = Head(number or 0, last or "", newest if newest and newest != last else "")
+        rows = []
+        for note in notes:
+            entry = linked(redacted(note, self.redactor), self.chain, head, now_us)
+            rows.append(_row(entry))
+            head = Head(entry.number, entry.digest)
+        tx.insert(INSERT_ENTRIES, rows)
+
+
+class SqlAudit:
+    """The audit part of the store."""
+
+    _database: Database
+    _trail: AuditTrail
+
+    async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None:
+        await self._database.write(lambda tx: self._trail.note(tx, notes, now_us))
+
+    async def audit(
+        self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
+    ) -> Sequence[AuditEntry]:
+        wanted = select(audit).where(audit.c.ordinal > after).order_by(audit.c.ordinal).limit(limit)
+        if session_id:
+            wanted = wanted.where(audit.c.session_id == session_id)
+        if kinds:
+            wanted = wanted.where(audit.c.kind.in_([str(kind) for kind in kinds]))
+        if since_us:
+            wanted = wanted.where(audit.c.time_us >= since_us)
+        return await self._database.read(lambda tx: [_entry_of(row) for row in tx.execute(wanted)])
+
+    async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
+        wanted = (
+            select(reports.c.ordinal, reports.c.type, reports.c.data, runs)
+            .join(runs, runs.c.id == reports.c.run_id)
+            .join(sessions, sessions.c.id == runs.c.session_id)
+            .where(reports.c.is_taken == 0, sessions.c.owner_id == owner_id)
+            .order_by(reports.c.ordinal)
+            .limit(limit)
+        )
+
+        def write(tx: Transaction) -> int:
+            rows = tx.execute(wanted.with_for_update(of=reports) if tx.is_postgres else wanted).all()
+            self._trail.note(tx, [of_report(identity_of(row), row.type, unpack(row.data)) for row in rows], now_us)
+            return tx.count(TAKE_REPORTS, ordinals=[row[0] for row in rows]) if rows else 0
+
+        # Looked for at every sweep and seldom there: the look takes no lock.
+        if await self._database.read(lambda tx: tx.execute(wanted.limit(1)).first()) is None:
+            return 0
+        return await self._database.write(write)
+
+
+def report(tx: Transaction, run_id: str, events: Sequence[NewEvent], now_us: int) -> None:
+    """Leave the events that belong into the audit log for the owner; most often there are none."""
+    told = [event for event in events if event.type in REPORTED]
+    if told:
+        rows = [(run_id, str(event.type), pack(event.data), event.time_us or now_us) for event in told]
+        tx.insert(INSERT_REPORTS, rows)
+
+
+def _row(entry: AuditEntry) -> tuple[object, ...]:
+    return (
+        entry.chain,
+        entry.number,
+        entry.time_us,
+        entry.kind,
+        entry.session_id,
+        pack(entry.data),
+        entry.previous,
+        entry.beside,
+        entry.digest,
+    )
+
+
+def _entry_of(row: Any) -> AuditEntry:
+    return AuditEntry(
+        row.chain,
+        row.number,
+        row.time_us,
+        row.kind,
+        row.session_id,
+        unpack(row.data),
+        row.previous,
+        row.beside,
+        row.digest,
+        row.ordinal,
+    )

@@ -46,6 +46,7 @@ class Explainer:
     home: str = field(default_factory=lambda: str(Path.home()))
     allow: Sequence[str] = ()
     is_tainted: bool = False
+    cwd: Path | None = None
 
     @property
     def policy(self) -> Policy:
@@ -55,7 +56,7 @@ class Explainer:
     @property
     def workplace(self) -> Workplace:
         """Return the folders that a run of this project would have; its own are named as in its row."""
-        project, cwd = existing_folder(self.project), Path.cwd()
+        project, cwd = existing_folder(self.project), self.cwd or Path.cwd()
         run_dir = (self.paths.agent_home or project) / "runs" / "<run-id>"
         own = (project,) if is_too_wide(str(cwd), self.home) else tuple(dict.fromkeys((project, cwd)))
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(self.catalogue.config))

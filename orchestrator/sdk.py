@@ -9,9 +9,11 @@ from orchestrator.catalogue import Catalogue
 from orchestrator.client import Client, View, has_ended
 from orchestrator.embedded.starter import attach
 from orchestrator.outcome import TaskOutcome, outcome_of
+from orchestrator.preview import preview_of
 from orchestrator.submission import Submission, submission
 from shared.errors import InvalidConfigError, UnavailableError
 from shared.jsontext import Json
+from shared.permissions.consent import Preview, StepGrant
 from shared.permissions.request import PermissionCallback
 from shared.sessions.session import AnswerMode, CommandKind
 from shared.settings import Settings, load_settings
@@ -75,6 +77,23 @@ class Soong:
         async with _client(loaded) as client:
             yield cls(client, loaded)
 
+    def preview(
+        self,
+        plan: PlanSource,
+        inputs: Mapping[str, Json] | None = None,
+        *,
+        allow: Sequence[str] = (),
+        project: str | Path = ".",
+    ) -> Preview:
+        """Return what the steps of a plan will ask for, each scope resolved and judged. Nothing is started.
+
+        ``preview.grants(["step"])`` is the yes to what is shown of a step, for ``step_grants`` of :meth:`run`.
+
+        Raises:
+            UsageError: the plan, an input or a rule is wrong.
+        """
+        return self._preview(self._read(plan), inputs or {}, allow, project)
+
     async def run(
         self,
         plan: PlanSource,
@@ -82,20 +101,22 @@ class Soong:
         *,
         permission_callback: PermissionCallback | None = None,
         allow: Sequence[str] = (),
+        step_grants: Sequence[StepGrant | str] = (),
         project: str | Path = ".",
         model: str = "",
     ) -> TaskOutcome:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
-        (``tool:scope``) do, and what would ask is denied.
+        (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose own ``asks`` are consented
+        to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they stand now.
 
         Cancelling it leaves the task to the service; :meth:`outcome` says later how it stands.
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
         """
-        prepared = self._prepare(plan, inputs or {}, permission_callback, allow, project, model)
+        prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task)
         responder = self._client.attach(session, permission_callback, channel="sdk") if permission_callback else None
@@ -115,6 +136,7 @@ class Soong:
         inputs: Mapping[str, Json] | None = None,
         *,
         allow: Sequence[str] = (),
+        step_grants: Sequence[StepGrant | str] = (),
         project: str | Path = ".",
         model: str = "",
     ) -> str:
@@ -123,7 +145,7 @@ class Soong:
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
         """
-        prepared = self._prepare(plan, inputs or {}, None, allow, project, model)
+        prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model)
         await self._client.submit(prepared.session, prepared.task)
         return prepared.task.id
 
@@ -179,11 +201,17 @@ class Soong:
         inputs: Mapping[str, Json],
         callback: PermissionCallback | None,
         allow: Sequence[str],
+        step_grants: Sequence[StepGrant | str],
         project: str | Path,
         model: str,
     ) -> Submission:
+        read = self._read(plan)
+        named = [grant for grant in step_grants if isinstance(grant, str)]
+        shown = [grant for grant in step_grants if isinstance(grant, StepGrant)]
+        if named:
+            shown += self._preview(read, inputs, allow, project).grants(named)
         return submission(
-            self._read(plan),
+            read,
             inputs,
             project=Path(project),
             answer_mode=AnswerMode.NONE if callback is None else AnswerMode.ATTACHED,
@@ -192,6 +220,17 @@ class Soong:
             catalogue=self._catalogue,
             clock=self._client.clock,
             principal=self._settings.principal,
+            step_grants=shown,
+        )
+
+    def _preview(self, plan: Plan, inputs: Mapping[str, Json], allow: Sequence[str], project: str | Path) -> Preview:
+        return preview_of(
+            plan,
+            inputs,
+            project=Path(project),
+            allow=allow,
+            catalogue=self._catalogue,
+            settings=self._settings,
         )
 
     def _read(self, plan: PlanSource) -> Plan:

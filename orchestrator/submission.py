@@ -13,6 +13,7 @@ from shared.clock import Clock
 from shared.errors import UsageError
 from shared.ids import new_id
 from shared.jsontext import Json
+from shared.permissions.consent import StepGrant
 from shared.permissions.rules import parse_allow
 from shared.sessions.session import AnswerMode, Session
 from shared.tasks.expansion import new_task
@@ -41,20 +42,26 @@ def submission(
     clock: Clock,
     principal: str = "local",
     cwd: Path | None = None,
+    step_grants: Sequence[StepGrant] = (),
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own unless told.
+
+    ``step_grants`` are what was consented to of the steps' own wishes (PER-17).
 
     Raises:
         UsageError: the project is no folder, an input or a rule is wrong, a step has neither model nor script.
     """
-    policy = catalogue.policy.with_rules(parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow)
+    now_us, task_id, home = clock.now_us(), new_id("task"), str(Path.home())
+    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow]
+    for grant in step_grants:
+        rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
     session = Session(
         id=new_id("sess"),
         project=str(existing_folder(project)),
         cwd=str(cwd or Path.cwd()),
         answer_mode=answer_mode,
-        created_us=clock.now_us(),
-        policy=policy.as_json(),
+        created_us=now_us,
+        policy=catalogue.policy.with_rules(rules).as_json(),
         principal=principal,
     )
     task = new_task(
@@ -63,7 +70,8 @@ def submission(
         session,
         surface_of=catalogue.surface_of,
         default_model=model,
-        now_us=clock.now_us(),
+        now_us=now_us,
+        task_id=task_id,
     )
     return Submission(session, task)
 

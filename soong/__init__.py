@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UsageError,
     )
+    from shared.permissions.consent import Asked, Preview, StepGrant, StepPreview
     from shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
     from shared.tasks.functions import StepContext, step_function
     from shared.tasks.status import StepStatus, TaskStatus
@@ -39,6 +40,7 @@ _HOMES = {
         "UnavailableError",
         "UsageError",
     ),
+    "shared.permissions.consent": ("Asked", "Preview", "StepGrant", "StepPreview"),
     "shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
     "shared.tasks.functions": ("StepContext", "step_function"),
     "shared.tasks.status": ("StepStatus", "TaskStatus"),
@@ -52,6 +54,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Asked",
     "Choice",
     "ConflictError",
     "Deliverable",
@@ -68,9 +71,12 @@ __all__ = [
     "PermissionRequest",
     "PostOutcome",
     "PreOutcome",
+    "Preview",
     "Soong",
     "SoongError",
     "StepContext",
+    "StepGrant",
+    "StepPreview",
     "StepStatus",
     "Target",
     "TaskOutcome",

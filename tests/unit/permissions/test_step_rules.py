@@ -84,10 +84,10 @@ def test_no_consent_lifts_a_refusal_or_answers_what_takes_a_person_each_time(
         assert after == before
     if before.effect is not after.effect:
         assert (before.effect, after.effect) == (Effect.ASK, Effect.ALLOW)
-        assert not (facts.is_dangerous or facts.hook_asks or facts.risk is Risk.CRITICAL)
+        assert not any((facts.is_dangerous, facts.hook_asks, facts.risk is Risk.CRITICAL))
         assert policy.mode is not Mode.STRICT
         assert not facts.target.is_sensitive
-        assert not (facts.is_outward and (facts.is_tainted or policy.network.asks_each_time))
+        assert not facts.is_outward or not any((facts.is_tainted, policy.network.asks_each_time))
 
 
 @pytest.mark.spec("PER-10")

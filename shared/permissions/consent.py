@@ -1,0 +1,185 @@
+"""Step-wise consent: what a preview shows of a plan, and a person's one answer a step as rules of policy (PER-17).
+
+Values only. How scopes are resolved and judged is :mod:`shared.permissions.preview`. A consent is policy and no grant:
+its rules stand in the session's row, bound to the step, and survive whatever process there is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from shared.clock import rfc3339
+from shared.errors import UsageError
+from shared.ids import step_key
+from shared.jsontext import Json
+from shared.permissions.rules import Effect, Rule
+from shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
+from shared.tasks.functions import suggestion
+
+PREVIEW_VERSION: Final = 1
+
+
+class AskKind(StrEnum):
+    """What a step may say that it will ask for; the words are those of plans."""
+
+    WRITE = "write"
+    HOSTS = "hosts"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One scope that a step names, as it stands now.
+
+    ``given`` is the plan's word for it, ``shown`` the exact thing: a resolved path, a host, a program with its argv;
+    empty while it is not known. ``effect`` is what the policy says today, for ``rule`` and ``reason``. ``tools`` are
+    those of the step that would use it. ``scope`` is what a yes beforehand would cover, for ``grantable`` of the tools;
+    None when none can be given: it is refused, allowed already, or asked each time.
+    """
+
+    kind: AskKind
+    given: str
+    shown: str
+    effect: Effect
+    reason: str
+    rule: str = ""
+    source: str = ""
+    is_outside: bool = False
+    tools: tuple[str, ...] = ()
+    scope: Scope | None = None
+    grantable: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "kind": str(self.kind),
+            "given": self.given,
+            "shown": self.shown,
+            "effect": str(self.effect),
+            "reason": self.reason,
+            "rule": self.rule,
+            "source": self.source,
+            "is_outside": self.is_outside,
+            "tools": list(self.tools),
+            "scope": None if self.scope is None else str(self.scope),
+            "grantable": list(self.grantable),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepGrant:
+    """A person's yes to what one step was shown to ask for: tools, each on exactly these scopes."""
+
+    step_id: str
+    scopes: tuple[tuple[str, Scope], ...]
+
+    def rules(self, task_id: str, *, principal: str, now_us: int, home: str) -> tuple[Rule, ...]:
+        """Return the rules that this is in the policy of the task's session.
+
+        Raises:
+            UsageError: a scope is wider than anything that may be granted (PER-08).
+        """
+        source = f"step consent by {principal} at {rfc3339(now_us)}"
+        key = step_key(task_id, self.step_id)
+        for tool, scope in self.scopes:
+            if not tool or "*" in tool or not _is_narrow(scope, home):
+                raise UsageError(f"step {self.step_id!r}: {tool}:{scope} is too wide to be allowed for a step")
+        return tuple(Rule(Effect.ALLOW, tool, scope=scope, source=source, step=key) for tool, scope in self.scopes)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPreview:
+    """What one step will ask for. ``may_ask`` are its tools that can ask at run time and were not spoken of."""
+
+    step_id: str
+    title: str
+    kind: str
+    asks: tuple[Asked, ...] = ()
+    may_ask: tuple[str, ...] = ()
+
+    @property
+    def grantable(self) -> tuple[Asked, ...]:
+        return tuple(one for one in self.asks if one.scope is not None)
+
+    @property
+    def grant(self) -> StepGrant:
+        """Return the yes to all that may be granted here; it may be none."""
+        pairs = ((tool, one.scope) for one in self.asks if one.scope is not None for tool in one.grantable)
+        return StepGrant(self.step_id, tuple(dict.fromkeys(pairs)))
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "id": self.step_id,
+            "title": self.title,
+            "kind": self.kind,
+            "asks": [one.as_json() for one in self.asks],
+            "may_ask": list(self.may_ask),
+            "is_grantable": bool(self.grantable),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a plan will ask for, before anything starts."""
+
+    title: str
+    steps: tuple[StepPreview, ...]
+
+    def union(self, kind: AskKind) -> tuple[Asked, ...]:
+        """Return what all steps together ask for, each thing once; the hardest verdict of those that name it."""
+        found: dict[str, Asked] = {}
+        for one in (one for step in self.steps for one in step.asks if one.kind is kind):
+            before = found.setdefault(one.shown or one.given, one)
+            if _SEVERITY[one.effect] > _SEVERITY[before.effect]:
+                found[one.shown or one.given] = one
+        return tuple(found.values())
+
+    def grants(self, step_ids: Iterable[str]) -> tuple[StepGrant, ...]:
+        """Return the yes to these steps, as they are shown here.
+
+        Raises:
+            UsageError: there is no such step, it says nothing of what it asks for, or nothing of it can be granted.
+        """
+        by_id = {step.step_id: step for step in self.steps}
+        chosen = []
+        for step_id in dict.fromkeys(step_ids):
+            if step_id not in by_id:
+                raise UsageError(f"the plan has no step {step_id!r}; {suggestion(step_id, by_id)}")
+            chosen.append(_consented(by_id[step_id]))
+        return tuple(grant for grant in chosen if grant.scopes)
+
+    def as_json(self) -> dict[str, Json]:
+        """Return a stable form, for programs; ``v`` grows when a field changes its meaning."""
+        union: dict[str, Json] = {str(kind): [one.as_json() for one in self.union(kind)] for kind in AskKind}
+        return {
+            "v": PREVIEW_VERSION,
+            "title": self.title,
+            "union": union,
+            "steps": [step.as_json() for step in self.steps],
+        }
+
+
+_SEVERITY: Final = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.DENY: 2}
+
+
+def _consented(step: StepPreview) -> StepGrant:
+    if not step.asks:
+        raise UsageError(f"step {step.step_id!r} does not say what it asks for; write `asks:` into the plan")
+    if not step.grantable and any(one.effect is not Effect.ALLOW for one in step.asks):
+        why = "; ".join(dict.fromkeys(f"{one.shown or one.given}: {one.reason}" for one in step.asks))
+        raise UsageError(f"nothing that step {step.step_id!r} asks for can be allowed beforehand: {why}")
+    return step.grant
+
+
+def _is_narrow(scope: Scope, home: str) -> bool:
+    if not scope.value.strip() or (scope.kind is not ScopeKind.EXACT and "*" in scope.value):
+        return False
+    return scope.kind is not ScopeKind.PATH or (is_normal(scope.value) and not is_too_wide(scope.value, home))
+
+
+def distinct(asks: Sequence[Asked]) -> tuple[Asked, ...]:
+    """Return each thing once: the items of a map may name the same."""
+    found: dict[tuple[AskKind, str], Asked] = {}
+    for one in asks:
+        found.setdefault((one.kind, one.shown or one.given), one)
+    return tuple(found.values())

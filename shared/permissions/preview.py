@@ -1,0 +1,312 @@
+"""Looks at a plan before it starts: each scope that its steps name, resolved and judged as a call on it (PER-17).
+
+The same parts decide as when the step runs: where a path leads is the sandbox's word, what a program is the tool's own,
+what becomes of it the policy's. A scope can be granted beforehand exactly where a rule of the step would change that
+policy's answer from ask to allow, so nothing is offered here that the gate would not honour. Looks at the disk, changes
+nothing; what a run really does is judged again, call by call.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from shared.errors import TemplateError
+from shared.identity import Role, RunIdentity
+from shared.jsontext import Json, JsonObject
+from shared.permissions.consent import Asked, AskKind, Preview, StepPreview, distinct
+from shared.permissions.policy import Policy, PolicyVerdict, judge
+from shared.permissions.rules import Effect, Facts, Rule
+from shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
+from shared.sandbox.descriptors import PathRefusedError
+from shared.sandbox.hosts import normal_host
+from shared.sandbox.paths import PathPolicy
+from shared.tasks.asks import Offence, host_offence, looked_up, run_offence, write_offence
+from shared.tasks.inputs import scope_of
+from shared.tasks.plan import Plan, PlanStep
+from shared.tasks.step import StepKind
+from shared.tasks.template import Scope as Names
+from shared.tasks.template import render
+from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits, Workplace
+from shared.tools.normalise import failure_of
+from shared.tools.ports import GateCall
+from shared.tools.result import ErrorType
+from shared.tools.risk import risk_of
+
+COMMAND_TOOL: Final = "code.run_command"
+MAX_ITEMS: Final = 1000
+"""Of a map; what further ones ask for is asked when they start."""
+_STEP: Final = "preview/step"
+"""Stands for the step's key, which there is none of yet."""
+_NOBODY: Final = RunIdentity("sess_preview", "run_preview", "agent_preview", Role.WORKER, "", step_key=_STEP)
+_LATER: Final = "it is known only when the step starts, and asked then"
+_TAINT: Final = "; asked all the same once the run has read untrusted content"
+
+
+class _Silent:
+    """Progress of something that never begins."""
+
+    async def report(self, message: str, data: JsonObject | None = None) -> None:
+        del message, data
+
+
+@dataclass(frozen=True, slots=True)
+class Previewer:
+    """What judges: the policy that the session would have, and the folders and tools of its runs.
+
+    ``tools_of`` returns the tool set of a step's run (:mod:`shared.tools.surface`).
+    """
+
+    policy: Policy
+    paths: PathPolicy
+    workplace: Workplace
+    tools_of: Callable[[PlanStep], Sequence[ToolDefinition]]
+    home: str
+
+    def preview(self, plan: Plan, inputs: JsonObject) -> Preview:
+        """Return what the plan will ask for with these (bound) inputs."""
+        return Preview(plan.title, tuple(self._step(step, inputs) for step in plan.steps))
+
+    def _step(self, step: PlanStep, inputs: JsonObject) -> StepPreview:
+        work = step.step or step
+        if work.kind is not StepKind.AGENT:
+            return StepPreview(step.id, step.title, str(step.kind))
+        tools = self.tools_of(work)
+        asks = distinct([one for names in _names_of(step, inputs) for one in self._asks(work, names, tools)])
+        spoken_of = {tool for one in asks for tool in one.tools}
+        may_ask = (tool.name for tool in tools if tool.name not in spoken_of and self._may_ask(tool))
+        return StepPreview(step.id, step.title, str(step.kind), asks, tuple(may_ask))
+
+    def _asks(self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition]) -> Iterator[Asked]:
+        for kind, words in _wishes(work):
+            given = shlex.join(words) if kind is AskKind.RUN else words[0]
+            known = words if "${" not in given else None if names is None else looked_up(words, names)
+            if known is None:
+                yield Asked(kind, given, "", Effect.ASK, _LATER, tools=tuple(t.name for t in _users(kind, tools)))
+                continue
+            offence = _OFFENCES[kind](known)
+            if offence is not None:
+                yield _refused(kind, given, known[0], offence[0])
+            elif kind is AskKind.WRITE:
+                yield self._write(given, known[0], tools)
+            elif kind is AskKind.HOSTS:
+                yield self._host(given, known[0], tools)
+            else:
+                yield self._run(given, known, tools)
+
+    # -- one scope
+    def _write(self, given: str, path: str, tools: Sequence[ToolDefinition]) -> Asked:
+        try:
+            located = self.paths.locate(self.workplace, path)
+        except PathRefusedError as error:
+            return _refused(AskKind.WRITE, given, path, str(error))
+        shown = str(located.resolved)
+        if located.is_protected:
+            return _refused(AskKind.WRITE, given, shown, "a protected name: no tool writes it and nobody can allow it")
+        target = Target(
+            "path",
+            shown,
+            shown,
+            is_inside_roots=located.is_inside_write_roots,
+            is_sensitive=located.is_sensitive,
+        )
+        users = [(tool, _facts(tool, target)) for tool in _users(AskKind.WRITE, tools)]
+        asked = self._judged(AskKind.WRITE, given, target, Scope(ScopeKind.PATH, shown), users)
+        return _with_reason(asked, self._refused_within(shown))
+
+    def _host(self, given: str, host: str, tools: Sequence[ToolDefinition]) -> Asked:
+        name = normal_host(host)
+        target = Target("host", name, name, name)
+        users = [(tool, _facts(tool, target)) for tool in _users(AskKind.HOSTS, tools)]
+        asked = self._judged(AskKind.HOSTS, given, target, Scope(ScopeKind.HOST, name), users)
+        return _with_reason(asked, _TAINT) if asked.scope is not None else asked
+
+    def _run(self, given: str, words: Sequence[str], tools: Sequence[ToolDefinition]) -> Asked:
+        """Let the tools say what the program is; a declared tool is spoken of when it starts that very program."""
+        users: list[tuple[ToolDefinition, Facts]] = []
+        problem: Asked | None = None
+        for tool in _users(AskKind.RUN, tools):
+            is_general = tool.name == COMMAND_TOOL
+            target = self._target(tool, {"argv": list(words)} if is_general else {}, given)
+            if isinstance(target, Target):
+                if is_general or _starts(target.shown, words):
+                    users.append((tool, _facts(tool, target, asks=self._own_ask(tool))))
+            elif is_general:
+                problem = target
+        if problem is not None and not users:
+            return problem
+        target = users[0][1].target if users else Target("command", "", shlex.join(words))
+        return self._judged(AskKind.RUN, given, target, Scope(ScopeKind.EXACT, target.scope), users)
+
+    def _target(self, tool: ToolDefinition, call_input: JsonObject, given: str) -> Target | Asked:
+        assert tool.target is not None
+        try:
+            return tool.target(self._context, call_input)
+        except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
+            failure = failure_of(error)
+            if failure.type is ErrorType.FILE_NOT_FOUND:
+                # Another machine may have it: the worker's own look decides.
+                reason = f"not found here: {failure.message}"
+                return Asked(AskKind.RUN, given, given, Effect.ASK, reason, tools=(tool.name,))
+            return _refused(AskKind.RUN, given, given, failure.message)
+
+    def _judged(
+        self,
+        kind: AskKind,
+        given: str,
+        target: Target,
+        scope: Scope,
+        users: Sequence[tuple[ToolDefinition, Facts]],
+    ) -> Asked:
+        if not users:
+            reason = "the step has no tool that could do it: `allowed_tools` asks for one, the configuration lets it in"
+            return Asked(kind, given, target.shown, Effect.ASK, reason, is_outside=not target.is_inside_roots)
+        verdicts = [(tool, judge(self.policy, facts)) for tool, facts in users]
+        told = _told([verdict for _, verdict in verdicts])
+        is_wide = not scope.value or (scope.kind is ScopeKind.PATH and is_too_wide(scope.value, self.home))
+        grantable = () if is_wide else tuple(tool.name for tool, facts in users if self._would_answer(scope, facts))
+        reason = "too wide to be allowed beforehand" if is_wide and told.effect is Effect.ASK else told.reason
+        return Asked(
+            kind,
+            given,
+            target.shown,
+            told.effect,
+            reason,
+            told.rule,
+            told.source,
+            not target.is_inside_roots,
+            tuple(tool.name for tool, _ in users),
+            scope if grantable else None,
+            grantable,
+        )
+
+    def _would_answer(self, scope: Scope, facts: Facts) -> bool:
+        """Say whether a rule of the step is what turns ask into allow; and no such answer is asked for each time."""
+        rule = Rule(Effect.ALLOW, facts.tool, scope=scope, source="step consent", step=_STEP)
+        if judge(self.policy, facts).effect is not Effect.ASK or self.policy.asks_each_time(facts):
+            return False
+        return judge(self.policy.with_rules([rule]), facts).effect is Effect.ALLOW
+
+    def _refused_within(self, folder: str) -> str:
+        """Name what is refused inside a folder, whatever is said of the folder."""
+        inside = [
+            str(rule.scope)
+            for rule in self.policy.rules
+            if rule.effect is Effect.DENY and rule.scope is not None and rule.scope.kind is ScopeKind.PATH
+            if rule.scope.value != folder and is_within(rule.scope.value, folder)
+        ]
+        return f"; refused within it: {', '.join(sorted(inside))}" if inside else ""
+
+    # -- tools
+    def _may_ask(self, tool: ToolDefinition) -> bool:
+        return judge(self.policy, _facts(tool, Target())).effect is Effect.ASK
+
+    def _own_ask(self, tool: ToolDefinition) -> bool:
+        try:
+            return tool.check_permissions is not None and tool.check_permissions(self._context, {}) is not None
+        except Exception:  # noqa: BLE001  # foreign code; a permission check that fails is not taken for a yes
+            return True
+
+    @property
+    def _context(self) -> ToolContext:
+        return ToolContext(_NOBODY, self.workplace, "call_preview", "preview", 0, _Silent())
+
+
+def _wishes(work: PlanStep) -> Iterator[tuple[AskKind, Sequence[str]]]:
+    yield from ((AskKind.WRITE, (path,)) for path in work.asks.write)
+    yield from ((AskKind.HOSTS, (host,)) for host in work.asks.hosts)
+    yield from ((AskKind.RUN, words) for words in work.asks.run)
+
+
+_OFFENCES: Final[Mapping[AskKind, Callable[[Sequence[str]], Offence | None]]] = {
+    AskKind.WRITE: lambda words: write_offence(words[0]),
+    AskKind.HOSTS: lambda words: host_offence(words[0]),
+    AskKind.RUN: run_offence,
+}
+
+
+def _names_of(step: PlanStep, inputs: JsonObject) -> Iterator[Names | None]:
+    """Yield what a step's references may name before the start: for a map once an item, None where those come later."""
+    if step.kind is not StepKind.MAP:
+        yield scope_of(inputs, {})
+        return
+    try:
+        items: Json = render(step.over, scope_of(inputs, {}))
+    except TemplateError:
+        yield None
+        return
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        yield None
+        return
+    for item in items[:MAX_ITEMS]:
+        yield scope_of(inputs, {}, (step.item_name, item))
+    if len(items) > MAX_ITEMS:
+        yield None
+
+
+def _users(kind: AskKind, tools: Sequence[ToolDefinition]) -> list[ToolDefinition]:
+    """Return the tools whose calls name such a target, and so could be judged by its scope."""
+    named = [tool for tool in tools if tool.target is not None]
+    match kind:
+        case AskKind.WRITE:
+            return [
+                tool
+                for tool in named
+                if tool.permission is Permission.WRITE and "filesystem" in tool.tags and "dangerous" not in tool.tags
+            ]
+        case AskKind.HOSTS:
+            return [tool for tool in named if tool.reaches_out and "declarative" not in tool.tags]
+        case AskKind.RUN:
+            return [tool for tool in named if tool.name == COMMAND_TOOL or _is_plain_program(tool)]
+
+
+def _is_plain_program(tool: ToolDefinition) -> bool:
+    """Say whether a declared tool's program is the same for every input, as far as can be said without one."""
+    return "declarative" in tool.tags and not tool.input_schema.get("required")
+
+
+def _starts(line: str, words: Sequence[str]) -> bool:
+    """Say whether a command line starts the program that is asked for, with these words if any are named."""
+    try:
+        program, *arguments = shlex.split(line)
+    except ValueError:
+        return False
+    return words[0] in (program, Path(program).name) and (len(words) == 1 or list(words[1:]) == arguments)
+
+
+def _facts(tool: ToolDefinition, target: Target, *, asks: bool = False) -> Facts:
+    """Return the mildest facts that a call of a tool on this target can have: the call itself may only be worse."""
+    is_readonly = tool.permission is Permission.READONLY
+    traits = Traits(is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world=tool.reaches_out)
+    call = GateCall(
+        identity=_NOBODY,
+        fence=0,
+        tool_call_id="call_preview",
+        definition=tool,
+        permission_input={},
+        input_digest="",
+        traits=traits,
+        target=target,
+        risk=risk_of(tool, traits),
+        cwd="",
+        hook_result="ask" if asks else "none",
+    )
+    return Facts.of(call)
+
+
+def _told(verdicts: Sequence[PolicyVerdict]) -> PolicyVerdict:
+    """Return the verdict that is shown of several tools' : a question if any of them asks, else a refusal."""
+    for effect in (Effect.ASK, Effect.DENY):
+        found = next((verdict for verdict in verdicts if verdict.effect is effect), None)
+        if found is not None:
+            return found
+    return verdicts[0]
+
+
+def _refused(kind: AskKind, given: str, shown: str, reason: str) -> Asked:
+    return Asked(kind, given, shown, Effect.DENY, reason, rule="refused", source="sandbox")
+
+
+def _with_reason(asked: Asked, more: str) -> Asked:
+    return replace(asked, reason=asked.reason + more) if more else asked

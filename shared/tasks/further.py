@@ -1,16 +1,15 @@
 """Further claims: why a run does or does not get another step of its task beside the one that it holds (DAG-03).
 
-Pure, so that every store refuses for the same reasons and in the same words. Whoever asks is an agent: each refusal says
-what to do next.
+Pure, so that every store refuses for the same reasons and in the same words. Whoever asks is an agent: each refusal
+says what to do next.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from shared.jsontext import JsonObject
-from shared.tasks.functions import suggestion
 from shared.tasks.status import StepStatus
 from shared.tasks.step import StepKind
 
@@ -26,6 +25,7 @@ class Refusal(StrEnum):
     NOT_READY = "not_ready"
     ENDED = "ended"
     HELD = "held"
+    BEGUN = "begun"
     PAUSED = "paused"
     ONE_AT_A_TIME = "one_at_a_time"
     LIMIT = "limit"
@@ -69,6 +69,8 @@ class Sought:
     needs: tuple[str, ...]
     is_paused: bool
     is_puller: bool
+    has_begun: bool
+    """Its own run has worked on it, and goes on where it stopped."""
 
 
 def limit_of(spec: JsonObject) -> int | None:
@@ -89,17 +91,16 @@ def refusal(
     return _by_kind(sought) or _by_status(sought) or _by_place(sought, pools, capabilities)
 
 
-def unknown(asked: str, step_ids: Sequence[str] = ()) -> Unclaimable:
+def unknown(asked: str) -> Unclaimable:
     """Return the refusal of a step that the task does not have."""
-    remedy = suggestion(asked, frozenset(step_ids)) if step_ids else "agent.task_query_steps lists the ready ones"
-    return Unclaimable(Refusal.UNKNOWN, f"your task has no step {asked[:80]!r}", remedy)
+    return Unclaimable(Refusal.UNKNOWN, f"your task has no step {asked[:80]!r}", _ANOTHER)
 
 
-def capped(step_id: str, scope: str, limit: int) -> Unclaimable:
+def capped(step_id: str, scope: str) -> Unclaimable:
     """Return the refusal of a step for which a cap has no room."""
     return Unclaimable(
         Refusal.CAP,
-        f"step {step_id!r} must wait: the cap {scope} = {limit} is reached",
+        f"step {step_id!r} must wait: the cap of {scope} is reached",
         "take another step, or go on with yours and ask again later",
     )
 
@@ -142,7 +143,8 @@ def _by_status(sought: Sought) -> Unclaimable | None:
     if sought.is_paused:
         return Unclaimable(Refusal.PAUSED, "the task is paused", "finish what you hold; nothing new starts")
     if status is StepStatus.READY:
-        return None
+        begun = f"step {name!r} has begun already, and its own run goes on with it"
+        return Unclaimable(Refusal.BEGUN, begun, _ANOTHER) if sought.has_begun else None
     if status is StepStatus.PENDING:
         waits = f"waits for {sought.open_deps} other steps" if sought.open_deps else "waits for its next attempt"
         return Unclaimable(Refusal.NOT_READY, f"step {name!r} {waits}", _ANOTHER)

@@ -16,11 +16,13 @@ from typing import Literal, Protocol
 from shared.runs.record import NewRun
 from shared.sessions.session import Ownership
 from shared.tasks.change import TaskChange
+from shared.tasks.further import Unclaimable
 from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
 from shared.tasks.step import (
     Advance,
     Backlog,
     Cap,
+    Claim,
     FailurePolicy,
     Held,
     Interrupt,
@@ -99,6 +101,28 @@ class TaskStore(Protocol):
         locked; at most ceil(ready / live_workers) so that one worker does not take all. Claiming sets the fence to one more than ever
         issued for the step, makes it running in one go, starts the run and appends step_claimed and run_started (or
         run_resumed). A worker that is not live (draining, gone, unknown) claims nothing.
+        """
+        ...
+
+    async def claim_further(
+        self,
+        worker_id: str,
+        holder: Held,
+        step_id: str,
+        *,
+        pools: Sequence[str],
+        capabilities: Sequence[str],
+        now_us: int,
+    ) -> Claim | Unclaimable:
+        """Claim a further ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
+
+        As ``advance`` claims: the worker must be live and fit, no cap may be passed, the session has had its turn, the
+        fence is one more than ever issued. The step's own run is started; its step_claimed event says which run holds
+        it (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any other.
+        A run holds one further step at a time, and no more than its own step's limit in all. Of a step that is not
+        given :class:`shared.tasks.further.Unclaimable` says why.
+
+        Raises: LeaseLostError when the holder does not hold its own step (any more).
         """
         ...
 

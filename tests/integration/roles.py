@@ -20,7 +20,16 @@ WORKER: Final = "soong_worker"
 
 WORKER_METHODS: Final = frozenset(
     {
-        *("advance", "hand_back", "report_progress", "interrupts", "register_worker", "set_worker_state", "workers"),
+        *(
+            "advance",
+            "hand_back",
+            "claim_further",
+            "report_progress",
+            "interrupts",
+            "register_worker",
+            "set_worker_state",
+            "workers",
+        ),
         *("heart", "append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
         *("request", "decision_of", "public_key", "task", "step", "steps", "counts", "result", "leases"),
     }

@@ -23,7 +23,8 @@ FREE_STEPS: Final = Statement(
     UPDATE steps SET
         status = CASE WHEN cancel_reason IS NULL THEN 'ready' ELSE 'cancelled' END,
         ended_us = CASE WHEN cancel_reason IS NULL THEN ended_us ELSE :now_us END,
-        worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END
+        worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END,
+        holder_run_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.holder_run_id END
     FROM @held h(key text, run_id text, fence bigint)
     WHERE steps.key = h.key AND steps.run_id = h.run_id AND steps.fence = h.fence
       AND steps.worker_id || '' = :worker_id AND steps.status IN ('claimed', 'running')
@@ -40,7 +41,8 @@ EXPIRE_LEASES: Final = Statement(
         status = CASE WHEN cancel_reason IS NOT NULL THEN 'cancelled'
                       WHEN lost_leases + 1 >= :most THEN 'failed' ELSE 'ready' END,
         ended_us = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN :now_us ELSE ended_us END,
-        worker_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN worker_id ELSE '' END
+        worker_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN worker_id ELSE '' END,
+        holder_run_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN holder_run_id ELSE '' END
     WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
     /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
                          ORDER BY key FOR UPDATE) */

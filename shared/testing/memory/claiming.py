@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from shared.jsontext import Json
 from shared.runs.events import EventType
 from shared.runs.status import RunEvent
 from shared.sessions.session import ProcessState
@@ -74,20 +75,28 @@ def claim_steps(
     is_live = worker is not None and worker.state is ProcessState.LIVE
     share = -(-len(ready) // max(live_workers, 1))
     chosen, is_left = choose(rows, ready, min(claim, share) if is_live else 0)
-    return tuple(_claim(rows, step, worker_id, now_us) for step in chosen), is_left
+    return tuple(claim_step(rows, step, worker_id, now_us) for step in chosen), is_left
 
 
-def _claim(rows: Rows, ready: Step, worker_id: str, now_us: int) -> Claim:
+def claim_step(rows: Rows, ready: Step, worker_id: str, now_us: int, *, holder_run_id: str = "") -> Claim:
+    """Claim a ready step for its own run, or for another run that holds it beside its own."""
     status = advance_step(advance_step(ready.status, StepEvent.CLAIM), StepEvent.START)
     fence = ready.fence + 1
     step = replace(
-        ready, status=status, fence=fence, worker_id=worker_id, started_us=ready.started_us or now_us, ended_us=None
+        ready,
+        status=status,
+        fence=fence,
+        worker_id=worker_id,
+        holder_run_id=holder_run_id,
+        started_us=ready.started_us or now_us,
+        ended_us=None,
     )
     rows.steps[step.key] = step
     run = move_run(rows, step.run_id, RunEvent.START)
     is_resumed = run.started_us is not None
     rows.runs[run.id] = replace(run, fence=fence, worker_id=worker_id, started_us=run.started_us or now_us)
-    note_step(rows, step, EventType.STEP_CLAIMED, now_us, fence=fence, worker=worker_id)
+    by: dict[str, Json] = {"claimed_by": holder_run_id} if holder_run_id else {}
+    note_step(rows, step, EventType.STEP_CLAIMED, now_us, fence=fence, worker=worker_id, **by)
     note_step(rows, step, EventType.RUN_RESUMED if is_resumed else EventType.RUN_STARTED, now_us, fence=fence)
     return _told(rows, step, is_resumed=is_resumed)
 

@@ -225,6 +225,8 @@ class MemorySteps:
         if stop is not None:
             cancel_step(self.rows, step, stop, now_us)
             return
-        self.rows.steps[step.key] = replace(step, status=advance_step(step.status, event), worker_id="")
+        self.rows.steps[step.key] = replace(
+            step, status=advance_step(step.status, event), worker_id="", holder_run_id=""
+        )
         run = move_run(self.rows, step.run_id, RunEvent.RELEASE)
         self.rows.runs[run.id] = replace(run, worker_id="")

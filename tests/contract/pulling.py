@@ -1,0 +1,58 @@
+"""What tests of further claims say: agent steps, and a run that asks for one beside its own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shared.jsontext import JsonObject
+from shared.store import Store
+from shared.tasks.further import Refusal, Unclaimable
+from shared.tasks.step import Claim, ClaimMode, NewStep, StepKind
+from shared.testing.builders import make_step
+from shared.wire.jobs import reads
+from tests.contract.scene import Scene, held
+
+
+def work(step_id: str, **overrides: Any) -> NewStep:
+    """Return an agent step that its own run is assigned."""
+    return make_step(step_id, kind=StepKind.AGENT, **overrides)
+
+
+def pulled(step_id: str, **overrides: Any) -> NewStep:
+    """Return an agent step that waits for a run to ask for it."""
+    return work(step_id, claim_mode=ClaimMode.PULL, **overrides)
+
+
+def puller(step_id: str = "puller", *, spec: JsonObject | None = None, **overrides: Any) -> NewStep:
+    """Return the step of a run that takes others."""
+    return work(step_id, is_puller=True, spec={"v": 1, "id": step_id, **(spec or {})}, **overrides)
+
+
+async def further(
+    scene: Scene,
+    holder: Claim,
+    step_id: str,
+    *,
+    worker: str = "",
+    store: Store | None = None,
+    pools: Sequence[str] = ("default",),
+    capabilities: Sequence[str] = reads(),
+) -> Claim | Unclaimable:
+    return await (store or scene.store).claim_further(
+        worker or scene.worker, held(holder), step_id, pools=pools, capabilities=capabilities, now_us=scene.now_us
+    )
+
+
+async def taken(scene: Scene, holder: Claim, step_id: str, *, worker: str = "") -> Claim:
+    """Return the further claim, which must be given."""
+    claim = await further(scene, holder, step_id, worker=worker)
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+async def refused(scene: Scene, holder: Claim, step_id: str, **where: Any) -> Refusal:
+    """Return why the further claim is not given, which it must not be."""
+    answer = await further(scene, holder, step_id, **where)
+    assert isinstance(answer, Unclaimable), answer
+    assert answer.problem
+    assert answer.remedy
+    return answer.reason

@@ -1,0 +1,411 @@
+"""A run takes a further step of its task beside its own: exclusive, leased, fenced, under the caps (DAG-03, CARD-2)."""
+
+import asyncio
+
+import pytest
+
+from shared.errors import LeaseLostError
+from shared.runs.status import EndReason, RunStatus
+from shared.sessions.session import ProcessState
+from shared.store import Store
+from shared.tasks.change import TaskChange
+from shared.tasks.further import Refusal
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Cap, Claim, FailurePolicy, Interrupt
+from shared.testing.builders import make_map, make_step
+from tests.contract.conftest import OpenStore
+from tests.contract.pulling import further, pulled, puller, refused, taken, work
+from tests.contract.scene import Scene, cancelled, completed, failed, held, outdated
+
+pytestmark = pytest.mark.spec("DAG-03")
+
+
+async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(scene: Scene) -> None:
+    own = await scene.start(work("own"), work("more", spec={"v": 1, "instructions": "Do it."}))
+
+    claim = await taken(scene, own, "more")
+
+    step = await scene.store.step(claim.step_key)
+    assert (step.status, step.worker_id, step.fence) == (StepStatus.RUNNING, scene.worker, 1)
+    assert step.holder_run_id == own.identity.run_id
+    assert claim.spec["instructions"] == "Do it."
+    assert {lease.step_key for lease in await scene.store.leases(scene.worker)} == {own.step_key, claim.step_key}
+
+
+@pytest.mark.spec("CARD-3")
+async def test_the_steps_own_run_is_started_and_its_log_says_which_run_holds_it(scene: Scene) -> None:
+    own = await scene.start(work("own"), work("more"))
+
+    claim = await taken(scene, own, "more")
+
+    run = await scene.store.run(claim.identity.run_id)
+    events = {event.type: event.data for event in await scene.store.events(run.id)}
+    assert (run.status, run.fence, run.worker_id) == (RunStatus.RUNNING, claim.fence, scene.worker)
+    assert run.identity.step_key == claim.step_key
+    assert run.id != own.identity.run_id
+    assert events["step_claimed"]["claimed_by"] == own.identity.run_id
+    assert "run_started" in events
+
+
+async def test_what_the_step_waited_for_is_told_to_who_takes_it(scene: Scene) -> None:
+    first = await scene.start(work("first"), work("own"), pulled("more", depends_on=["first"]))
+    own = await scene.claim_one()
+    await scene.complete(first, {"files": 3})
+
+    claim = await taken(scene, own, "more")
+
+    assert claim.dependencies["first"].output == {"files": 3}
+
+
+@pytest.mark.parametrize("output", [{"found": 2}, None], ids=["object", "nothing"])
+async def test_its_end_is_an_end_like_any_other(scene: Scene, output: object) -> None:
+    own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
+    claim = await taken(scene, own, "more")
+
+    advance = await scene.complete(claim, output)
+
+    statuses = await scene.statuses(own.identity.task_id)
+    run = await scene.store.run(claim.identity.run_id)
+    assert advance.stale == frozenset()
+    assert statuses == {"own": StepStatus.RUNNING, "more": StepStatus.COMPLETED, "after": StepStatus.READY}
+    assert (await scene.store.result(claim.step_key)).output == output
+    assert (run.status, run.end_reason) == (RunStatus.COMPLETED, EndReason.COMPLETED)
+    assert (await scene.store.step(claim.step_key)).holder_run_id == own.identity.run_id
+
+
+async def test_both_ends_in_one_batch_unlock_what_waited_for_both(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["own", "more"]))
+    claim = await taken(scene, own, "more")
+
+    await scene.advance([completed(own), completed(claim)])
+
+    assert (await scene.statuses(own.identity.task_id))["after"] is StepStatus.READY
+
+
+async def test_its_failure_is_settled_by_its_own_policy(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
+    claim = await taken(scene, own, "more")
+    await scene.fail(claim)
+
+    (left,) = await scene.store.failures(scene.own)
+    await scene.store.settle_failure(scene.own, left.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+
+    statuses = await scene.statuses(own.identity.task_id)
+    assert (statuses["more"], statuses["after"]) == (StepStatus.FAILED, StepStatus.SKIPPED)
+
+
+# -- one at a time, exactly one of many
+async def test_a_second_one_is_refused_until_the_first_has_ended(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("one"), pulled("two"))
+    claim = await taken(scene, own, "one")
+
+    assert await refused(scene, own, "two") is Refusal.ONE_AT_A_TIME
+    assert await refused(scene, own, "one") is Refusal.ONE_AT_A_TIME
+    await scene.complete(claim)
+    assert await taken(scene, own, "two")
+
+
+async def test_the_refusal_names_the_step_that_is_held(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("one"), pulled("two"))
+    await taken(scene, own, "one")
+
+    answer = await further(scene, own, "two")
+
+    assert "'one'" in getattr(answer, "problem", "")
+
+
+@pytest.mark.spec("CARD-2")
+async def test_fifty_runs_that_ask_for_one_step_at_once_get_it_once(scene: Scene, open_another: OpenStore) -> None:
+    """Bad input row 61."""
+    await scene.task(*(work(f"w{number}", priority=1) for number in range(50)), work("wanted"))
+    workers = [await scene.another_worker() for _ in range(5)]
+    holders = {worker: await scene.claim(10, worker=worker) for worker in workers}
+    stores: list[Store] = [await open_another() for _ in range(5)]
+
+    answers = await asyncio.gather(
+        *(
+            further(scene, holder, "wanted", worker=worker, store=stores[number % 5])
+            for worker, held_there in holders.items()
+            for number, holder in enumerate(held_there)
+        )
+    )
+
+    won = [answer for answer in answers if isinstance(answer, Claim)]
+    assert len(answers) == 50
+    assert len(won) == 1
+    assert {answer.reason for answer in answers if not isinstance(answer, Claim)} <= {Refusal.HELD, Refusal.BEGUN}
+    assert (await scene.store.step(won[0].step_key)).fence == 1
+
+
+async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: Scene, other_store: Store) -> None:
+    for _ in range(8):
+        own = await scene.start(work("own", priority=1), work("wanted"))
+
+        answer, advance = await asyncio.gather(
+            further(scene, own, "wanted"),
+            other_store.advance(
+                scene.worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
+            ),
+        )
+
+        claims = [answer] if isinstance(answer, Claim) else []
+        claims += advance.claims
+        assert [claim.fence for claim in claims] == [1]
+        await scene.complete_all([own, *claims])
+
+
+async def test_two_asked_for_by_one_run_at_once_give_one(scene: Scene, other_store: Store) -> None:
+    own = await scene.start(work("own"), pulled("one"), pulled("two"))
+
+    answers = await asyncio.gather(further(scene, own, "one"), further(scene, own, "two", store=other_store))
+
+    assert sum(isinstance(answer, Claim) for answer in answers) == 1
+
+
+# -- refusals
+async def test_a_step_that_is_not_there_or_of_another_task_is_unknown(scene: Scene) -> None:
+    own = await scene.start(work("own"))
+    await scene.task(work("elsewhere"))
+
+    assert await refused(scene, own, "nothing") is Refusal.UNKNOWN
+    assert await refused(scene, own, "elsewhere") is Refusal.UNKNOWN
+    assert await refused(scene, own, "../own") is Refusal.UNKNOWN
+
+
+async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: Scene) -> None:
+    own = await scene.start(work("own"), work("done"), pulled("later", depends_on=["done"]))
+    done = await scene.claim_one()
+
+    assert await refused(scene, own, "later") is Refusal.NOT_READY
+    assert await refused(scene, own, "done") is Refusal.HELD
+    await scene.complete(done)
+    assert await refused(scene, own, "done") is Refusal.ENDED
+    assert await taken(scene, own, "later")
+
+
+async def test_only_agents_work_is_given(scene: Scene) -> None:
+    own = await scene.start(
+        work("own", priority=1), make_step("function"), make_map("map", depends_on=["own"]), puller("other")
+    )
+
+    for step_id in ("function", "map", "other"):
+        assert await refused(scene, own, step_id) is Refusal.NOT_FOR_AGENTS
+
+
+async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: Scene) -> None:
+    own = await scene.start(work("own", priority=1), work("begun"))
+    begun = await scene.claim_one()
+    await scene.hand_back(begun)
+
+    assert await refused(scene, own, "begun") is Refusal.BEGUN
+
+
+async def test_a_paused_task_gives_nothing(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    await scene.store.pause_task(scene.own, own.identity.task_id, reason="wait", now_us=scene.now_us)
+
+    assert await refused(scene, own, "more") is Refusal.PAUSED
+    await scene.store.resume_task(scene.own, own.identity.task_id, now_us=scene.now_us)
+    assert await taken(scene, own, "more")
+
+
+async def test_a_worker_that_lacks_what_the_step_needs_gets_no_step(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("gpu", needs=["gpu"]), pulled("far", pool="far"))
+
+    assert await refused(scene, own, "gpu") is Refusal.INCAPABLE
+    assert await refused(scene, own, "far") is Refusal.INCAPABLE
+    answer = await further(scene, own, "gpu", capabilities=("gpu",))
+    assert isinstance(answer, Claim)
+
+
+async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    stop = TaskChange(cancelled=(own.step_key,), reason="enough")
+    await scene.store.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
+    assert await refused(scene, own, "more") is Refusal.STOPPING
+
+    other = await scene.start(work("own"), pulled("more"))
+    await scene.store.set_worker_state(scene.worker, ProcessState.DRAINING)
+    assert await refused(scene, other, "more") is Refusal.STOPPING
+
+
+@pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
+@pytest.mark.spec("DIS-03")
+async def test_a_cap_holds_for_further_claims(scene: Scene, kind: str) -> None:
+    own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
+    name = scene.own.session_id if kind == "session" else "wide" if kind == "pool" else "x"
+    other = await scene.start(work("holder", definition="x", model="x", pool="default"))
+    await scene.store.set_caps([Cap(f"{kind}:{name}", 1)])
+    if kind == "pool":
+        await scene.task(work("filler", pool="wide"))
+        await scene.advance(claim=1, pools=("wide",))
+
+    assert await refused(scene, own, "more", pools=("default", "wide")) is Refusal.CAP
+
+    await scene.store.set_caps([Cap(f"{kind}:{name}", 9)])
+    assert isinstance(await further(scene, own, "more", pools=("wide",)), Claim)
+    assert other.fence == 1
+
+
+@pytest.mark.spec("DIS-03", "CARD-2")
+async def test_a_further_claim_counts_in_the_caps_of_others(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("pool:default", 2)])
+    own = await scene.start(work("own", priority=1), pulled("more"), work("third"))
+    claim = await taken(scene, own, "more")
+
+    assert await scene.claim() == ()
+    await scene.complete(claim)
+    assert len(await scene.claim()) == 1
+
+
+@pytest.mark.spec("DIS-03", "CARD-2")
+async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: Scene, open_another: OpenStore) -> None:
+    await scene.task(*(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}") for n in range(12)))
+    holders = await scene.claim(12)
+    await scene.store.set_caps([Cap("pool:default", 17)])
+    stores: list[Store] = [await open_another() for _ in range(4)]
+
+    answers = await asyncio.gather(
+        *(further(scene, holder, f"p{number}", store=stores[number % 4]) for number, holder in enumerate(holders))
+    )
+
+    assert sum(isinstance(answer, Claim) for answer in answers) == 5
+    assert {answer.reason for answer in answers if not isinstance(answer, Claim)} == {Refusal.CAP}
+
+
+@pytest.mark.spec("DIS-10")
+async def test_a_further_claim_is_its_sessions_turn(scene: Scene) -> None:
+    other = await scene.another_session()
+    own = await scene.start(work("own"), pulled("more"), work("next", priority=-1), "b")
+    await scene.task("theirs", own=other)
+    await scene.claim_one()  # the other session's turn; ours was longest ago
+
+    await taken(scene, own, "more")
+    await scene.task("theirs", own=other)
+    turn = await scene.claim_one()
+
+    assert turn.identity.session_id == other.session_id
+
+
+async def test_a_puller_takes_no_more_than_its_limit(scene: Scene) -> None:
+    own = await scene.start(puller(spec={"max_steps": 2}), *(pulled(f"p{number}") for number in range(3)))
+    for number in range(2):
+        await scene.complete(await taken(scene, own, f"p{number}"))
+
+    assert await refused(scene, own, "p2") is Refusal.LIMIT
+
+
+async def test_what_was_given_back_does_not_count_to_the_limit(scene: Scene) -> None:
+    own = await scene.start(puller(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
+    await scene.hand_back(await taken(scene, own, "p0"))
+
+    assert await taken(scene, own, "p1")
+
+
+# -- fences, leases and what ends them
+async def test_a_run_that_lost_its_own_lease_gets_nothing_and_leaves_no_trace(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+
+    with pytest.raises(LeaseLostError):
+        await further(scene, outdated(own), "more")
+    with pytest.raises(LeaseLostError):
+        await further(scene, own, "more", worker=await scene.another_worker())
+    await scene.complete(own)
+    with pytest.raises(LeaseLostError):
+        await further(scene, own, "more")
+
+    assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.READY
+
+
+async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Scene) -> None:
+    own = await scene.start(puller(), pulled("more"))
+    first = await taken(scene, own, "more")
+
+    await scene.expire()
+    scene.worker = await scene.another_worker()
+    again = await scene.claim_one()
+    second = await taken(scene, again, "more")
+
+    step = await scene.store.step(second.step_key)
+    assert second.fence > first.fence
+    assert (step.lost_leases, step.worker_id) == (1, scene.worker)
+    assert (await scene.complete(first)).stale == {first.identity.run_id}
+    assert (await scene.complete(second)).stale == frozenset()
+
+
+async def test_a_step_that_its_holders_died_of_is_poisoned(scene: Scene) -> None:
+    for _ in range(3):
+        await scene.task(puller(), pulled("more"))
+    task_id = (await scene.store.tasks())[-1].id
+    for _ in range(3):
+        own = next(claim for claim in await scene.claim() if claim.identity.task_id == task_id)
+        await taken(scene, own, "more")
+        await scene.expire()
+        scene.worker = await scene.another_worker()
+
+    step = (await scene.steps(task_id))["more"]
+    assert step.status is StepStatus.FAILED
+    assert step.error is not None
+    assert step.error.type == "poisoned"
+
+
+async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    claim = await taken(scene, own, "more")
+
+    await scene.hand_back(own, claim)
+
+    step = (await scene.steps(own.identity.task_id))["more"]
+    run = await scene.store.run(claim.identity.run_id)
+    assert (step.status, step.worker_id, step.holder_run_id, step.lost_leases) == (StepStatus.READY, "", "", 0)
+    assert run.status is RunStatus.QUEUED
+
+
+async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
+    claim = await taken(scene, own, "more")
+    stop = TaskChange(cancelled=(claim.step_key,), reason="not needed")
+
+    workers = await scene.store.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
+    told = await scene.store.interrupts(scene.worker)
+    await scene.advance([cancelled(claim)])
+
+    statuses = await scene.statuses(own.identity.task_id)
+    assert workers == {scene.worker}
+    assert list(told) == [
+        Interrupt(claim.identity.run_id, claim.step_key, claim.fence, "cancel", "not needed"),
+    ]
+    assert statuses == {"own": StepStatus.RUNNING, "more": StepStatus.CANCELLED, "after": StepStatus.SKIPPED}
+
+
+async def test_handing_back_what_was_cancelled_cancels_it(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    claim = await taken(scene, own, "more")
+    await scene.store.cancel_task(scene.own, own.identity.task_id, reason="stop", now_us=scene.now_us)
+
+    await scene.hand_back(claim)
+
+    assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.CANCELLED
+
+
+async def test_it_takes_no_slot_of_its_worker(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    await taken(scene, own, "more")
+
+    (worker,) = await scene.store.workers()
+
+    assert worker.busy == 1
+
+
+async def test_a_step_that_failed_is_tried_again_by_whoever_asks(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    first = await taken(scene, own, "more")
+    await scene.advance([failed(first)])
+
+    await scene.retry(first.step_key)
+    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    second = await taken(scene, own, "more")
+
+    assert second.identity.run_id != first.identity.run_id
+    assert second.attempt == 2
+    assert held(second) in await scene.store.leases(scene.worker)

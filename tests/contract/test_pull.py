@@ -1,0 +1,94 @@
+"""Steps that are pulled: no pump takes them, no dispatcher counts them, and each is done once by who asks (DAG-03)."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from shared.store import Store
+from shared.tasks.step import Claim, ClaimMode
+from tests.contract.conftest import OpenStore
+from tests.contract.pulling import further, pulled, puller, taken, work
+from tests.contract.scene import Scene, completed, step_ids
+
+pytestmark = pytest.mark.spec("DAG-03")
+
+
+async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: Scene) -> None:
+    task_id = await scene.task(pulled("p", priority=9), work("a"), pulled("q"), work("b"))
+
+    assert step_ids(await scene.claim()) == ["a", "b"]
+    steps = await scene.steps(task_id)
+    assert (steps["p"].claim_mode, steps["a"].claim_mode) == (ClaimMode.PULL, ClaimMode.ASSIGNED)
+
+
+async def test_the_dispatcher_is_not_told_of_steps_that_are_pulled(scene: Scene) -> None:
+    await scene.task(pulled("p"), pulled("q"), work("a"))
+
+    assert (await scene.store.backlog()).ready == {"default": 1}
+    await scene.claim()
+    assert (await scene.store.backlog()).ready == {}
+
+
+async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: Scene) -> None:
+    await scene.task(*(pulled(f"p{number}") for number in range(20)), *(work(f"a{number}") for number in range(4)))
+
+    claims = (await scene.advance(claim=10, live_workers=2)).claims
+
+    assert len(claims) == 2
+
+
+async def test_a_puller_is_claimed_like_any_run_and_a_step_of_both_modes_is_given_to_it(scene: Scene) -> None:
+    own = await scene.start(puller(priority=1), pulled("p"), work("a"))
+
+    first = await taken(scene, own, "p")
+    await scene.complete(first)
+    second = await taken(scene, own, "a")
+
+    assert (await scene.store.step(own.step_key)).is_puller
+    assert step_ids([own, first, second]) == ["puller", "p", "a"]
+
+
+async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: Scene) -> None:
+    first = await scene.start(work("a"), pulled("p", depends_on=["a"]))
+    advance = await scene.advance([completed(first)], claim=5)
+
+    assert advance.claims == ()
+
+
+@pytest.mark.spec("CARD-2")
+async def test_pullers_on_several_workers_do_each_step_once(scene: Scene, open_another: OpenStore) -> None:
+    total = 24
+    task_id = await scene.task(
+        *(puller(f"puller{number}", priority=1) for number in range(6)),
+        *(pulled(f"p{number}") for number in range(total)),
+    )
+    workers = [await scene.another_worker() for _ in range(3)]
+    stores: list[Store] = [await open_another() for _ in range(3)]
+    done: Counter[str] = Counter()
+
+    async def pull(own: Claim, worker: str, store: Store) -> None:
+        for number in range(total):
+            claim = await further(scene, own, f"p{number}", worker=worker, store=store)
+            if isinstance(claim, Claim):
+                advance = await store.advance(
+                    worker,
+                    [completed(claim)],
+                    claim=0,
+                    pools=("default",),
+                    capabilities=(),
+                    live_workers=1,
+                    now_us=scene.now_us,
+                )
+                assert not advance.stale
+                done[claim.step_key] += 1
+
+    pullers = [(await scene.claim(2, worker=worker), worker) for worker in workers]
+    await asyncio.gather(
+        *(pull(own, worker, stores[index]) for index, (claims, worker) in enumerate(pullers) for own in claims)
+    )
+
+    assert len(done) == total
+    assert set(done.values()) == {1}
+    counts = (await scene.store.counts(task_id)).by_status
+    assert counts.get("completed") == total  # type: ignore[call-overload]  # a status is its word

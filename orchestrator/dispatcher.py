@@ -45,10 +45,12 @@ class Dispatcher:
 
     async def look(self) -> int:
         """Send what is wanted now; return the number of messages sent."""
-        backlog = await self._tasks.backlog()
-        if not any(backlog.ready.values()):
-            return 0
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
+        most = sum(worker.busy < worker.slots for worker in workers)
+        if not most:
+            return 0
+        # Counted no further than there are workers to wake: what waits may be much more.
+        backlog = await self._tasks.backlog(limit=most)
         sent = 0
         for pool, ready in backlog.ready.items():
             wanted = min(ready, len(idle_workers(workers, pool)))

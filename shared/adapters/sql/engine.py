@@ -24,7 +24,7 @@ BUSY_S: Final = 30.0
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs"})
 
-_POSTGRES_SETTINGS: Final = {
+_PLANNING: Final = {
     # Our statements each have their index. The planner would not use it for a table that was empty a second ago,
     # and would keep that plan while the table grows.
     "enable_seqscan": "off",
@@ -40,6 +40,9 @@ _POSTGRES_SETTINGS: Final = {
     "cpu_index_tuple_cost": "1",
     "cpu_operator_cost": "0.0001",
     "jit": "off",
+}
+_POSTGRES_SETTINGS: Final = {
+    **_PLANNING,
     # A client that vanished in the middle of a transaction must not hold its locks for long.
     "idle_in_transaction_session_timeout": "60s",
     "lock_timeout": "30s",
@@ -159,7 +162,7 @@ def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
 
 
 def _postgres_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
-    settings = _POSTGRES_SETTINGS if is_writer else {"jit": "off", "default_transaction_read_only": "on"}
+    settings = _POSTGRES_SETTINGS if is_writer else {**_PLANNING, "default_transaction_read_only": "on"}
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     return create_engine(
         url,

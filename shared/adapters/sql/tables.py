@@ -93,6 +93,7 @@ owners = Table(
     _text("state", "live"),
     _number("beat"),
     _one_of("state", ProcessState),
+    Index("ix_owners_alive", "ordinal", **_where("state <> 'gone'")),
 )
 
 sessions = Table(

@@ -22,9 +22,12 @@ def upgrade() -> None:
     _make_api_tokens()
     _make_key_retirements()
     _make_audit()
+    where = sa.text("state <> 'gone'")
+    op.create_index("ix_owners_alive", "owners", ["ordinal"], sqlite_where=where, postgresql_where=where)
 
 
 def downgrade() -> None:
+    op.drop_index("ix_owners_alive", table_name="owners")
     _drop_claim_modes()
     _drop_parking()
     for table in ("api_tokens", "key_retirements", "audit", "reports"):

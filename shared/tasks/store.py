@@ -143,7 +143,7 @@ class TaskStore(Protocol):
 
         False, and nothing is changed, when one of the questions is closed already (the call goes on at once), when
         ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
-        interrupt comes), and when the lease is not held any more.
+        interrupt comes), when the run holds a further step, and when the lease is not held any more.
         """
         ...
 

@@ -12,7 +12,7 @@ from shared.tasks.change import TaskChange
 from shared.tasks.further import Refusal
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Cap, Claim, FailurePolicy, Interrupt
-from shared.testing.builders import make_map, make_step
+from shared.testing.builders import make_map, make_request, make_step
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, refused, taken, work
 from tests.contract.scene import Scene, cancelled, completed, failed, held, outdated
@@ -386,6 +386,20 @@ async def test_handing_back_what_was_cancelled_cancels_it(scene: Scene) -> None:
     await scene.hand_back(claim)
 
     assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.CANCELLED
+
+
+async def test_a_run_that_holds_one_does_not_park(scene: Scene) -> None:
+    own = await scene.start(work("own"), pulled("more"))
+    claim = await taken(scene, own, "more")
+    request = make_request(own)
+    await scene.store.raise_request(request, events=(), now_us=scene.now_us)
+
+    async def park() -> bool:
+        return await scene.store.park(scene.worker, held(own), [request.id], max_parked=9, now_us=scene.now_us)
+
+    assert not await park()
+    await scene.complete(claim)
+    assert await park()
 
 
 async def test_it_takes_no_slot_of_its_worker(scene: Scene) -> None:

@@ -35,11 +35,14 @@ STILL_OPEN: Final = Statement(
     """,
 )
 PARK: Final = Statement(
-    "park: its holder gives a step up that waits for consent; not one that was asked to stop or whose task is paused",
+    "park: its holder gives a step up that waits for consent; not one that was asked to stop, whose task is paused, or "
+    "whose run holds another step beside it, which would wait with it",
     """
     UPDATE steps SET status = 'blocked', worker_id = '', is_unparked = 0
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id AND status = 'running'
       AND cancel_reason IS NULL AND is_paused = 0
+      AND NOT EXISTS (SELECT 1 FROM steps AS further WHERE further.holder_run_id = :run_id
+                      AND further.holder_run_id <> '' AND further.status IN ('claimed', 'running'))
     RETURNING key
     """,
 )

@@ -14,6 +14,8 @@ from shared.testing.memory.rows import Rows
 def parked(rows: Rows, step: Step, asked: list[str], max_parked: int, now_us: int) -> bool:
     """Park a held step if its session has room for another one; say whether it has."""
     others = [each for each in rows.steps.values() if each.session_id == step.session_id]
+    if any(each.holder_run_id == step.run_id and each.status.is_leased for each in others):
+        return False  # what it holds beside its own would wait with it
     if sum(each.status is StepStatus.BLOCKED for each in others) >= max_parked:
         return False
     rows.steps[step.key] = replace(step, status=advance_step(step.status, StepEvent.PARK), worker_id="")

@@ -141,7 +141,11 @@ class InvalidTransitionError(ConflictError):
 
 
 class ForgedError(SoongError):
-    """A signature, digest or proof does not hold."""
+    """A signature, digest or proof does not hold; ``what`` names the security event."""
+
+    def __init__(self, message: str, *, what: str = "forged_decision") -> None:
+        self.what = what
+        super().__init__(message)
 
 
 class UnavailableError(SoongError):

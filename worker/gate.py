@@ -229,14 +229,16 @@ class WorkerGate:
         await self.ring.permission_raised(request.id, request.identity.session_id)
 
     async def _check_signature(self, decision: Decision) -> None:
-        key = await self.store.public_key(decision.key_id)
+        key = await self.store.signing_key(decision.key_id)
         if key is None:
-            raise ForgedError(f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}")
-        verify(decision, key)
+            unknown = f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}"
+            raise ForgedError(unknown, what="unknown_key")
+        verify(decision, key.public_key)
+        key.check(decision)
 
     async def _report(self, request: PermissionRequest, decision: Decision, error: ForgedError) -> None:
-        log.error("forged_decision", request=request.id, decision=decision.id, error=str(error))
+        log.error(error.what, request=request.id, decision=decision.id, error=str(error))
         now_us = self.clock.now_us()
-        data = {"what": "forged_decision", "request_id": request.id, "decision_id": decision.id, "problem": str(error)}
+        data = {"what": error.what, "request_id": request.id, "decision_id": decision.id, "problem": str(error)}
         event = NewEvent(EventType.SECURITY, data, now_us)
         await self.store.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)

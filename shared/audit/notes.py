@@ -11,6 +11,7 @@ from shared.access.token import ApiToken
 from shared.audit.entry import AuditKind, AuditNote
 from shared.identity import RunIdentity
 from shared.jsontext import Json
+from shared.permissions.keys import Lapsed
 from shared.permissions.request import Answer, Choice, Decision
 from shared.runs.events import EventType, NewEvent
 from shared.sandbox.redact import Redactor
@@ -112,6 +113,22 @@ def of_token_made(token: ApiToken) -> AuditNote:
 
 def of_token_revoked(token: ApiToken) -> AuditNote:
     return AuditNote(AuditKind.TOKEN_REVOKED, {"token": token.id, "principal": token.principal})
+
+
+def of_key_published(key_id: str, public_key: bytes) -> AuditNote:
+    return AuditNote(AuditKind.KEY_PUBLISHED, {"key": key_id, "public_key": public_key.hex()})
+
+
+def of_key_retired(
+    key_id: str, is_revoked: bool, at_us: int, principal: str, reason: str, lapsed: Sequence[Lapsed]
+) -> list[AuditNote]:
+    """Tell that a key has ended, and of every decision that was taken away with it."""
+    data: dict[str, Json] = {"key": key_id, "is_revoked": is_revoked, "at_us": at_us}
+    told = [AuditNote(AuditKind.KEY_RETIRED, {**data, "principal": principal, "reason": reason, "lapsed": len(lapsed)})]
+    for one in lapsed:
+        closed: dict[str, Json] = {"request": one.request_id, "run": one.run_id, "key": key_id}
+        told.append(AuditNote(AuditKind.EXPIRED, {**closed, "reason": "its key was revoked"}, one.session_id))
+    return told
 
 
 def redacted(note: AuditNote, redactor: Redactor) -> AuditNote:

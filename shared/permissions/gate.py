@@ -130,7 +130,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
     }
     wrong = [name for name, value in bound.items() if getattr(decision, name) != value]
     if wrong:
-        raise ForgedError(f"decision {decision.id!r} was made for another {', '.join(wrong)}")
+        raise ForgedError(f"decision {decision.id!r} was made for another {', '.join(wrong)}", what="foreign_decision")
     if decision.error is not None or decision.choice is Choice.DENY:
         return _refusal(decision)
     if decision.expires_us <= now_us:

@@ -1,14 +1,15 @@
-"""The port for consent: requests, answers, decisions, keys. Consumption is part of ``RunStore.start_call``."""
+"""The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from shared.permissions.keys import KeyStore
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import NewEvent
 from shared.sessions.session import Ownership
 
 
-class ConsentStore(Protocol):
+class ConsentStore(KeyStore, Protocol):
     async def raise_request(
         self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
     ) -> PermissionRequest:
@@ -63,11 +64,19 @@ class ConsentStore(Protocol):
         A run that is parked goes on with it: its step is ready again, to be claimed before what has not begun. Says
         whether that was so: there is work to dispatch.
 
-        Raises: NotOwnerError; AlreadyDecidedError when the request is not pending.
+        Raises:
+            NotOwnerError.
+            AlreadyDecidedError: the request is not pending.
+            ConflictError: the key that it is signed with has ended.
         """
         ...
 
-    async def decision_of(self, request_id: str) -> Decision | None: ...
+    async def decision_of(self, request_id: str) -> Decision | None:
+        """Return the decision of a request as its row says it; whether its signature holds is for the reader.
+
+        Raises: ForgedError when the row is no decision.
+        """
+        ...
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
         """Close the pending request of a call whose asker has ended, with permission_withdrawn; or do nothing.
@@ -91,12 +100,3 @@ class ConsentStore(Protocol):
         A run that lost its lease and waits to be resumed keeps its question.
         """
         ...
-
-    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
-        """Insert a public key (32 bytes, Ed25519), once. Owners only; workers only read.
-
-        Raises: ConflictError when another key has that id.
-        """
-        ...
-
-    async def public_key(self, key_id: str) -> bytes | None: ...

@@ -7,6 +7,7 @@ import pytest
 
 from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
 from shared.identity import Role
+from shared.permissions.keys import SigningKey
 from shared.permissions.request import Choice, PermissionRequest, RequestState
 from shared.runs.events import NewEvent
 from shared.store import Store
@@ -338,5 +339,5 @@ async def test_public_key_is_published_once_and_read_by_its_id(store: Store) -> 
     with pytest.raises(ConflictError, match="key_1"):
         await store.publish_key("key_1", b"\x01" * 32, now_us=3)
 
-    assert await store.public_key("key_1") == b"\x00" * 31 + b"\xff"
-    assert await store.public_key("key_2") is None
+    assert await store.signing_key("key_1") == SigningKey("key_1", b"\x00" * 31 + b"\xff", 1)
+    assert await store.signing_key("key_2") is None

@@ -31,7 +31,7 @@ WORKER_METHODS: Final = frozenset(
             "workers",
         ),
         *("heart", "append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
-        *("request", "decision_of", "public_key", "task", "step", "steps", "counts", "result", "leases"),
+        *("request", "decision_of", "signing_key", "task", "step", "steps", "counts", "result", "leases"),
     }
 )
 """What a worker's process calls of its store; everything else is the business of clients and owners."""

@@ -1,4 +1,4 @@
-"""Requests, answers, decisions and keys. A request's identity is always its run's row, whatever the raiser said."""
+"""Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,6 +8,7 @@ from sqlalchemy import literal_column, select
 from shared.adapters.sql.auditing import AuditTrail, report
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.keys import check_signs
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import check_owned
 from shared.adapters.sql.parking import note_withdrawn, unpark
@@ -23,11 +24,10 @@ from shared.adapters.sql.rows import (
 )
 from shared.adapters.sql.runs import append_held
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.tables import answers, decisions, permission_requests, runs, signing_keys
+from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
 from shared.adapters.sql.transaction import Transaction
-from shared.audit.entry import AuditKind, AuditNote
 from shared.audit.notes import of_answer, of_decision, of_late_answer, of_withdrawn
-from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from shared.errors import AlreadyDecidedError, NotFoundError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
@@ -102,14 +102,6 @@ WITHDRAW_ORPHANS: Final = Statement(
     RETURNING id, run_id, tool_call_id
     """,
 )
-PUBLISH: Final = Statement(
-    "publish: a public key, once",
-    """
-    INSERT INTO signing_keys (id, public_key, created_us) VALUES (:id, :public_key, :created_us)
-    ON CONFLICT DO NOTHING RETURNING id
-    """,
-)
-
 _REQUESTS = select(permission_requests.c.body, permission_requests.c.state, runs).join(
     runs, runs.c.id == permission_requests.c.run_id
 )
@@ -226,20 +218,6 @@ class SqlConsent:
 
         return await self._database.write(write)
 
-    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
-        def write(tx: Transaction) -> None:
-            if tx.rows(PUBLISH, id=key_id, public_key=public_key, created_us=now_us):
-                told = {"key": key_id, "public_key": public_key.hex()}
-                self._trail.note(tx, [AuditNote(AuditKind.KEY_PUBLISHED, told)], now_us)
-                return
-            if _key(tx, key_id) != public_key:
-                raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
-
-        await self._database.write(write)
-
-    async def public_key(self, key_id: str) -> bytes | None:
-        return await self._database.read(lambda tx: _key(tx, key_id))
-
 
 def _raise(tx: Transaction, request: PermissionRequest, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
     run_id, call_id = request.identity.run_id, request.tool_call_id
@@ -353,6 +331,7 @@ def _decide(
     run_id, session_id = _check_pending(tx, decision.request_id)
     if session_id != ownership.session_id:
         raise NotFoundError("permission request", decision.request_id)
+    check_signs(tx, decision.key_id, decision.decided_us)
     tx.count(CLOSE_REQUEST, id=decision.request_id, state=state.value)
     tx.count(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
     trail.note(tx, of_decision(decision, events), now_us)
@@ -367,8 +346,3 @@ def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: st
     journal = Journal(now_us)
     note_withdrawn(journal, rows, reason)
     journal.flush(tx)
-
-
-def _key(tx: Transaction, key_id: str) -> bytes | None:
-    found = tx.execute(select(signing_keys.c.public_key).where(signing_keys.c.id == key_id)).scalar()
-    return None if found is None else bytes(found)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from shared.errors import ForgedError
 from shared.identity import Role, RunIdentity
 from shared.jsontext import Json
 from shared.permissions.request import Answer, Choice, Decision, PermissionRequest
@@ -284,6 +285,10 @@ def decision_body(decision: Decision) -> str:
 
 
 def decision_of(body: str) -> Decision:
-    kept = unpack(body)
-    kept.update(choice=Choice(kept["choice"]), error=None if kept["error"] is None else ErrorType(kept["error"]))
-    return Decision(**kept)
+    """Raises: ForgedError when the text is no decision: an unknown word, a field too few or too many."""
+    try:
+        kept = unpack(body)
+        kept.update(choice=Choice(kept["choice"]), error=None if kept["error"] is None else ErrorType(kept["error"]))
+        return Decision(**kept)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForgedError(f"a decision's row cannot be read: {error}", what="malformed_decision") from error

@@ -9,6 +9,7 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import parse_url
 from shared.adapters.sql.further import SqlFurther
 from shared.adapters.sql.heart import SqlHeart
+from shared.adapters.sql.keys import SqlKeys
 from shared.adapters.sql.reading import Contexts
 from shared.adapters.sql.retrying import SqlRetrying
 from shared.adapters.sql.runs import SqlRuns
@@ -22,7 +23,17 @@ from shared.sessions.store import Heart
 
 
 class SqlStore(
-    SqlSessions, SqlTasks, SqlFurther, SqlSettling, SqlSteering, SqlRetrying, SqlRuns, SqlConsent, SqlAccess, SqlAudit
+    SqlSessions,
+    SqlTasks,
+    SqlFurther,
+    SqlSettling,
+    SqlSteering,
+    SqlRetrying,
+    SqlRuns,
+    SqlConsent,
+    SqlKeys,
+    SqlAccess,
+    SqlAudit,
 ):
     """Implements :class:`shared.store.Store`. One object a process; safe from any loop and thread."""
 

@@ -1,16 +1,16 @@
-"""Requests, answers, decisions and keys in memory."""
+"""Requests, answers and decisions in memory."""
 
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.audit.entry import AuditKind, AuditNote
 from shared.audit.notes import of_answer, of_decision, of_late_answer, of_stale_owner, of_withdrawn
-from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError, NotOwnerError
+from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
 from shared.testing.memory.auditing import add_notes, add_reports
+from shared.testing.memory.keys import check_signs
 from shared.testing.memory.logs import held_run, note_run, write_events
 from shared.testing.memory.parking import unpark, withdraw
 from shared.testing.memory.rows import Rows, transaction
@@ -129,6 +129,7 @@ class MemoryConsent:
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
             raise NotFoundError("permission request", request.id)
+        check_signs(self.rows, decision.key_id, decision.decided_us)
         self.rows.decisions[request.id] = decision
         self.rows.request_states[request.id] = state
         add_notes(self.rows, of_decision(decision, events), now_us)
@@ -172,18 +173,6 @@ class MemoryConsent:
             add_notes(self.rows, [note], now_us)
             withdraw(self.rows, request, "its run has ended", now_us)
         return [request.id for request in orphans]
-
-    @transaction
-    def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
-        if key_id not in self.rows.keys:
-            told = {"key": key_id, "public_key": public_key.hex()}
-            add_notes(self.rows, [AuditNote(AuditKind.KEY_PUBLISHED, told)], now_us)
-        if self.rows.keys.setdefault(key_id, public_key) != public_key:
-            raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
-
-    @transaction
-    def public_key(self, key_id: str) -> bytes | None:
-        return self.rows.keys.get(key_id)
 
     def _request(self, request_id: str) -> PermissionRequest:
         try:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from shared.access.token import ApiToken
 from shared.audit.entry import AuditEntry
 from shared.errors import NotFoundError, NotOwnerError
+from shared.permissions.keys import SigningKey
 from shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
 from shared.runs.events import Event, NewEvent, Node
 from shared.runs.record import Run
@@ -55,7 +56,7 @@ class Rows:
     request_states: dict[str, RequestState] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
-    keys: dict[str, bytes] = field(default_factory=dict)
+    keys: dict[str, SigningKey] = field(default_factory=dict)
     tokens: dict[str, ApiToken] = field(default_factory=dict)
     audit: dict[int, AuditEntry] = field(default_factory=dict)
     reports: dict[int, tuple[str, NewEvent]] = field(default_factory=dict)

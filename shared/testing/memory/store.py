@@ -8,6 +8,7 @@ from shared.testing.memory.auditing import MemoryAudit
 from shared.testing.memory.changing import MemoryChanging
 from shared.testing.memory.consent import MemoryConsent
 from shared.testing.memory.further import MemoryFurther
+from shared.testing.memory.keys import MemoryKeys
 from shared.testing.memory.owning import MemoryOwning
 from shared.testing.memory.retrying import MemoryRetrying
 from shared.testing.memory.rows import Rows
@@ -25,6 +26,7 @@ class MemoryStore(
     MemoryRetrying,
     MemoryRuns,
     MemoryConsent,
+    MemoryKeys,
     MemoryAccess,
     MemoryAudit,
 ):

@@ -1,0 +1,126 @@
+"""Public keys and their ends as rows. A key's row never changes: that it has ended is a row of its own."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import func, select
+
+from shared.adapters.sql.auditing import AuditTrail
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.rows import plain, unpack
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.tables import key_retirements, signing_keys
+from shared.adapters.sql.transaction import Transaction
+from shared.audit.notes import of_key_published, of_key_retired
+from shared.errors import ConflictError, NotFoundError
+from shared.permissions.keys import Lapsed, SigningKey
+from shared.runs.events import EventType
+
+PUBLISH: Final = Statement(
+    "publish: a public key, once",
+    """
+    INSERT INTO signing_keys (id, public_key, created_us) VALUES (:id, :public_key, :created_us)
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
+RETIRE: Final = Statement(
+    "retire: the end of a key, once of each kind; no row means that it stands already",
+    """
+    INSERT INTO key_retirements (key_id, is_revoked, retired_us, principal, reason)
+    VALUES (:key_id, :is_revoked, :retired_us, :principal, :reason)
+    ON CONFLICT DO NOTHING RETURNING key_id
+    """,
+)
+UNUSED: Final = Statement(
+    "unused: decided questions whose decision was not consumed; held, so that none is used while its key is revoked",
+    """
+    SELECT r.id, r.run_id, r.session_id, d.id, d.body FROM permission_requests AS r
+    JOIN decisions AS d ON d.request_id = r.id
+    WHERE r.state = 'decided' AND NOT EXISTS (SELECT 1 FROM consumptions AS c WHERE c.decision_id = d.id)
+    ORDER BY r.id /*pg FOR UPDATE OF r */
+    """,
+)
+LAPSE_ALL: Final = Statement(
+    "lapse all: their calls may be asked about anew",
+    "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state = 'decided'",
+)
+ENDED: Final = Statement(
+    "ended: whether a key may no longer sign what bears this date",
+    """
+    SELECT 1 FROM key_retirements WHERE key_id = :key_id AND (is_revoked = 1 OR retired_us < :decided_us) LIMIT 1
+    """,
+)
+
+_retired = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 0)
+_revoked = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 1)
+_KEYS = (
+    select(signing_keys, _retired.label("retired_us"), _revoked.label("revoked_us"))
+    .outerjoin(key_retirements, key_retirements.c.key_id == signing_keys.c.id)
+    .group_by(signing_keys.c.id)
+)
+
+
+class SqlKeys:
+    """The part of the store that keeps public keys."""
+
+    _database: Database
+    _trail: AuditTrail
+
+    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            if tx.rows(PUBLISH, id=key_id, public_key=public_key, created_us=now_us):
+                self._trail.note(tx, [of_key_published(key_id, public_key)], now_us)
+                return
+            found = tx.execute(select(signing_keys.c.public_key).where(signing_keys.c.id == key_id)).scalar_one()
+            if bytes(found) != public_key:
+                raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
+
+        await self._database.write(write)
+
+    async def signing_key(self, key_id: str) -> SigningKey | None:
+        wanted = _KEYS.where(signing_keys.c.id == key_id)
+        row = await self._database.read(lambda tx: tx.execute(wanted).first())
+        return None if row is None else _key_of(row)
+
+    async def signing_keys(self) -> Sequence[SigningKey]:
+        wanted = _KEYS.order_by(signing_keys.c.created_us, signing_keys.c.id)
+        return await self._database.read(lambda tx: [_key_of(row) for row in tx.execute(wanted)])
+
+    async def retire_key(
+        self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
+    ) -> Sequence[Lapsed]:
+        def write(tx: Transaction) -> list[Lapsed]:
+            if tx.execute(select(signing_keys.c.id).where(signing_keys.c.id == key_id)).first() is None:
+                raise NotFoundError("key", key_id)
+            said = {"principal": plain(principal), "reason": plain(reason)}
+            if not tx.rows(RETIRE, key_id=key_id, is_revoked=int(is_revoked), retired_us=at_us, **said):
+                return []
+            lapsed = _lapse(tx, key_id, now_us) if is_revoked else []
+            self._trail.note(tx, of_key_retired(key_id, is_revoked, at_us, principal, reason, lapsed), now_us)
+            return lapsed
+
+        return await self._database.write(write)
+
+
+def check_signs(tx: Transaction, key_id: str, decided_us: int) -> None:
+    """Refuse a decision by a key that has ended. Raises: ConflictError."""
+    if tx.rows(ENDED, key_id=key_id, decided_us=decided_us):
+        raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
+
+
+def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[Lapsed]:
+    """Close the questions of unused decisions by a key."""
+    rows = [row for row in tx.rows(UNUSED) if unpack(row[4]).get("key_id") == key_id]
+    if rows:
+        tx.count(LAPSE_ALL, ids=[row[0] for row in rows])
+    journal = Journal(now_us)
+    for request_id, run_id, _, decision_id, _ in rows:
+        told = {"request": request_id, "decision": decision_id, "reason": "its key was revoked"}
+        journal.note(run_id, EventType.PERMISSION_EXPIRED, **told)
+    journal.flush(tx)
+    return [Lapsed(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]
+
+
+def _key_of(row: Any) -> SigningKey:
+    return SigningKey(row.id, bytes(row.public_key), row.created_us, row.retired_us, row.revoked_us)

@@ -82,26 +82,32 @@ class Client:
 
     def attach(
         self,
-        session: Session,
+        session: Session | None,
         callback: PermissionCallback,
         *,
         channel: str,
         notify: Callable[[str], None] = lambda _sentence: None,
+        on_waiting: Callable[[Sequence[PermissionRequest]], None] = lambda _waiting: None,
     ) -> asyncio.Task[None]:
-        """Fill the session's one callback from here until the returned task is cancelled or the client is closed."""
+        """Fill the session's one callback from here until the returned task is cancelled or the client is closed.
+
+        Without a session: of every session that the principal of the settings may answer for. Whoever attaches to one
+        has seen that it may be answered by that principal (``remote_responder.why_not``).
+        """
         from orchestrator.remote_responder import RemoteResponder  # most clients answer nothing
 
         responder = RemoteResponder(
             self.store,
             self.ring,
             self.switchboard,
-            session.id,
-            session.principal,
+            "" if session is None else session.id,
+            self.settings.principal,
             channel,
             callback,
             self.settings,
             self.clock,
             notify,
+            on_waiting,
         )
         task = asyncio.get_running_loop().create_task(responder.run())
         self._responders.append(task)

@@ -1,6 +1,7 @@
 """Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.client import Client
@@ -16,7 +17,7 @@ from shared.errors import InvalidConfigError
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.figures import FigureSource
-from shared.wire.ring import Ear
+from shared.wire.ring import Ear, Ring
 
 
 async def open_client(settings: Settings) -> Client:
@@ -55,6 +56,13 @@ def open_ears(settings: Settings) -> Ears:
     """Return the ears of the Redis that the settings name; it may be away."""
     clients = RedisClients.of(settings.redis_url, name="soong-tail")
     return Ears(RedisSwitchboard(clients.blocking), clients)
+
+
+def open_ring(settings: Settings) -> tuple[Ring, Sequence[Callable[[], Awaitable[None]]]]:
+    """Return a ring alone, for who has one thing to say, and what closes it; its Redis may be away."""
+    clients = RedisClients.of(settings.redis_url, name="soong-answer")
+    ring = RedisRing(clients.commands)
+    return ring, (ring.close, clients.close)
 
 
 async def open_rows(settings: Settings) -> Store:

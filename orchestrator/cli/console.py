@@ -3,11 +3,17 @@
 import json
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shared.jsontext import Json
 
 _KEPT = frozenset("\n\t")
+_UNSEEN = frozenset(
+    map(chr, (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)))
+) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xE0100, 0xE01F0))))
+"""Characters that count as printable and show nothing: words could hide in them."""
+MAX_MARKS = 3
+"""Combining marks on one character; more are piled over the lines around it."""
 
 
 def say(text: str = "") -> None:
@@ -31,7 +37,14 @@ def inert(text: str, *, limit: int = 0) -> str:
     """
     if limit and len(text) > limit:
         text = f"{text[:limit]}… ({len(text)} characters)"
-    return "".join(char if char in _KEPT or char.isprintable() else _spelled(char) for char in text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_inert_chars(text))
+
+
+def visible(text: str, *, limit: int = 0) -> str:
+    """Return inert text as one line, line breaks and tabs spelled out too: nothing in it imitates another line."""
+    return inert(text, limit=limit).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def one_line(text: str, limit: int = 100) -> str:
@@ -56,6 +69,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def compact(value: Json | Mapping[str, Json], limit: int = 200) -> str:
     """Return a JSON value on one line."""
     return one_line(json.dumps(value, ensure_ascii=False, default=str), limit)
+
+
+def _inert_chars(text: str) -> Iterator[str]:
+    marks = 0
+    for char in text:
+        marks = marks + 1 if unicodedata.combining(char) else 0
+        is_plain = (char in _KEPT or char.isprintable()) and char not in _UNSEEN and marks <= MAX_MARKS
+        yield char if is_plain else _spelled(char)
 
 
 def _spelled(char: str) -> str:

@@ -34,7 +34,7 @@ async def find_task(store: Store, text: str) -> Task:
     try:
         return await store.task(text)
     except NotFoundError:
-        found = [task for task in await store.tasks(limit=MANY) if _fits(task.id, text)]
+        found = [task for task in await store.tasks(limit=MANY) if fits(task.id, text)]
         if not found:
             raise
     if len(found) > 1:
@@ -54,7 +54,7 @@ async def find_run(store: Store, text: str) -> Run:
     except NotFoundError:
         if "/" in text:
             return await store.run((await store.step(text)).run_id)
-        found = [run for run in await store.runs(limit=100_000) if _fits(run.id, text)]
+        found = [run for run in await store.runs(limit=100_000) if fits(run.id, text)]
         if not found:
             raise
     if len(found) > 1:
@@ -73,6 +73,7 @@ async def deployment(settings: Settings) -> Settings:
     return settings if record is None else settings.model_copy(update={"redis_url": record.redis_url})
 
 
-def _fits(key: str, text: str) -> bool:
+def fits(key: str, text: str) -> bool:
+    """Say whether an id is meant by what somebody typed: its beginning, with or without its kind, or its end."""
     body = key.partition("_")[2]
     return len(text) >= 4 and (key.startswith(text) or body.startswith(text) or key.endswith(text))

@@ -39,6 +39,7 @@ COMMANDS = {
     "tasks": Entry("tasks", "List, show, validate, draw and cancel tasks."),
     "runs": Entry("runs", "List, show and follow the runs of agents."),
     "tools": Entry("tools", "List, show, explain and call tools, without a model."),
+    "approvals": Entry("approvals", "List, show and answer the questions that wait for a person."),
     "permissions": Entry("permissions", "Show what decides on calls of tools, and what would become of one."),
     "up": Entry("up", "Start the whole service on this machine and stay."),
     "down": Entry("down", "Stop the service of this home."),

@@ -1,6 +1,7 @@
-"""The terminal as responder: shows one question with all that is needed to decide, and reads the answer.
+"""The terminal as responder: shows one question with all that is needed to decide, and reads the answer (PER-13).
 
-Everything that comes from a run is shown inert. What had been typed before the question stood there answers nothing.
+Three answers and no others; the other keys only look. Everything that comes from a run is shown inert. What had been
+typed before the question stood there answers nothing, and the end of the input is no answer at all.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import termios
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -17,51 +19,124 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.console import compact, inert
+from orchestrator.cli.console import inert, visible
+from orchestrator.cli.question_text import VALUE_CHARS, age_text, facts_of, short_id, step_text
+from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
+from shared.clock import Clock, SystemClock
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 
-LEAST_PREVIEW_ROWS = 6
-OTHER_ROWS = 20
+LEAST_PREVIEW_ROWS: Final = 6
+OTHER_ROWS: Final = 20
 """What a question needs beside its preview: the facts, the frame and the choices, so that all of it is seen at once."""
+LISTED: Final = 5
+"""Questions that are listed above the one that is shown; `l` lists all."""
+MAX_FULL_LINES: Final = 2_000
+NARROW: Final = 60
+"""Below this width names stand above their values, not beside them."""
 
-BORDER = 4
-VIEW_ALL = frozenset({"4", "v", "view"})
-VALUE_CHARS = 300
+BORDER: Final = 4
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
+HELP: Final = """\
+  1 a once      allow this call, once
+  2 s session   allow this tool here for the whole session, where that is offered
+  3 d deny      deny; words after it are the reason, which the agent is told
+  f full        show the whole input; no answer
+  l list        list all questions that wait; no answer
+  n next        show another question first; no answer
+  Ctrl-C        pause the task; the question stays open"""
 
-
-class NoAnswerError(Exception):
-    """Standard input ended instead of answering."""
+Whole = Callable[[PermissionRequest], Awaitable[Sequence[str]]]
+"""Reads the lines of a call's whole input, inert."""
 
 
 @dataclass(slots=True)
 class TerminalPrompt:
-    """A permission callback that asks the person at the terminal. ``hold`` keeps the live display away meanwhile."""
+    """A permission callback that asks the person at the terminal. ``hold`` keeps the live display away meanwhile.
+
+    ``whole`` reads what the question has only in part; without it the preview is all there is. A remote responder
+    tells ``take_waiting`` what else waits; only then can another question be asked for.
+    """
 
     console: Console
     hold: Callable[[bool], None]
     read_line: Callable[[], Awaitable[str]] = field(default_factory=lambda: Keyboard().line)
+    whole: Whole | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    _waiting: Sequence[PermissionRequest] = ()
+
+    def take_waiting(self, waiting: Sequence[PermissionRequest]) -> None:
+        """Be told all questions that wait, oldest first; what is on the screen stays as it is."""
+        self._waiting = tuple(waiting)
 
     async def __call__(self, request: PermissionRequest) -> PermissionDecision:
+        """Ask until there is an answer.
+
+        Raises:
+            AnotherFirstError: the person wants to see another question first.
+            NoMoreAnswersError: standard input ended.
+        """
         self.hold(True)
         try:
-            room = max(LEAST_PREVIEW_ROWS, self.console.height - OTHER_ROWS)
-            shown, is_cut = preview_of(request, room=room, width=self.console.width - BORDER)
-            self.console.print(question(request, shown))
+            self._show(request)
             while True:
-                self.console.print(choices(request, is_cut=is_cut), end="")
-                line = await self.read_line()
-                if is_cut and line.lower() in VIEW_ALL:
-                    self.console.print(*preview_of(request)[0], sep="\n")
-                decision = read_decision(line, request)
+                self.console.print(choices(request, self._others(request)), end="")
+                decision = await self._take(await self.read_line(), request)
                 if decision is not None:
                     self.console.print(Text(f"  answered: {decision.choice.value.replace('_', ' ')}\n", style="dim"))
                     return decision
         except asyncio.CancelledError:
-            self.console.print(Text("\n  no answer is needed any more\n", style="dim"))
+            self.console.print(Text("\n  no answer was given here\n", style="dim"))
             raise
         finally:
             self.hold(False)
+
+    def _show(self, request: PermissionRequest) -> None:
+        if self._others(request):
+            self.console.print(head(self._waiting, request, self.clock.now_us(), most=LISTED))
+        room = max(LEAST_PREVIEW_ROWS, self.console.height - OTHER_ROWS)
+        self.console.print(question(request, preview_of(request, room=room, width=self.console.width - BORDER)))
+
+    async def _take(self, line: str, request: PermissionRequest) -> PermissionDecision | None:
+        """Do what a line says; return the answer if it is one."""
+        decision = read_decision(line, request)
+        if decision is not None:
+            return decision
+        match line.strip().lower():
+            case "f" | "full" | "v" | "view":
+                await self._show_whole(request)
+            case "l" | "list":
+                waiting = self._waiting or (request,)
+                self.console.print(head(waiting, request, self.clock.now_us(), most=len(waiting)))
+            case "n" | "next":
+                self._leave(request)
+            case "?" | "h" | "help":
+                self.console.print(Text(HELP, style="dim"))
+            case "":
+                pass
+            case word:
+                said = visible(word, limit=40)
+                self.console.print(Text(f"  {said!r} is no answer to this question; ? tells what is", style="dim"))
+        return None
+
+    def _leave(self, request: PermissionRequest) -> None:
+        """Raises: AnotherFirstError."""
+        if self._others(request):
+            raise AnotherFirstError
+        self.console.print(Text("  no other question waits; this one is answered by 1, 2 or 3", style="dim"))
+
+    async def _show_whole(self, request: PermissionRequest) -> None:
+        self.console.print(*preview_of(request), sep="\n")
+        if self.whole is None:
+            return
+        lines = await self.whole(request)
+        shown = [Text(line, overflow="fold") for line in lines[:MAX_FULL_LINES]]
+        self.console.print(*shown, sep="\n")
+        if len(lines) > MAX_FULL_LINES:
+            more = f"… {len(lines) - MAX_FULL_LINES} lines more: soong approvals show {short_id(request.id)} --full"
+            self.console.print(Text(f"  {more}", style="bold"))
+
+    def _others(self, request: PermissionRequest) -> int:
+        return sum(other.id != request.id for other in self._waiting)
 
 
 class Keyboard:
@@ -71,7 +146,7 @@ class Keyboard:
         self._descriptor = descriptor
 
     async def line(self) -> str:
-        """Return the next line that is typed. Raises: NoAnswerError at the end of input."""
+        """Return the next line that is typed. Raises: NoMoreAnswersError at the end of input."""
         with suppress(termios.error):
             # Whatever was typed before was not typed at this question.
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
@@ -80,7 +155,10 @@ class Keyboard:
 
         def read() -> None:
             if not typed.done():
-                typed.set_result(os.read(self._descriptor, 4096))
+                try:
+                    typed.set_result(os.read(self._descriptor, 4096))
+                except OSError:  # the terminal is gone
+                    typed.set_result(b"")
 
         loop.add_reader(self._descriptor, read)
         try:
@@ -88,7 +166,7 @@ class Keyboard:
         finally:
             loop.remove_reader(self._descriptor)
         if not text:
-            raise NoAnswerError("standard input ended")
+            raise NoMoreAnswersError("standard input ended: nothing more is answered here")
         return text.decode(errors="replace").strip()
 
 
@@ -101,74 +179,82 @@ def read_decision(line: str, request: PermissionRequest) -> PermissionDecision |
     return None
 
 
+def head(waiting: Sequence[PermissionRequest], shown: PermissionRequest, now_us: int, *, most: int) -> Text:
+    """Return how many questions wait, and the first of them a line each, with a mark at the one that is shown."""
+    count = "1 question waits" if len(waiting) == 1 else f"{len(waiting)} questions wait"
+    text = Text(f"{count}\n", style="bold", overflow="fold")
+    for request in waiting[:most]:
+        mark, style = ("> ", "bold") if request.id == shown.id else ("  ", "dim")
+        age = age_text((now_us - request.created_us) / 1_000_000)
+        what = visible(f"{request.tool}  {request.shown}", limit=VALUE_CHARS)
+        step = visible(step_text(request.identity), limit=60)
+        text.append(f"{mark}{short_id(request.id)}  {age}  {what}  ({step})\n", style=style)
+    if len(waiting) > most:
+        text.append(f"  … and {len(waiting) - most} more; l lists them\n", style="dim")
+    return text
+
+
 def question(request: PermissionRequest, preview: Sequence[Text]) -> RenderableType:
     """Return the question as it is shown, with as much of the preview as is given."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, value in _facts(request):
-        if value:
-            facts.add_row(name, Text(inert(value, limit=VALUE_CHARS)))
-    parts: list[RenderableType] = [facts]
+    parts: list[RenderableType] = [_Facts(tuple(facts_of(request)))]
     if preview:
         parts += [Text(), *preview]
     style = "red" if request.is_dangerous or request.risk in ("execute", "critical") else "yellow"
-    title = Text(f" {inert(request.tool)} asks for permission ", style=f"bold {style}")
+    title = Text(f" {visible(request.tool, limit=80)} asks for permission ", style=f"bold {style}")
     return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
 
-def preview_of(request: PermissionRequest, *, room: int | None = None, width: int = 80) -> tuple[list[Text], bool]:
-    """Return the preview's lines, as many as fit into ``room`` rows (None: all), and whether any is missing."""
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Names and values, beside each other where the terminal is wide enough."""
+
+    facts: tuple[tuple[str, str], ...]
+
+    def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
+        shown = [(name, visible(value, limit=VALUE_CHARS)) for name, value in self.facts if value]
+        if console.width < NARROW:
+            for name, value in shown:
+                yield Text(name, style="dim")
+                yield Text(f"  {value}", overflow="fold")
+            return
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in shown:
+            table.add_row(visible(name, limit=20), Text(value))
+        yield table
+
+
+def preview_of(request: PermissionRequest, *, room: int | None = None, width: int = 80) -> list[Text]:
+    """Return the preview's lines, as many as fit into ``room`` rows (None: all); what is missing is told."""
     lines = inert(request.preview).splitlines()
     styled = [Text(line, style=_STYLES.get(line[:1], ""), overflow="fold") for line in lines]
     if room is None:
-        return styled, False
+        return styled
     used = 0
     for number, line in enumerate(lines):
-        used += max(1, -(-cell_len(line) // width))
+        used += max(1, -(-cell_len(line) // max(1, width)))
         if used > room:
-            rest = len(lines) - number
-            return [*styled[:number], Text(f"… and {rest} of {len(lines)} lines more", style="dim")], True
-    return styled, False
+            rest = f"… {len(lines) - number} of {len(lines)} lines more, {len(request.preview)} characters in all"
+            return [*styled[:number], Text(f"{rest}: f shows them", style="bold")]
+    return styled
 
 
-def choices(request: PermissionRequest, *, is_cut: bool) -> Text:
-    """Return what may be answered, a line each, and the mark where the answer is typed."""
+def choices(request: PermissionRequest, others: int = 0) -> Text:
+    """Return what may be answered, a line each, the keys that only look, and the mark where the answer is typed."""
     lines = ["  [1] allow once"]
     if request.offers_session:
-        lines.append(f"  [2] allow for this session: {inert(request.scope, limit=VALUE_CHARS)}")
+        lines.append(f"  [2] allow for this session: {visible(request.scope, limit=VALUE_CHARS)}")
     lines.append("  [3] deny (a reason may follow)")
-    if is_cut:
-        lines.append("  [4] view all of it")
-    return Text("\n".join([*lines, "  > "]), style="bold")
+    keys = ["f full", *(["l list", "n next"] if others else []), "? help"]
+    return Text("\n".join([*lines, f"  {'  '.join(keys)}", "  > "]), style="bold", overflow="fold")
 
 
 def _names(request: PermissionRequest) -> Iterator[tuple[Choice, tuple[str, ...]]]:
-    yield Choice.ALLOW_ONCE, ("1", "a", "y", "once", "allow", "allow_once")
+    yield Choice.ALLOW_ONCE, ("1", "a", "once", "allow", "allow_once")
     if request.offers_session:
         yield Choice.ALLOW_FOR_SESSION, ("2", "s", "session", "allow_for_session")
-    yield Choice.DENY, ("3", "d", "n", "no", "deny")
-
-
-def _facts(request: PermissionRequest) -> Iterator[tuple[str, str]]:
-    who = request.identity
-    yield "step", f"{who.step_key.partition('/')[2]}  {who.step_title}".strip()
-    yield "who", f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})"
-    yield "parent", f"agent {who.parent_agent_id}, run {who.parent_run_id}" if who.parent_run_id else "none"
-    words = dict.fromkeys((request.permission, *request.tags))
-    yield "tool", f"{request.tool} ({', '.join(words)})"
-    yield request.target_kind or "target", request.shown
-    yield "host", request.host
-    yield "risk", f"{request.risk}{' - DANGEROUS' if request.is_dangerous else ''}{_after(request.risk_summary)}"
-    yield "hook", request.hook_result if request.hook_result != "none" else ""
-    yield "in", request.cwd
-    yield "with env", ", ".join(request.env)
-    yield "arguments", compact(request.arguments, VALUE_CHARS) if not request.preview else ""
-    yield "advice", request.suggested.value.replace("_", " ")
-
-
-def _after(text: str) -> str:
-    return f": {text}" if text else ""
+    yield Choice.DENY, ("3", "d", "no", "deny")
 
 
 def terminal_console() -> Console:

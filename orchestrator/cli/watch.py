@@ -143,10 +143,19 @@ class Watch:
 
     def _answer(self, session: Session) -> None:
         from orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
+        from orchestrator.cli.question_text import whole_reader
+        from orchestrator.remote_responder import why_not
 
         assert self._display is not None
-        prompt = TerminalPrompt(terminal_console(), self._display.hold)
-        self._answering = self.client.attach(session, prompt, channel="terminal", notify=self._display.note)
+        hindrance = why_not(session, self.client.settings.principal)
+        if hindrance:
+            self._display.note(f"questions are not answered here: {hindrance}")
+            return
+        whole = whole_reader(self.client.store)
+        prompt = TerminalPrompt(terminal_console(), self._display.hold, whole=whole, clock=self.client.clock)
+        self._answering = self.client.attach(
+            session, prompt, channel="terminal", notify=self._display.note, on_waiting=prompt.take_waiting
+        )
 
     async def _stop_answering(self) -> None:
         if self._answering is not None:

@@ -1,0 +1,186 @@
+"""``soong approvals``: the questions that wait for a person, and the answers to them, from any terminal (PER-13).
+
+An answer is a row that counts once, whoever waits elsewhere: the session's owner makes the decision of it. Exit codes:
+0 done, 1 decided already, 2 usage or no such question, 3 not allowed.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestrator.cli.console import say
+from shared.clock import SystemClock
+from shared.errors import UsageError
+from shared.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from orchestrator.approval import Approval
+    from shared.permissions.request import Choice, Question
+    from shared.store import Store
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+MANY = 1000
+SHOWN = 50
+
+_JSON = typer.Option(False, "--json", help="Print JSON.")
+_ID = typer.Argument(..., metavar="ID", help="The question's id, or enough of its end or beginning to be the only one.")
+_REASON = typer.Option("", "--reason", help="Why; the agent is told.")
+_WAIT = typer.Option(5.0, "--wait", min=0, help="Seconds to wait for what the owner makes of it.")
+
+
+@app.callback()
+def approvals() -> None:
+    """List, show and answer the questions that wait for a person."""
+
+
+@app.command("list")
+def list_questions(
+    *,
+    session: str = typer.Option("", "--session", metavar="ID", help="Only those of this session."),
+    is_all: bool = typer.Option(False, "--all", help=f"Closed ones too, the last {SHOWN}, with who answered."),
+    is_json: bool = _JSON,
+) -> None:
+    """List what waits, oldest first; what is decided, withdrawn or expired has left the list."""
+    asyncio.run(_list(session, is_all=is_all, is_json=is_json))
+
+
+@app.command()
+def show(
+    question: str = _ID,
+    *,
+    is_full: bool = typer.Option(False, "--full", help="Every byte of the input, nothing cut."),
+    is_json: bool = _JSON,
+) -> None:
+    """Show one question: who asks, for what, and the target as it is now. Whatever an agent wrote is shown inert."""
+    asyncio.run(_show(question, is_full=is_full, is_json=is_json))
+
+
+@app.command()
+def allow(
+    question: str = _ID,
+    *,
+    for_session: bool = typer.Option(False, "--session", help="Allow this tool there for the whole session."),
+    reason: str = _REASON,
+    wait_s: float = _WAIT,
+) -> None:
+    """Allow the call, once."""
+    from shared.permissions.request import Choice
+
+    choice = Choice.ALLOW_FOR_SESSION if for_session else Choice.ALLOW_ONCE
+    raise typer.Exit(asyncio.run(_answer(question, choice, reason, wait_s)))
+
+
+@app.command()
+def deny(question: str = _ID, *, reason: str = _REASON, wait_s: float = _WAIT) -> None:
+    """Deny the call; the run goes on and is told the reason."""
+    from shared.permissions.request import Choice
+
+    raise typer.Exit(asyncio.run(_answer(question, Choice.DENY, reason, wait_s)))
+
+
+@app.command()
+def watch(
+    *,
+    session: str = typer.Option("", "--session", metavar="ID", help="Only that session's questions."),
+    is_json: bool = typer.Option(False, "--json", help="Answer nothing: print questions and their ends as JSON lines."),
+) -> None:
+    """Show questions as they come and answer them here; Ctrl-C leaves, and answers nothing."""
+    from orchestrator.cli.approvals_watch import watch_questions
+
+    raise typer.Exit(asyncio.run(watch_questions(load_settings(), session, is_json=is_json)))
+
+
+async def find_question(store: "Store", text: str) -> "Question":
+    """Return the question of that id, or the only one that begins or ends so; what waits goes before what is closed.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    from orchestrator.cli.ids import fits
+    from orchestrator.endings import question_of
+    from shared.errors import NotFoundError
+
+    try:
+        return await question_of(store, text)
+    except NotFoundError:
+        found: Sequence[Question] = ()
+        for include_closed in (False, True):
+            listed = await store.questions(include_closed=include_closed, limit=MANY)
+            found = found or [one for one in listed if fits(one.request.id, text)]
+        if not found:
+            raise
+    if len(found) > 1:
+        raise UsageError(f"{text!r} fits {len(found)} questions; type more of the id (soong approvals list)")
+    return found[0]
+
+
+async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
+    from orchestrator.approval import question_json
+    from orchestrator.cli.approvals_text import list_text
+    from orchestrator.cli.ids import open_store
+
+    store = await open_store(load_settings())
+    try:
+        if session_id:
+            session_id = (await store.session(session_id)).id
+        limit = SHOWN if is_all else MANY
+        questions = await store.questions(session_id=session_id, include_closed=is_all, limit=limit)
+    finally:
+        await store.close()
+    if is_json:
+        emit_inert([question_json(question) for question in questions])
+    else:
+        print(list_text(questions, SystemClock().now_us()))
+
+
+async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
+    from orchestrator.cli.approvals_text import show_text
+
+    approval = await read_approval(load_settings(), text)
+    if is_json:
+        emit_inert(approval.as_json())
+    else:
+        print(show_text(approval, SystemClock().now_us(), is_full=is_full))
+
+
+async def read_approval(settings: Settings, text: str) -> "Approval":
+    """Read all about the question that a person names. Raises: NotFoundError, UsageError, UnavailableError."""
+    from orchestrator.approval import approval_of
+    from orchestrator.catalogue import Catalogue
+    from orchestrator.cli.ids import open_store
+    from orchestrator.target_now import Lookout
+
+    store = await open_store(settings)
+    try:
+        question = await find_question(store, text)
+        lookout = Lookout(Catalogue.of(settings).tools, settings.home / "runs")
+        return await approval_of(store, question, lookout)
+    finally:
+        await store.close()
+
+
+async def _answer(text: str, choice: "Choice", reason: str, wait_s: float) -> int:
+    from orchestrator.cli.approvals_answer import Answering, open_answering
+
+    settings = load_settings()
+    answering: Answering = await open_answering(settings)
+    try:
+        question = await find_question(answering.store, text)
+        said = await answering.answer(question, choice, reason, wait_s=wait_s, home=str(Path.home()))
+    finally:
+        await answering.close()
+    say(said.sentence)
+    return said.exit_code
+
+
+def emit_inert(value: object, *, is_line: bool = False) -> None:
+    """Write JSON in which every character beyond ASCII is an escape: nothing in it can move a terminal."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=True, indent=None if is_line else 2, default=str) + "\n")
+    sys.stdout.flush()

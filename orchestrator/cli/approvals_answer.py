@@ -1,0 +1,158 @@
+"""One answer from the command line: who may give it, the row that it is, and what became of it (PER-03, PER-15)."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+import psutil
+
+from orchestrator.cli.console import visible
+from orchestrator.cli.ids import deployment, open_store
+from orchestrator.cli.question_text import short_id
+from orchestrator.endings import CHOICES, ending_of, question_of
+from orchestrator.remote_responder import why_not
+from orchestrator.rulings import offers_session
+from shared.clock import Clock, SystemClock
+from shared.errors import AlreadyDecidedError, InvalidConfigError
+from shared.permissions.policy import Policy
+from shared.permissions.request import Answer, Choice, Question
+from shared.sessions.session import Session
+from shared.settings import Settings
+from shared.store import Store
+from shared.wire.ring import Ring
+
+LOOK_EVERY_S: Final = 0.1
+CHANNEL: Final = "cli"
+
+
+class ExitCode(IntEnum):
+    """How answering went, for programs. 2 is a wrong use of the command line."""
+
+    DONE = 0
+    DECIDED = 1
+    NOT_ALLOWED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is told of an answer."""
+
+    exit_code: ExitCode
+    sentence: str
+
+
+@dataclass(slots=True)
+class Answering:
+    """Answers questions by rows. ``ring`` is None where no service lives that could hear it."""
+
+    store: Store
+    ring: Ring | None
+    settings: Settings
+    clock: Clock = field(default_factory=SystemClock)
+    closers: Sequence[Callable[[], Awaitable[None]]] = ()
+
+    async def close(self) -> None:
+        for close in self.closers:
+            await close()
+
+    async def answer(self, question: Question, choice: Choice, reason: str, *, wait_s: float, home: str) -> Said:
+        """Answer a question and say what came of it within ``wait_s``."""
+        session = await self.store.session(question.request.identity.session_id)
+        if not question.is_pending or question.answer is not None:
+            return _decided_already(question)
+        hindrance = await self._hindrance(question, session, choice, home)
+        if hindrance:
+            return Said(ExitCode.NOT_ALLOWED, f"not answered: {hindrance}")
+        try:
+            await self.store.answer(self._row(question, choice, reason))
+        except AlreadyDecidedError:
+            return _decided_already(await question_of(self.store, question.request.id))
+        if self.ring is not None:
+            await self.ring.wake_owners([session.id])
+        return _outcome(await self._settled(question, wait_s), choice)
+
+    def _row(self, question: Question, choice: Choice, reason: str) -> Answer:
+        request = question.request
+        clean = reason.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
+        now_us, who = self.clock.now_us(), self.settings.principal
+        return Answer(request.id, choice, who, CHANNEL, request.input_digest, now_us, clean)
+
+    async def _hindrance(self, question: Question, session: Session, choice: Choice, home: str) -> str:
+        """Say why this answer may not be given; the owner would refuse it, and the question would be lost."""
+        if await self._is_asked_by_a_run():
+            return "this command was started by a run, and runs do not answer for people"
+        hindrance = why_not(session, self.settings.principal)
+        if hindrance or choice is not Choice.ALLOW_FOR_SESSION:
+            return hindrance
+        return no_grant(session, question, home)
+
+    async def _is_asked_by_a_run(self) -> bool:
+        """Say whether a worker of this deployment is among our forebears: an agent's command (PER-13)."""
+        here = socket.gethostname()
+        workers = {worker.pid for worker in await self.store.workers() if worker.host == here}
+        forebears = await asyncio.to_thread(lambda: {process.pid for process in psutil.Process().parents()})
+        return bool(workers & forebears)
+
+    async def _settled(self, question: Question, wait_s: float) -> Question:
+        """Return the question once its owner has closed it, or as it stands when the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_s
+        while True:
+            now = await question_of(self.store, question.request.id)
+            if not now.is_pending or loop.time() >= deadline_s:
+                return now
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def no_grant(session: Session, question: Question, home: str) -> str:
+    """Say why no session grant is offered for a call; empty when one is (PER-08, PER-20)."""
+    request = question.request
+    if not request.offers_session:
+        return "no session grant is offered for this call, it is asked each time; allow it once, without --session"
+    try:
+        policy = Policy.from_json(session.policy)
+    except InvalidConfigError as error:
+        return f"the session's policy cannot be read: {error}"
+    if not offers_session(policy, request, home):
+        return f"{request.scope} is too wide for a session grant, or its policy asks each time; allow it once"
+    return ""
+
+
+async def open_answering(settings: Settings) -> Answering:
+    """Open the rows, and the ring of the living service if there is one.
+
+    Raises:
+        UsageError: nothing has run in this home.
+        UnavailableError, SchemaVersionError: the rows cannot be used.
+    """
+    store = await open_store(settings)
+    known = await deployment(settings)
+    if not known.redis_url:
+        return Answering(store, None, settings, closers=(store.close,))
+    from orchestrator.client_bootstrap import open_ring  # Redis, only where somebody could hear it
+
+    ring, closers = open_ring(known)
+    return Answering(store, ring, settings, closers=(*closers, store.close))
+
+
+def _decided_already(question: Question) -> Said:
+    sentence = visible(ending_of(question).sentence)
+    return Said(ExitCode.DECIDED, f"already decided: {short_id(question.request.id)} was {sentence}")
+
+
+def _outcome(question: Question, choice: Choice) -> Said:
+    """Say what the owner made of the answer."""
+    ending, request = ending_of(question), question.request
+    head = f"{short_id(request.id)} {visible(request.tool)}"
+    if question.is_pending:
+        later = f"it counts as soon as one runs (soong resume {request.identity.task_id})"
+        said = f"{CHOICES[choice]}, and no orchestrator has acted on it yet; {later}"
+        return Said(ExitCode.DONE, f"{head}: {said}")
+    if question.decision is None or (question.decision.author == "grant" and choice is Choice.DENY):
+        code = ExitCode.DECIDED
+    else:
+        code = ExitCode.DONE if ending.is_allowed is (choice is not Choice.DENY) else ExitCode.NOT_ALLOWED
+    return Said(code, f"{head}: {visible(ending.sentence)}")

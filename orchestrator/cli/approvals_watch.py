@@ -1,0 +1,128 @@
+"""``soong approvals watch``: a terminal that answers for sessions started elsewhere; or, as JSON lines, one that looks.
+
+Leaving answers nothing: questions stay open for whoever comes next.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.approval import question_json
+from orchestrator.cli.approvals import emit_inert
+from orchestrator.cli.console import is_terminal, say, visible
+from orchestrator.cli.ids import deployment, open_store
+from orchestrator.cli.watch import Interrupts
+from orchestrator.endings import question_of
+from orchestrator.remote_responder import why_not
+from shared.errors import UnavailableError, UsageError
+from shared.permissions.request import PermissionRequest
+from shared.sessions.session import Session
+from shared.settings import Settings
+from shared.store import Store
+
+LOOK_EVERY_S: Final = 1.0
+
+
+async def watch_questions(settings: Settings, session_id: str, *, is_json: bool) -> int:
+    """Watch until Ctrl-C, or until standard input ends; return the exit code.
+
+    Raises:
+        UsageError: there is no terminal to answer at, or no such session, or it is not this principal's to answer.
+    """
+    interrupts = Interrupts()
+    interrupts.listen()
+    watching = asyncio.create_task(_stream(settings, session_id) if is_json else _answer(settings, session_id))
+    interrupted = asyncio.create_task(interrupts.wait(1))
+    await asyncio.wait({watching, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (watching, interrupted):
+        task.cancel()
+    results = await asyncio.gather(watching, interrupted, return_exceptions=True)
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return 0
+
+
+async def _answer(settings: Settings, session_id: str) -> None:
+    if not is_terminal():
+        where = "standard input and output are not a terminal"
+        raise UsageError(f"{where}; use --json to look, `soong approvals allow ID` to answer")
+    known = await _living(settings)
+    from orchestrator.cli.prompt import TerminalPrompt, terminal_console
+    from orchestrator.cli.question_text import whole_reader
+    from orchestrator.client_bootstrap import open_client
+
+    client = await open_client(known)
+    try:
+        session = await _session(client.store, session_id, known.principal)
+        console = terminal_console()
+        prompt = TerminalPrompt(console, lambda _held: None, whole=whole_reader(client.store), clock=client.clock)
+        for_whom = f"session {session.id}" if session else f"every session of {known.principal!r}"
+        say(f"questions of {for_whom} are shown here; Ctrl-C leaves and answers nothing")
+        await client.attach(
+            session,
+            prompt,
+            channel="cli",
+            notify=lambda sentence: say(f"  {visible(sentence)}"),
+            on_waiting=prompt.take_waiting,
+        )
+    finally:
+        await client.close()
+
+
+async def _living(settings: Settings) -> Settings:
+    """Return settings that name the Redis of a living service, once there is one."""
+    known = await deployment(settings)
+    if not known.redis_url:
+        say("no service is running; waiting for one …")
+    while not known.redis_url:
+        await asyncio.sleep(LOOK_EVERY_S)
+        known = await deployment(settings)
+    return known
+
+
+async def _session(store: Store, session_id: str, principal: str) -> Session | None:
+    """Return the session to answer for; None means all. Raises: NotFoundError, UsageError."""
+    if not session_id:
+        return None
+    session = await store.session(session_id)
+    hindrance = why_not(session, principal)
+    if hindrance:
+        raise UsageError(f"session {session_id!r} cannot be answered for: {hindrance}")
+    return session
+
+
+async def _stream(settings: Settings, session_id: str) -> None:
+    store = await open_store(settings)
+    try:
+        if session_id:
+            await store.session(session_id)
+        stream = Stream(store, session_id)
+        while True:
+            await stream.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+    finally:
+        await store.close()
+
+
+@dataclass(slots=True)
+class Stream:
+    """Prints each question once when it comes and once when it is closed, as JSON lines."""
+
+    store: Store
+    session_id: str
+    _open: dict[str, PermissionRequest] = field(default_factory=dict)
+
+    async def look(self) -> None:
+        """Print what has changed since the last look; a database that is away is waited for."""
+        try:
+            questions = {one.request.id: one for one in await self.store.questions(session_id=self.session_id)}
+            closed = [await question_of(self.store, key) for key in self._open.keys() - questions.keys()]
+        except UnavailableError:
+            return
+        for question in sorted(closed, key=lambda one: one.request.created_us):
+            del self._open[question.request.id]
+            emit_inert({"event": "closed", **question_json(question)}, is_line=True)
+        for key, question in questions.items():
+            if key not in self._open:
+                self._open[key] = question.request
+                emit_inert({"event": "asked", **question_json(question)}, is_line=True)

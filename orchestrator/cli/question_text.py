@@ -1,0 +1,133 @@
+"""A question in words, for the prompt of `soong run` and for `soong approvals` alike.
+
+Whatever comes from a run is made inert here: on one line where it is a fact, behind a margin where it has lines of its
+own. Nothing in it can look like a line of ours.
+"""
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
+
+from orchestrator.cli.console import compact, inert, visible
+from orchestrator.whole_input import WholeInput, whole_input
+from shared.errors import SoongError
+from shared.identity import RunIdentity
+from shared.jsontext import Json
+from shared.permissions.request import PermissionRequest
+from shared.runs.store import RunStore
+
+VALUE_CHARS: Final = 300
+SHORT_ID_CHARS: Final = 8
+MARGIN: Final = "  | "
+
+
+def short_id(request_id: str) -> str:
+    """Return the end of an id: its beginning is the time, which questions that come together share."""
+    return request_id[-SHORT_ID_CHARS:]
+
+
+def age_text(seconds: float) -> str:
+    """Return how long ago something was, in the one unit that fits."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def step_text(who: RunIdentity) -> str:
+    """Return the step that an asker works at: its id in the plan and its title."""
+    step, title = who.step_key.partition("/")[2], who.step_title
+    return f"{step}  {title}".strip() if title != step else step
+
+
+def facts_of(request: PermissionRequest) -> Iterator[tuple[str, str]]:
+    """Yield what a question says beside its preview, by name; empty values are left out by whoever shows them."""
+    who = request.identity
+    yield "step", step_text(who)
+    yield "who", f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})"
+    yield "parent", f"agent {who.parent_agent_id}, run {who.parent_run_id}" if who.parent_run_id else "none"
+    words = dict.fromkeys((request.permission, *request.tags))
+    yield "tool", f"{request.tool} ({', '.join(words)})"
+    yield request.target_kind or "target", request.shown
+    yield "host", request.host
+    yield "risk", f"{request.risk}{' - DANGEROUS' if request.is_dangerous else ''}{_after(request.risk_summary)}"
+    yield "hook", request.hook_result if request.hook_result != "none" else ""
+    yield "in", request.cwd
+    yield "with env", ", ".join(request.env)
+    yield "arguments", "" if request.preview else compact(request.arguments, VALUE_CHARS)
+    yield "advice", request.suggested.value.replace("_", " ")
+
+
+def grant_text(request: PermissionRequest) -> str:
+    """Return what a session grant would cover."""
+    return request.scope or "none is offered: it is asked each time"
+
+
+def quoted(text: str, *, max_chars: int = 0, margin: str = MARGIN) -> list[str]:
+    """Return text of others as lines behind a margin, cut with a mark that tells its length and digest."""
+    kept = text[:max_chars] if max_chars else text
+    lines = [f"{margin}{line}" for line in inert(kept).split("\n")]
+    if kept != text:
+        lines.append(f"{margin}… {cut_mark(text, len(text) - len(kept))}")
+    return lines
+
+
+def cut_mark(text: str, missing: int) -> str:
+    """Return what stands where text was left out."""
+    checksum = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{missing} of {len(text)} characters more (SHA-256 of all begins {checksum})"
+
+
+def input_lines(whole: WholeInput, *, max_chars: int = 0) -> list[str]:
+    """Return a call's input field by field: an argv a word a line, a text behind a margin, anything else as JSON."""
+    lines = [f"input: {len(_json(whole.input))} characters of JSON; {whole.note}"]
+    for name, value in whole.input.items():
+        lines += _field(name, value, max_chars)
+    return lines
+
+
+def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[Sequence[str]]]:
+    """Return what reads the lines of a call's whole input from the rows, for a prompt."""
+
+    async def read(request: PermissionRequest) -> Sequence[str]:
+        try:
+            nodes = await store.nodes(request.identity.run_id)
+        except SoongError as error:
+            return [f"the whole input cannot be read now: {visible(str(error))}"]
+        return input_lines(whole_input(request, nodes))
+
+    return read
+
+
+def _field(name: str, value: Json, max_chars: int) -> list[str]:
+    shown = visible(name, limit=VALUE_CHARS)
+    if isinstance(value, str) and ("\n" in value or len(value) > VALUE_CHARS):
+        return [f"  {shown}: {len(value)} characters", *quoted(value, max_chars=max_chars)]
+    if _is_words(value):
+        words = list(map(str, value)) if isinstance(value, list | tuple) else []
+        return [f"  {shown}: {len(words)} words", *_words(words, max_chars)]
+    if isinstance(value, str):
+        return [f"  {shown}: {visible(value)}"]
+    text = _json(value)
+    if len(text) <= VALUE_CHARS:
+        return [f"  {shown}: {visible(text)}"]
+    return [f"  {shown}:", *quoted(text, max_chars=max_chars)]
+
+
+def _words(words: Sequence[str], max_chars: int) -> Iterator[str]:
+    for place, word in enumerate(words):
+        cut = f" … {cut_mark(word, len(word) - max_chars)}" if max_chars and len(word) > max_chars else ""
+        yield f"{MARGIN}[{place}] {visible(word[:max_chars] if cut else word)}{cut}"
+
+
+def _is_words(value: Json) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _after(text: str) -> str:
+    return f": {text}" if text else ""

@@ -214,6 +214,14 @@ class SessionDesk:
             entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
             entry.asking.add_done_callback(lambda _task: self.poked.set())
         if session.answer_mode is AnswerMode.INBOX:
+    async def _is_waited_for(self, request: PermissionRequest) -> bool:
+        """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
+        store = self.tools.store
+        run = await store.run(request.identity.run_id)
+        if run.status is not RunStatus.PARKED:
+            return run.status is RunStatus.RUNNING
+        return (await store.task(request.identity.task_id)).status is TaskStatus.RUNNING
+
             return None
         now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
         if self.is_attended:
@@ -229,7 +237,7 @@ class SessionDesk:
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
         decision = self.tools.signer.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
-            await store.decide(
+            was_parked = await store.decide(
                 session.ownership, decision, state=ruling.state, events=ruling.events(decision), now_us=now_us
             )
         except AlreadyDecidedError as error:
@@ -249,6 +257,8 @@ class SessionDesk:
         self.epoch = session.owner_epoch if self.epoch is None else self.epoch
         if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
             raise NotOwnerError(self.session_id, self.epoch)
+            if was_parked:
+                await self.tools.ring.wake_owners()
         return session
 
     async def _observe(self) -> None:

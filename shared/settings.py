@@ -117,6 +117,14 @@ class Settings(BaseSettings):
     responder_wait_s: Seconds = Field(
         default=30.0, description="How long a question waits for a responder to attach or come back."
     )
+    park_after_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once.",
+    )
+    max_parked: int = Field(
+        default=1000, ge=0, description="Runs of a session parked at once; further ones keep their slots. 0: all do."
+    )
     decision_ttl_s: Seconds = Field(default=86400.0, description="An unused decision expires after this long.")
 
     tool_timeout_ms: int = Field(default=120_000, ge=1, description="Default time of a tool's handler.")
@@ -133,6 +141,11 @@ class Settings(BaseSettings):
     def home(self) -> Path:
         """The home, absolute, with ``~`` expanded."""
         return self.agent_home.expanduser().absolute()
+
+    @property
+    def key_file(self) -> Path:
+        """The deployment's private key: where it is said to be, or in the home."""
+        return self.signing_key_file or self.home / "signing.key"
 
     @property
     def is_embedded(self) -> bool:

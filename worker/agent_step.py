@@ -29,7 +29,7 @@ from shared.settings import Settings, secret_values
 from shared.store import Store
 from shared.tasks.inputs import BoundStep
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd
+from shared.tasks.step import Claim, Held, StepEnd
 from shared.tools.command_hooks import hooks_of
 from shared.tools.definition import ToolDefinition, Workplace
 from shared.tools.execution import unbroken
@@ -46,6 +46,7 @@ from worker.call_log import RunCallLog
 from worker.gate import DecisionInbox, WorkerGate
 from worker.incarnation import Incarnation
 from worker.interruption import Interruption
+from worker.parking import Parking, ParkingLot, WatchedCalls
 from worker.python_step import failed
 from worker.time_limit import TimeLimit, UntimedGate
 from worker.told_runs import ToldRuns
@@ -67,6 +68,7 @@ class AgentRuns:
     config: Config = field(default_factory=Config)
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     watcher: AgentWatcher = field(default_factory=Unwatched)
+    lot: ParkingLot = field(init=False)
     _registry: ToolRegistry = field(init=False)
     _config: PipelineConfig = field(init=False)
     _redactor: Redactor = field(init=False)
@@ -76,6 +78,7 @@ class AgentRuns:
     _hooks: Hooks = field(init=False)
 
     def __post_init__(self) -> None:
+        self.lot = ParkingLot(self.store, self.clock, self.settings.park_after_s, self.settings.max_parked)
         self._user_home = str(Path.home())
         # A configuration that cannot be used keeps the worker from starting, not a run from going on.
         self._policy = policy_of(self.config, source=WORKER_SOURCE)
@@ -121,12 +124,14 @@ class AgentRuns:
         run_id, fence = claim.identity.run_id, claim.fence
         runs = ToldRuns(self.store, self.ring)
         log = self._log(claim, runs, interruption)
-        gate = self._gate(claim, policy, log, interruption)
+        parking = self._parking(claim, log, interruption)
+        gate = self._gate(claim, policy, log, interruption, parking)
         scope = RunScope(claim.identity, claim.fence, workplace)
-        pipeline = self._pipeline(tools, scope, UntimedGate(gate, limit), log)
+        calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
         transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
         try:
-            end = await run_agent(task, model, pipeline, transcript, log, self.clock)
+            with self.lot.entered(parking):
+                end = await run_agent(task, model, calls, transcript, log, self.clock)
         except asyncio.CancelledError:
             if not interruption.goes_on_elsewhere:
                 await unbroken(log.flush())  # what the aborted calls noted after their ends
@@ -145,7 +150,15 @@ class AgentRuns:
             on_error=partial(self.watcher.tool_failed, claim.identity),
         )
 
-    def _gate(self, claim: Claim, policy: Policy, log: RunCallLog, interruption: Interruption) -> WorkerGate:
+    def _parking(self, claim: Claim, log: RunCallLog, interruption: Interruption) -> Parking:
+        task = asyncio.current_task()
+        assert task is not None
+        held = Held(claim.step_key, claim.identity.run_id, claim.fence)
+        return Parking(self.lot, self.incarnation.worker_id, held, interruption, task, log.flush)
+
+    def _gate(
+        self, claim: Claim, policy: Policy, log: RunCallLog, interruption: Interruption, parking: Parking
+    ) -> WorkerGate:
         return WorkerGate(
             self.store,
             self.ring,
@@ -159,6 +172,7 @@ class AgentRuns:
             env=(*DEFAULT_NAMES, *self.config.commands.env),
             note=log.note,
             on_asked=partial(self.watcher.approval_waiting, claim.identity),
+            waiting=parking.waiting,
         )
 
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:

@@ -84,7 +84,8 @@ async def _build(
     incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store, switchboard, "")
-    runner = Runner(PythonSteps(executor), _agents(settings, config, store, ring, inbox, incarnation, watcher), clean)
+    agents = _agents(settings, config, store, ring, inbox, incarnation, watcher)
+    runner = Runner(PythonSteps(executor), agents, clean)
     return WorkerProcess(
         store=store,
         ring=ring,
@@ -97,6 +98,7 @@ async def _build(
         thread=thread,
         closers=(inbox.close, ring.close, clients.close),
         wear=wear,
+        on_drain=agents.lot.hurry,
     )
 
 

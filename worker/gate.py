@@ -7,6 +7,7 @@ and looks at the rows at least every second, so that a lost hint costs a second 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,7 @@ from shared.errors import ForgedError, SoongError, UnavailableError
 from shared.jsontext import JsonObject, digest
 from shared.log import get_logger
 from shared.permissions import audit
-from shared.permissions.gate import check_binding, request_of, stale, verdict_of_policy, withdrawn
+from shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
 from shared.permissions.policy import Policy, PolicyVerdict, judge
 from shared.permissions.request import Decision, PermissionRequest, RequestState
 from shared.permissions.rules import Effect, Facts
@@ -155,6 +156,8 @@ class WorkerGate:
     note: Note | None = None
     on_asked: Callable[[str], object] | None = None
     """Is told the tool of each call that waits for consent."""
+    waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Is entered for as long as a call waits for a request: its run may park."""
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
@@ -163,6 +166,12 @@ class WorkerGate:
             if self.note is not None:
                 await self.note(EventType.PERMISSION_DECIDED, audit.settled(call, verdict, self.redactor))
             return verdict_of_policy(verdict)
+        answered = await self._asked(call, verdict)
+        # One that a former life of the run was given and did not use in time; the next is as fresh as can be.
+        return answered or await self._asked(call, verdict) or stale("the permission given has expired; call again")
+
+    async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
+        """Ask and return what that says of the call; None when it said so too long ago and is to be asked anew."""
         request = await self._raise(call, verdict)
         decision = await self._await_decision(request)
         if decision is None:
@@ -171,10 +180,20 @@ class WorkerGate:
             await self._check_signature(decision)
             # The input is digested again: what runs is what was decided, not what was asked a while ago.
             as_it_runs = replace(request, input_digest=digest(call.permission_input))
-            return check_binding(decision, as_it_runs, now_us=self.clock.now_us())
+            now_us = self.clock.now_us()
+            answered = check_binding(decision, as_it_runs, now_us=now_us)
         except ForgedError as error:
             await self._report(request, decision, error)
             return stale(f"{error}; it was not used")
+        is_old = decision.decided_us <= request.created_us
+        if is_old and has_expired(decision, now_us=now_us) and await self._lapse(request):
+            return None
+        return answered
+
+    async def _lapse(self, request: PermissionRequest) -> bool:
+        """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
+        run_id, now_us = request.identity.run_id, self.clock.now_us()
+        return await self.store.lapse(run_id, request.tool_call_id, request.fence, now_us=now_us)
 
     async def _facts(self, call: GateCall) -> Facts:
         """Return the facts of a call; whether its run is tainted is asked only where that changes something."""
@@ -205,7 +224,8 @@ class WorkerGate:
 
     async def _await_decision(self, request: PermissionRequest) -> Decision | None:
         try:
-            return await self.inbox.decision(request.id)
+            with self.waiting(request.id):
+                return await self.inbox.decision(request.id)
         except asyncio.CancelledError:
             self.inbox.forget(request.id)
             if not self.interruption.goes_on_elsewhere:

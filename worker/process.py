@@ -1,8 +1,8 @@
 """The worker process: one asyncio loop on its own thread, beside Celery's threads pool.
 
-Order of stopping: no new claims; running steps may end for the grace time while the heart beats on; what is left is
-handed back; the incarnation is closed; the loop ends. A kill is the reaper's business. A process that recycles stops in
-the same order, with no end to its grace.
+Order of stopping: no new claims; runs that wait for consent park; running steps may end for the grace time while the
+heart beats on; what is left is handed back; the incarnation is closed; the loop ends. A kill is the reaper's business.
+A process that recycles stops in the same order, with no end to its grace.
 """
 
 import asyncio
@@ -110,6 +110,7 @@ class WorkerProcess:
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
         pace: Pace | None = None,
         wear: Wear | None = None,
+        on_drain: Callable[[], object] | None = None,
     ) -> None:
         self._wear = wear or Wear()
         self._store = store
@@ -118,6 +119,7 @@ class WorkerProcess:
         self._settings = settings
         self._incarnation = incarnation
         self._closers = closers
+        self._on_drain = on_drain
         self._drained: asyncio.Task[None] | None = None
         self._grace_ends_at: float | None = None
         self._hurried = asyncio.Event()
@@ -183,6 +185,8 @@ class WorkerProcess:
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
         await self.pump.settled()
+        if self._on_drain is not None:
+            self._on_drain()
         if not await self._idle_in_time():
             self.slots.stop_all("hand_back", "the worker stops")
             await self.slots.until_idle(HAND_BACK_S)

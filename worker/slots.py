@@ -1,7 +1,7 @@
 """Slots: each holds one child run at a time, from claim to end.
 
-Owns the table of held runs and the ways they can be stopped: cancelled (the run ends), handed back (pause, drain), or
-dropped (the lease is gone, nothing may be written). Running a step is the runner's business.
+Owns the table of held runs and the ways they can be stopped: cancelled (the run ends), handed back (pause, drain),
+parked, or dropped (the lease is gone, nothing may be written). Running a step is the runner's business.
 """
 
 import asyncio
@@ -155,7 +155,7 @@ class Slots:
     async def _stopped(self, held: _HeldRun) -> StepEnd | None:
         claim = held.claim
         match held.interruption.stop:
-            case "drop" | None:
+            case "drop" | "park" | None:
                 return None
             case "cancel":
                 return _cancelled(claim, held.interruption)

@@ -133,7 +133,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
         raise ForgedError(f"decision {decision.id!r} was made for another {', '.join(wrong)}", what="foreign_decision")
     if decision.error is not None or decision.choice is Choice.DENY:
         return _refusal(decision)
-    if decision.expires_us <= now_us:
+    if has_expired(decision, now_us=now_us):
         return stale("the permission given has expired unused; call again to ask anew", decision)
     if decision.precondition != request.precondition:
         return Verdict(
@@ -147,6 +147,12 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
         return stale("the permission was given for another scope; call again to ask anew", decision)
     rule = f"grant {decision.tool}:{decision.scope}" if decision.author == "grant" else ""
     return Verdict(is_allowed=True, author=decision.author, rule=rule, reason=decision.reason, decision_id=decision.id)
+
+
+def has_expired(decision: Decision, *, now_us: int) -> bool:
+    """Say whether a permission came too late to be used; a refusal never does."""
+    is_refusal = decision.error is not None or decision.choice is Choice.DENY
+    return not is_refusal and decision.expires_us <= now_us
 
 
 def verdict_of_policy(verdict: PolicyVerdict) -> Verdict:

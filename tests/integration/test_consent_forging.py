@@ -9,6 +9,7 @@ import pytest
 from shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
 from shared.permissions.signing import Signer
 from shared.runs.events import EventType
+from shared.testing.builders import make_call as make_row
 from shared.testing.memory import MemoryStore
 from shared.tools.definition import Target
 from shared.tools.result import ErrorType
@@ -138,19 +139,51 @@ async def allowed_before(bench: Bench) -> tuple[object, str]:
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_that_expired_unused_allows_nothing_and_says_to_ask_anew(open_bench: OpenBench) -> None:
-    callback = Callback()
+async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_asked_anew(open_bench: OpenBench) -> None:
+    callback = Callback((Choice.ALLOW_ONCE, Choice.DENY))
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
         gate = bench.gate(claim, worker)
         await verdicts(gate.decide(make_call(claim)))
 
         await bench.pass_time(bench.settings.decision_ttl_s)
-        again, anew = await verdicts(gate.decide(make_call(claim)), gate.decide(make_call(claim, "call_2")))
+        (again,) = await verdicts(gate.decide(make_call(claim)))
+
+        assert (again.is_allowed, again.error, again.author) == (False, ErrorType.PERMISSION_DENIED, "person")
+        assert len({request.id for request in callback.shown}) == 2
+        assert await bench.event(claim, EventType.PERMISSION_EXPIRED)
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_decision_that_was_used_is_not_asked_anew_when_it_expires(open_bench: OpenBench) -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        (used,) = await verdicts(gate.decide(make_call(claim)))
+        row = make_row(claim, decision_id=used.decision_id)
+        await bench.store.start_call(row, claim.fence, events=(), now_us=bench.clock.now_us())
+
+        await bench.pass_time(bench.settings.decision_ttl_s)
+        (again,) = await verdicts(gate.decide(make_call(claim)))
 
         assert (again.is_allowed, again.error) == (False, ErrorType.PERMISSION_STALE)
-        assert "ask anew" in again.reason
-        assert anew.is_allowed
+        assert len(callback.shown) == 1
+
+
+@pytest.mark.spec("PER-14")
+async def test_a_persons_no_does_not_expire(open_bench: OpenBench) -> None:
+    callback = Callback((Choice.DENY, Choice.ALLOW_ONCE))
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        await verdicts(gate.decide(make_call(claim)))
+
+        await bench.pass_time(bench.settings.decision_ttl_s)
+        (again,) = await verdicts(gate.decide(make_call(claim)))
+
+        assert (again.is_allowed, again.error) == (False, ErrorType.PERMISSION_DENIED)
+        assert len(callback.shown) == 1
 
 
 @pytest.mark.spec("PER-12")

@@ -1,0 +1,178 @@
+"""Parking: a run that only waits for consent gives its slot to others (PER-13).
+
+A run parks when every call of it that is under way has waited for consent for the set time. The rows are asked first,
+while the run still waits: only when they say that it is parked is it stopped here, and it goes on elsewhere. An answer
+that comes meanwhile makes them say no, and the call just goes on. Nothing is polled: each change of what waits sets
+the time anew.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.clock import Clock
+from shared.errors import SoongError
+from shared.log import get_logger
+from shared.tasks.step import Held
+from shared.tasks.store import TaskStore
+from shared.tools.definition import ToolDefinition
+from shared.tools.ports import ToolCall
+from shared.tools.result import ErrorType, ToolResult
+from shared.tools.schedule import Executor
+from worker.interruption import Interruption
+
+log = get_logger(__name__)
+
+AGAIN_S: Final = 1.0
+"""A run that could not park (the session has as many as it may) tries again after this at the earliest."""
+
+
+@dataclass(slots=True)
+class ParkingLot:
+    """What all runs of a process have in common. ``max_parked`` is a session's; none of it: nothing parks."""
+
+    store: TaskStore
+    clock: Clock
+    after_s: float
+    max_parked: int
+    _here: set["Parking"] = field(default_factory=set)
+    _is_hurried: bool = False
+
+    @property
+    def patience_s(self) -> float:
+        """How long a run waits for consent before it parks."""
+        return 0.0 if self._is_hurried else self.after_s
+
+    def hurry(self) -> None:
+        """Park whatever waits, now and from now on: the process is about to stop."""
+        self._is_hurried = True
+        for parking in list(self._here):
+            parking.look()
+
+    @contextmanager
+    def entered(self, parking: "Parking") -> Iterator[None]:
+        """Hold a run's parking for as long as the run is held here."""
+        self._here.add(parking)
+        try:
+            yield
+        finally:
+            self._here.discard(parking)
+            parking.close()
+
+
+@dataclass(slots=True, eq=False)
+class Parking:
+    """Watches the calls of one held run. ``task`` is the one that is cancelled once the run is parked.
+
+    ``flush`` writes what the run has kept back: nothing of it can be written afterwards.
+    """
+
+    lot: ParkingLot
+    worker_id: str
+    held: Held
+    interruption: Interruption
+    task: asyncio.Task[object]
+    flush: Callable[[], Awaitable[None]]
+    _under_way: int = 0
+    _waiting: dict[str, float] = field(default_factory=dict)
+    """By request: since when it has waited, in the loop's time."""
+    _timer: asyncio.TimerHandle | None = None
+    _attempt: asyncio.Task[None] | None = None
+    _is_closed: bool = False
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count a call as under way."""
+        self._under_way += 1
+        self.look()
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self.look()
+
+    @contextmanager
+    def waiting(self, request_id: str) -> Iterator[None]:
+        """Count a call that is under way as waiting for this request."""
+        self._waiting[request_id] = asyncio.get_running_loop().time()
+        self.look()
+        try:
+            yield
+        finally:
+            self._waiting.pop(request_id, None)
+            self.look()
+
+    def look(self, at_least_s: float = 0.0) -> None:
+        """Set the time for parking anew, after what has changed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._only_waits() or self._attempt is not None:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = max(self._waiting.values()) + self.lot.patience_s - loop.time()
+        self._timer = loop.call_later(max(left_s, at_least_s), self._begin)
+
+    def close(self) -> None:
+        """Try no more: the run is held no longer."""
+        self._is_closed = True
+        for pending in (self._timer, self._attempt):
+            if pending is not None:
+                pending.cancel()
+
+    def _only_waits(self) -> bool:
+        is_all = 0 < self._under_way == len(self._waiting)
+        return is_all and self.lot.max_parked > 0 and not (self.interruption.is_set or self._is_closed)
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._attempt = asyncio.get_running_loop().create_task(self._try())
+
+    async def _try(self) -> None:
+        """Park the run if it still only waits; else, or when that is refused, look again later."""
+        is_parked = False
+        try:
+            await self.flush()
+            if self._only_waits():
+                is_parked = await self.lot.store.park(
+                    self.worker_id,
+                    self.held,
+                    list(self._waiting),
+                    max_parked=self.lot.max_parked,
+                    now_us=self.lot.clock.now_us(),
+                )
+        except SoongError as error:  # the lease is lost or the database away: whoever finds out stops the run
+            log.warning("not_parked", run=self.held.run_id, error=str(error))
+        except Exception:  # a run that does not park still runs
+            log.exception("parking_failed", run=self.held.run_id)
+        self._attempt = None
+        if is_parked:
+            self._stop()
+        else:
+            self.look(AGAIN_S)
+
+    def _stop(self) -> None:
+        log.info("run_parked", run=self.held.run_id, step=self.held.step_key)
+        if self.interruption.stop is None:
+            self.interruption.stop, self.interruption.reason = "park", "it waits for consent"
+            self.task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedCalls:
+    """A turn's executor whose calls are counted for parking."""
+
+    executor: Executor
+    parking: Parking
+
+    def resolve(self, name: str) -> ToolDefinition | None:
+        return self.executor.resolve(name)
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        with self.parking.call():
+            return await self.executor.execute(call)
+
+    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
+        return await self.executor.refuse(call, type, message)

@@ -22,8 +22,9 @@ from shared.adapters.redis.switchboard import RedisSwitchboard
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
-from shared.permissions.signing import Signer
-from shared.settings import Settings
+from shared.permissions.signing import KeyFile
+from shared.sandbox.redact import redactor
+from shared.settings import Settings, secret_values
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
@@ -52,11 +53,11 @@ async def build(settings: Settings) -> Orchestrator:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
     planner = Catalogue.of(settings).planner(settings.model)
-    store = await open_store(settings.effective_database_url, migrate=True)
+    store = await open_store(settings.effective_database_url, migrate=True, redactor=redactor(secret_values(settings)))
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
-    signer = Signer.load(settings.signing_key_file or settings.home / "signing.key")
+    keys = KeyFile(settings.key_file)
     folders = RunFolders(store, FolderArtifacts(settings.home / "artifacts"), settings.home / "runs")
     client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
     broker = CeleryBroker(make_celery(settings.redis_url), client)
@@ -69,7 +70,7 @@ async def build(settings: Settings) -> Orchestrator:
         scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
         commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
-        desk=Desk(store, ring, signer, clock, settings, owner_id=owner_id),
+        desk=Desk(store, ring, keys, clock, settings, owner_id=owner_id),
         recorder=folders,
         closers=(folders.close, ring.close, clients.close),
     )

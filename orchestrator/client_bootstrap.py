@@ -14,7 +14,8 @@ from shared.adapters.sql.grants import Roles, grant
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
-from shared.settings import Settings
+from shared.sandbox.redact import redactor
+from shared.settings import Settings, secret_values
 from shared.store import Store
 from shared.tasks.figures import FigureSource
 from shared.wire.ring import Ear, Ring
@@ -31,7 +32,8 @@ async def open_client(settings: Settings) -> Client:
         raise InvalidConfigError(
             "SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL"
         )
-    store = await open_store(settings.effective_database_url, migrate=False)
+    secrets = redactor(secret_values(settings))
+    store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
     clients = RedisClients.of(settings.redis_url, name="soong-client")
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
@@ -67,7 +69,8 @@ def open_ring(settings: Settings) -> tuple[Ring, Sequence[Callable[[], Awaitable
 
 async def open_rows(settings: Settings) -> Store:
     """Open the store alone: what is only read needs no Redis. Raises: UnavailableError, SchemaVersionError."""
-    return await open_store(settings.effective_database_url, migrate=False)
+    secrets = redactor(secret_values(settings))
+    return await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
 
 
 def open_figures(settings: Settings) -> FigureSource:

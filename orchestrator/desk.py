@@ -11,7 +11,7 @@ from orchestrator.session_desk import DeskTools, SessionDesk
 from shared.clock import Clock
 from shared.permissions.grants import Grant
 from shared.permissions.request import PermissionCallback
-from shared.permissions.signing import Signer
+from shared.permissions.signing import KeySource
 from shared.settings import Settings
 from shared.store import Store
 from shared.wire.ring import Ring
@@ -24,7 +24,7 @@ class Desk:
         self,
         store: Store,
         ring: Ring,
-        signer: Signer,
+        signer: KeySource,
         clock: Clock,
         settings: Settings,
         direct: Mapping[str, PermissionCallback] | None = None,
@@ -34,16 +34,12 @@ class Desk:
     ) -> None:
         self._tools = DeskTools(store, ring, signer, clock, settings, owner_id, home or str(Path.home()))
         self._sessions: dict[str, SessionDesk] = {}
-        self._is_key_published = False
         for session_id, callback in (direct or {}).items():
             self._of(session_id).callback = callback
 
     async def review(self, session_ids: Sequence[str]) -> None:
         """Look at the pending questions of these sessions, in tasks of the desk's own."""
-        if not self._is_key_published:
-            signer = self._tools.signer
-            await self._tools.store.publish_key(signer.key_id, signer.public_key, now_us=self._tools.clock.now_us())
-            self._is_key_published = True
+        await self._tools.publish()
         self._sessions = {name: desk for name, desk in self._sessions.items() if not desk.is_idle}
         for session_id in session_ids:
             self._of(session_id).poke()

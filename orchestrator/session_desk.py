@@ -28,8 +28,8 @@ from shared.log import get_logger
 from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy
-from shared.permissions.request import Choice, PermissionCallback, PermissionRequest
-from shared.permissions.signing import Signer, check_proof
+from shared.permissions.request import Choice, Decision, PermissionCallback, PermissionRequest
+from shared.permissions.signing import KeySource, Signer, check_proof
 from shared.runs.status import RunStatus
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings
@@ -57,11 +57,24 @@ class DeskTools:
 
     store: Store
     ring: Ring
-    signer: Signer
+    signer: KeySource
     clock: Clock
     settings: Settings
     owner_id: Callable[[], str]
     home: str
+    published: set[str] = field(default_factory=set)
+
+    async def sign(self, decision: Decision) -> Decision:
+        """Sign with the key of the moment, which stands in the table before anybody can read what it signed."""
+        return (await self.publish()).sign(decision)
+
+    async def publish(self) -> Signer:
+        """Return the signer of the moment, its public key published."""
+        signer = self.signer.current()
+        if signer.key_id not in self.published:
+            await self.store.publish_key(signer.key_id, signer.public_key, now_us=self.clock.now_us())
+            self.published.add(signer.key_id)
+        return signer
 
 
 @dataclass(slots=True)
@@ -235,7 +248,7 @@ class SessionDesk:
         """Write the signed decision, remember a grant, tell the worker and the clients."""
         store, now_us = self.tools.store, self.tools.clock.now_us()
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
-        decision = self.tools.signer.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
+        decision = await self.tools.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
             was_parked = await store.decide(
                 session.ownership, decision, state=ruling.state, events=ruling.events(decision), now_us=now_us

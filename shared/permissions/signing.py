@@ -9,11 +9,11 @@ import hmac
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -56,10 +56,56 @@ class Signer:
             _make_key_file(path)
         return cls(_read_key_file(path))
 
+    def current(self) -> Self:
+        """Return the signer of the moment: a key that is in no file is never exchanged."""
+        return self
+
+    def save(self, path: Path) -> None:
+        """Put the key in the place of the key file, readable by us alone. Whoever reads it sees the old one or this.
+
+        Raises:
+            InvalidConfigError: it cannot be written there.
+        """
+        pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        try:
+            with _draft(path, pem) as draft:
+                os.replace(draft, path)  # noqa: PTH105  # the draft is a name, not a path of ours
+        except OSError as error:
+            raise InvalidConfigError(
+                f"the signing key {str(path)!r} cannot be exchanged: {error.strerror}; where it is mounted read-only, "
+                "exchange it there"
+            ) from error
+
     def sign(self, decision: Decision) -> Decision:
         """Return the decision with our key id and signature."""
         named = replace(decision, key_id=self.key_id, signature="")
         return replace(named, signature=self._key.sign(canonical(named.signed_fields())).hex())
+
+
+class KeySource(Protocol):
+    """Where an owner has its key from."""
+
+    def current(self) -> Signer:
+        """Return the signer of the moment. Raises: InvalidConfigError when it cannot be used (any more)."""
+        ...
+
+
+class KeyFile:
+    """The key file of a deployment, read again when it was exchanged: a rotation needs no restart.
+
+    A file that is taken away is no exchange: what was read goes on signing until there is another.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._signer = Signer.load(path)
+        self._stamp = _stamp(path)
+
+    def current(self) -> Signer:
+        stamp = _stamp(self._path)
+        if stamp not in (None, self._stamp):
+            self._signer, self._stamp = Signer(_read_key_file(self._path)), stamp
+        return self._signer
 
 
 def verify(decision: Decision, public_key: bytes) -> None:
@@ -114,17 +160,36 @@ def _make_key_file(path: Path) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Written whole beside it and linked into place: nobody reads half a key, a second maker never replaces it.
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".key-") as draft, suppress(FileExistsError):
-            os.fchmod(draft.fileno(), 0o600)
-            draft.write(pem)
-            draft.flush()
-            os.fsync(draft.fileno())
-            os.link(draft.name, path)
+        with _draft(path, pem) as draft, suppress(FileExistsError):
+            os.link(draft, path)  # a second maker never replaces it
     except OSError as error:
         raise InvalidConfigError(
             f"the signing key {str(path)!r} cannot be made: {error.strerror}; point SOONG_SIGNING_KEY_FILE elsewhere"
         ) from error
+
+
+@contextmanager
+def _draft(path: Path, pem: bytes) -> Iterator[str]:
+    """Write a key whole, beside its place: nobody ever reads half of one. What is not moved away is removed."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as draft:
+            draft.write(pem)
+            draft.flush()
+            os.fsync(draft.fileno())
+        yield name
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)  # noqa: PTH108  # as above
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what is another whenever a file was exchanged; None while there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _read_key_file(path: Path) -> Ed25519PrivateKey:

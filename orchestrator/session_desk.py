@@ -34,6 +34,7 @@ from shared.runs.status import RunStatus
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.status import TaskStatus
 from shared.wire.ring import Ring
 
 log = get_logger(__name__)
@@ -207,11 +208,19 @@ class SessionDesk:
             entry.asked_s = self.tools.clock.monotonic_s()
             await self.tools.ring.wake_session(self.session_id)
         ruling = self._ask(session, request, entry, entry.asked_s)
-        if ruling is not None and (await self.tools.store.run(request.identity.run_id)).status is not RunStatus.RUNNING:
+        if ruling is not None and not await self._is_waited_for(request):
             # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
             entry.asked_s = entry.attended_s = None
             return None
         return ruling
+
+    async def _is_waited_for(self, request: PermissionRequest) -> bool:
+        """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
+        store = self.tools.store
+        run = await store.run(request.identity.run_id)
+        if run.status is not RunStatus.PARKED:
+            return run.status is RunStatus.RUNNING
+        return (await store.task(request.identity.task_id)).status is TaskStatus.RUNNING
 
     async def _grant(self, request: PermissionRequest) -> Grant | None:
         """Return the grant that answers a question; none does for what a tainted run would carry out (PER-21)."""
@@ -227,14 +236,6 @@ class SessionDesk:
             entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
             entry.asking.add_done_callback(lambda _task: self.poked.set())
         if session.answer_mode is AnswerMode.INBOX:
-    async def _is_waited_for(self, request: PermissionRequest) -> bool:
-        """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
-        store = self.tools.store
-        run = await store.run(request.identity.run_id)
-        if run.status is not RunStatus.PARKED:
-            return run.status is RunStatus.RUNNING
-        return (await store.task(request.identity.task_id)).status is TaskStatus.RUNNING
-
             return None
         now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
         if self.is_attended:

@@ -24,6 +24,8 @@ def upgrade() -> None:
     _make_audit()
     where = sa.text("state <> 'gone'")
     op.create_index("ix_owners_alive", "owners", ["ordinal"], sqlite_where=where, postgresql_where=where)
+    # Last: where SQLite writes the table anew, indexes come back without their order.
+    _index_ready("is_unparked DESC", "priority DESC")
 
 
 def downgrade() -> None:
@@ -109,7 +111,6 @@ def _add_parking() -> None:
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     with op.batch_alter_table("steps") as steps:
         steps.add_column(sa.Column("is_unparked", number, server_default=sa.text("0"), nullable=False))
-    _index_ready("is_unparked DESC", "priority DESC")
     where = sa.text(_BLOCKED)
     op.create_index("ix_steps_blocked", "steps", ["session_id"], sqlite_where=where, postgresql_where=where)
 

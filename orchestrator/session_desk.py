@@ -257,6 +257,8 @@ class SessionDesk:
         except AlreadyDecidedError as error:
             log.info("decided_meanwhile", request=request.id, state=error.state)
         else:
+            if was_parked:
+                await self.tools.ring.wake_owners()
             if ruling.choice is Choice.ALLOW_FOR_SESSION:
                 self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
         self._forget(request.id)
@@ -271,8 +273,6 @@ class SessionDesk:
         self.epoch = session.owner_epoch if self.epoch is None else self.epoch
         if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
             raise NotOwnerError(self.session_id, self.epoch)
-            if was_parked:
-                await self.tools.ring.wake_owners()
         return session
 
     async def _observe(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from shared.audit.entry import AuditEntry, AuditNote
+from shared.audit.uses import Use
 
 
 class AuditStore(Protocol):
@@ -15,6 +16,10 @@ class AuditStore(Protocol):
         self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
     ) -> Sequence[AuditEntry]:
         """Return entries in the order of their insertion, those with a higher ordinal than ``after``."""
+        ...
+
+    async def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
+        """Return the decisions that were used, in the order of their ids, those beyond ``after``."""
         ...
 
     async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:

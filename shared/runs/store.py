@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from shared.jsontext import Json, JsonObject
-from shared.runs.events import Event, NewEvent, NewNode, Node
+from shared.runs.events import Event, EventType, NewEvent, NewNode, Node
 from shared.runs.record import Run
 
 
@@ -57,6 +57,12 @@ class CallRow:
     open_input: JsonObject | None = field(default=None, repr=False)
 
 
+def second_use(call: CallRow, now_us: int) -> NewEvent:
+    """Return the event of a call that would have used a decision again (PER-12)."""
+    used: dict[str, Json] = {"decision_id": call.decision_id, "tool_call_id": call.tool_call_id, "tool": call.tool}
+    return NewEvent(EventType.SECURITY, {"what": "second_use", **used}, now_us)
+
+
 class RunStore(Protocol):
     async def run(self, run_id: str) -> Run:
         """Raises: NotFoundError."""
@@ -89,6 +95,8 @@ class RunStore(Protocol):
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         """Write the ledger row, consume the decision and append the events in one transaction.
+
+        A decision that has been used starts nothing; a security event in the run's log says who tried.
 
         Raises:
             LeaseLostError, AlreadyConsumedError.

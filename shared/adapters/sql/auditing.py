@@ -5,18 +5,21 @@ end takes no lock; a transaction that was undone, or applied and not confirmed, 
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import and_, select
 
 from shared.adapters.sql.database import Database
-from shared.adapters.sql.rows import identity_of, pack, unpack
+from shared.adapters.sql.rows import decision_of, identity_of, pack, unpack
 from shared.adapters.sql.statements import Insert, Statement
-from shared.adapters.sql.tables import audit, reports, runs, sessions
+from shared.adapters.sql.tables import audit, calls, consumptions, decisions, reports, runs, sessions
 from shared.adapters.sql.transaction import Transaction
 from shared.audit.entry import AuditEntry, AuditNote, Head, linked
 from shared.audit.notes import REPORTED, of_report, redacted
+from shared.audit.uses import Use
+from shared.errors import ForgedError
 from shared.ids import new_id
 from shared.runs.events import NewEvent
 from shared.sandbox.redact import Redactor
@@ -89,6 +92,20 @@ class SqlAudit:
             wanted = wanted.where(audit.c.time_us >= since_us)
         return await self._database.read(lambda tx: [_entry_of(row) for row in tx.execute(wanted)])
 
+    async def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
+        wanted = (
+            select(consumptions, decisions.c.body, calls.c.input_digest)
+            .outerjoin(decisions, decisions.c.id == consumptions.c.decision_id)
+            .outerjoin(
+                calls,
+                and_(calls.c.run_id == consumptions.c.run_id, calls.c.tool_call_id == consumptions.c.tool_call_id),
+            )
+            .where(consumptions.c.decision_id > after)
+            .order_by(consumptions.c.decision_id)
+            .limit(limit)
+        )
+        return await self._database.read(lambda tx: [_use_of(row) for row in tx.execute(wanted)])
+
     async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
         wanted = (
             select(reports.c.ordinal, reports.c.type, reports.c.data, runs)
@@ -116,6 +133,14 @@ def report(tx: Transaction, run_id: str, events: Sequence[NewEvent], now_us: int
     if told:
         rows = [(run_id, str(event.type), pack(event.data), event.time_us or now_us) for event in told]
         tx.insert(INSERT_REPORTS, rows)
+
+
+def _use_of(row: Any) -> Use:
+    decision = None
+    if row.body is not None:
+        with suppress(ForgedError):
+            decision = decision_of(row.body)
+    return Use(row.decision_id, row.run_id, row.tool_call_id, row.consumed_us, decision, row.input_digest)
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from shared.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
 from shared.jsontext import Json
 from shared.runs.events import Event, NewEvent, NewNode, Node
 from shared.runs.record import Run
-from shared.runs.store import Appended, CallRow, CallStatus
+from shared.runs.store import Appended, CallRow, CallStatus, second_use
 
 APPEND: Final = Statement(
     "append: count a held run's logs on; no row means that the lease is lost",
@@ -150,7 +150,11 @@ class SqlRuns:
         return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
-        await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us))
+        try:
+            await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us))
+        except AlreadyConsumedError:
+            await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
+            raise
 
     async def end_call(
         self,

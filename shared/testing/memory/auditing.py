@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shared.audit.entry import AuditEntry, AuditNote, Head, linked
 from shared.audit.notes import REPORTED, of_report, redacted
+from shared.audit.uses import Use
 from shared.runs.events import NewEvent
 from shared.sandbox.redact import Redactor
 from shared.testing.memory.rows import Rows, transaction
@@ -36,6 +37,16 @@ class MemoryAudit:
             and entry.time_us >= since_us
         ]
         return found[:limit]
+
+    @transaction
+    def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
+        given = {decision.id: decision for decision in self.rows.decisions.values()}
+        found = []
+        for decision_id, (run_id, call_id, used_us) in sorted(self.rows.consumed.items()):
+            call = self.rows.calls.get((run_id, call_id))
+            used = None if call is None else call.input_digest
+            found.append(Use(decision_id, run_id, call_id, used_us, given.get(decision_id), used))
+        return [use for use in found if use.decision_id > after][:limit]
 
     @transaction
     def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:

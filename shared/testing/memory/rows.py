@@ -51,7 +51,8 @@ class Rows:
     events: dict[str, tuple[Event, ...]] = field(default_factory=dict)
     nodes: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     calls: dict[tuple[str, str], CallRow] = field(default_factory=dict)
-    consumed: set[str] = field(default_factory=set)
+    consumed: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """By decision: (run id, tool call id, when)."""
     requests: dict[str, PermissionRequest] = field(default_factory=dict)
     request_states: dict[str, RequestState] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from shared.errors import AlreadyConsumedError
 from shared.jsontext import Json
 from shared.runs.events import Event, NewEvent, NewNode, Node
 from shared.runs.record import Run
-from shared.runs.store import Appended, CallRow, CallStatus
+from shared.runs.store import Appended, CallRow, CallStatus, second_use
 from shared.tasks.step import Step, StepKind
 from shared.testing.memory.auditing import add_reports
 from shared.testing.memory.logs import held_run, write_events, write_nodes
@@ -74,13 +74,20 @@ class MemoryRuns:
     def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         return self.rows.events.get(run_id, ())[after_seq : after_seq + limit]
 
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        try:
+            await self._start_call(call, fence, events, now_us)
+        except AlreadyConsumedError:
+            await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
+            raise
+
     @transaction
-    def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+    def _start_call(self, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
         held_run(self.rows, call.run_id, fence)
         if call.decision_id:
             if call.decision_id in self.rows.consumed:
                 raise AlreadyConsumedError(call.decision_id)
-            self.rows.consumed.add(call.decision_id)
+            self.rows.consumed[call.decision_id] = (call.run_id, call.tool_call_id, now_us)
         self.rows.calls[call.run_id, call.tool_call_id] = call
         write_events(self.rows, call.run_id, events, now_us)
 

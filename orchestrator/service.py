@@ -244,6 +244,7 @@ class Orchestrator:
             await asyncio.sleep(self.settings.sweep_s)
 
     async def _sweep_once(self, *, is_full: bool) -> None:
+        await self.parts.store.take_reports(self.owner_id, now_us=self.parts.clock.now_us())
         wanted = self._active | await self._reaper.sweep() | await self._adopt()
         if is_full:
             wanted |= await self._busy()

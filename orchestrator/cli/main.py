@@ -41,6 +41,8 @@ COMMANDS = {
     "tools": Entry("tools", "List, show, explain and call tools, without a model."),
     "approvals": Entry("approvals", "List, show and answer the questions that wait for a person."),
     "permissions": Entry("permissions", "Show what decides on calls of tools, and what would become of one."),
+    "audit": Entry("audit", "Export and check who answered and decided what."),
+    "keys": Entry("keys", "List, rotate and end the keys that sign decisions."),
     "up": Entry("up", "Start the whole service on this machine and stay."),
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),

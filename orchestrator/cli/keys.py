@@ -1,0 +1,125 @@
+"""``soong keys``: which keys sign decisions, and how one is exchanged or ended (docs/security.md, "Keys")."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import typer
+
+from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.ids import deployment, open_store
+from orchestrator.keys import OVERLAP, Ended, KeyRing
+from shared.clock import SystemClock, rfc3339
+from shared.errors import NotFoundError, UsageError
+from shared.jsontext import Json
+from shared.settings import Settings, load_settings
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_REASON = typer.Option("", "--reason", help="Why; kept in the audit log.")
+
+
+@app.command("list")
+def list_keys(*, is_json: bool = _JSON) -> None:
+    """List the public keys: which signs here, which are good, which have ended."""
+    asyncio.run(_list(is_json=is_json))
+
+
+@app.command()
+def rotate(
+    *,
+    overlap: float = typer.Option(
+        OVERLAP.total_seconds(), "--overlap", min=0, metavar="SECONDS", help="How long the old key still signs."
+    ),
+    reason: str = _REASON,
+) -> None:
+    """Make a new key in the key file. Running orchestrators sign with it at once; old decisions stay good."""
+    asyncio.run(_rotate(timedelta(seconds=overlap), reason))
+
+
+@app.command()
+def retire(
+    key: str = typer.Argument(..., help="The key's id, or enough of its beginning."),
+    *,
+    now: bool = typer.Option(False, "--now", help="It was stolen: every unused decision by it is void and asked anew."),
+    reason: str = _REASON,
+) -> None:
+    """End a key. One that signs here is exchanged first."""
+    asyncio.run(_retire(key, is_revoked=now, reason=reason))
+
+
+@asynccontextmanager
+async def _ring(settings: Settings) -> AsyncIterator[KeyRing]:
+    store = await open_store(settings)
+    try:
+        yield KeyRing(store, settings.key_file, SystemClock(), settings.principal)
+    finally:
+        await store.close()
+
+
+async def _list(*, is_json: bool) -> None:
+    async with _ring(load_settings()) as ring:
+        keys, current, now_us = await ring.keys(), ring.current(), ring.clock.now_us()
+    rows: list[dict[str, Json]] = [
+        {
+            "id": key.id,
+            "state": key.state(now_us),
+            "signs_here": key.id == current,
+            "published": rfc3339(key.created_us),
+            "retired": None if key.retired_us is None else rfc3339(key.retired_us),
+            "revoked": None if key.revoked_us is None else rfc3339(key.revoked_us),
+            "public_key": key.public_key.hex(),
+        }
+        for key in keys
+    ]
+    if is_json:
+        emit(rows)
+        return
+    columns = ("key", "state", "signs here", "published", "ended")
+    print(table(columns, [_cells(row) for row in rows]))
+
+
+def _cells(row: dict[str, Json]) -> list[str]:
+    ended = row["revoked"] or row["retired"] or ""
+    here = "yes" if row["signs_here"] else ""
+    return [str(row["id"]), str(row["state"]), here, str(row["published"]), str(ended)]
+
+
+async def _rotate(overlap: timedelta, reason: str) -> None:
+    async with _ring(load_settings()) as ring:
+        ended = await ring.rotate(reason=reason, overlap=overlap)
+    print(ended.successor)
+    say(f"{ended.key_id} signs for {overlap.total_seconds():g} s more; what it signed stays good until it expires")
+
+
+async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
+    settings = load_settings()
+    async with _ring(settings) as ring:
+        found = [key.id for key in await ring.keys() if key.id.startswith(text)]
+        if not found:
+            raise NotFoundError("key", text)
+        if len(found) > 1:
+            raise UsageError(f"{text!r} fits {len(found)} keys; type more of the id (soong keys list)")
+        ended = await ring.retire(found[0], is_revoked=is_revoked, reason=reason)
+    if ended.successor:
+        say(f"{ended.successor} signs in its place")
+    say(f"{ended.key_id} is {'revoked' if is_revoked else 'retired'}")
+    if is_revoked:
+        say(f"{len(ended.lapsed)} decisions by it were not used yet; their calls ask anew")
+        await _tell(settings, ended)
+
+
+async def _tell(settings: Settings, ended: Ended) -> None:
+    """Ring for what lapsed; without Redis the rows are looked at soon enough."""
+    reachable = await deployment(settings)
+    if not ended.lapsed or not reachable.redis_url:
+        return
+    from orchestrator.client_bootstrap import open_client
+
+    client = await open_client(reachable)
+    try:
+        await client.ring.wake_owners(sorted({one.session_id for one in ended.lapsed}))
+    finally:
+        await client.close()

@@ -1,6 +1,7 @@
 """Which test proved which clause: written to ``.spec-results.json`` after each full run, keyed by the tree's content.
 
-`make spec` reads it (`tests.architecture.spec_report`). A run of a selection, or one broken off, writes nothing.
+`make spec` reads it (`tests.architecture.spec_report`). A run of a selection, or one broken off, writes nothing. Where
+several processes share a run (pytest-xdist), each hands its tests their clauses, and the one they report to writes.
 """
 
 import hashlib
@@ -75,7 +76,7 @@ class SpecResults:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         complete = exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED} and not session.shouldstop
-        if self._tree and complete and session.testscollected:
+        if self._tree and complete and self._outcomes:
             found = {"tree": self._tree, "clauses": {key: self._outcomes[key] for key in sorted(self._outcomes)}}
             RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -83,4 +84,5 @@ class SpecResults:
         options = self._config.option
         selected = any(getattr(options, name, None) for name in _SELECTING)
         whole = [str(path) for path in self._config.getini("testpaths")]
-        return self._config.args == whole and not selected and (ROOT / ".git").exists()
+        is_asked_for = self._config.args == whole and not hasattr(self._config, "workerinput")
+        return is_asked_for and not selected and (ROOT / ".git").exists()

@@ -152,7 +152,7 @@ ROWS = [
         link("d", "{outside}/new"),
     ),
     *(
-        Row(f"row-08-{path}", tool, {"path": path, **TOOLS[tool]}, "not_regular_file")
+        Row(f"row-08-{path.replace(str(os.getpid()), 'ours')}", tool, {"path": path, **TOOLS[tool]}, "not_regular_file")
         for tool in ("read_file", "list_dir", "search")
         for path in (
             "/proc/self/environ",

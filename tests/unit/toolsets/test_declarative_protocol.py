@@ -74,7 +74,7 @@ def test_a_tool_cannot_set_what_the_core_says_of_a_result() -> None:
 
 
 @pytest.mark.spec("CMD-03")
-@pytest.mark.parametrize("type_", [*CLAIMABLE], ids=str)
+@pytest.mark.parametrize("type_", sorted(CLAIMABLE), ids=str)
 def test_an_error_of_the_tools_own_work_keeps_its_type(type_: ErrorType) -> None:
     result = read({"error": {"type": type_.value, "message": "no", "hint": "yes", "details": {"a": 1}}, "data": [1]})
 
@@ -85,7 +85,7 @@ def test_an_error_of_the_tools_own_work_keeps_its_type(type_: ErrorType) -> None
 
 
 @pytest.mark.spec("CMD-03", "RES-05")
-@pytest.mark.parametrize("type_", [*(set(ErrorType) - CLAIMABLE), "surprise"], ids=str)
+@pytest.mark.parametrize("type_", [*sorted(set(ErrorType) - CLAIMABLE), "surprise"], ids=str)
 def test_a_tool_does_not_speak_for_the_core(type_: str) -> None:
     result = read({"error": {"type": str(type_), "message": "no", "retryable": True}})
 

@@ -43,6 +43,7 @@ from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
 from shared.wire.ring import Ring
 from worker.call_log import RunCallLog
+from worker.further import FurtherSteps
 from worker.gate import DecisionInbox, WorkerGate
 from worker.incarnation import Incarnation
 from worker.interruption import Interruption
@@ -68,6 +69,8 @@ class AgentRuns:
     config: Config = field(default_factory=Config)
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     watcher: AgentWatcher = field(default_factory=Unwatched)
+    further: FurtherSteps = field(init=False)
+    """What runs hold beside their own steps; the slots of the same process end it with them."""
     lot: ParkingLot = field(init=False)
     _registry: ToolRegistry = field(init=False)
     _config: PipelineConfig = field(init=False)
@@ -89,9 +92,10 @@ class AgentRuns:
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
             max_result_chars=self.settings.max_result_chars,
         )
+        self.further = FurtherSteps(self._redactor)
         surroundings = Surroundings.of(self.settings, self.config)
         self._registry = make_registry(
-            surroundings, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text)]
+            surroundings, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.further)]
         )
         configured = hooks_of(
             self.config.hooks,

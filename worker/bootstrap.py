@@ -99,6 +99,7 @@ async def _build(
         closers=(inbox.close, ring.close, clients.close),
         wear=wear,
         on_drain=agents.lot.hurry,
+        further=agents.further,
     )
 
 

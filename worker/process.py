@@ -21,6 +21,7 @@ from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.step import Claim, StepEnd
 from shared.wire.ring import Ring, Switchboard
+from worker.further import FurtherSteps
 from worker.heartbeat import Heartbeat, Pace
 from worker.incarnation import Incarnation
 from worker.pump import Pump
@@ -111,6 +112,7 @@ class WorkerProcess:
         pace: Pace | None = None,
         wear: Wear | None = None,
         on_drain: Callable[[], object] | None = None,
+        further: FurtherSteps | None = None,
     ) -> None:
         self._wear = wear or Wear()
         self._store = store
@@ -124,9 +126,11 @@ class WorkerProcess:
         self._grace_ends_at: float | None = None
         self._hurried = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.slots = Slots(settings.slots, store, clock, runner, _CountingRuns(watcher, self._wear))
+        self.slots = Slots(
+            settings.slots, store, clock, runner, _CountingRuns(watcher, self._wear), further or FurtherSteps()
+        )
         self.pump = Pump(store, ring, clock, incarnation.supply, self.slots.spare, self.slots.grow)
-        self.slots.pump = self.pump
+        self.slots.pump = self.slots.further.pump = self.pump
         self._heartbeat = Heartbeat(
             store.heart(),
             clock,
@@ -264,6 +268,8 @@ class WorkerProcess:
         try:
             if self.slots.busy:
                 for interrupt in await self._store.interrupts(worker_id):
+                    if await self.slots.further.interrupt(interrupt):
+                        continue
                     self.slots.stop_run(
                         interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "hand_back", interrupt.reason
                     )

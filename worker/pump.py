@@ -16,8 +16,9 @@ from shared.clock import Clock
 from shared.errors import UnavailableError
 from shared.log import get_logger
 from shared.runs.status import EndReason
+from shared.tasks.further import Unclaimable
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Advance, Claim, StepEnd, StepError, StepKind
+from shared.tasks.step import Advance, Claim, Held, StepEnd, StepError, StepKind
 from shared.tasks.store import TaskStore
 from shared.wire.ring import Ring
 
@@ -45,11 +46,13 @@ def retry_s(attempt: int) -> float:
 
 @dataclass(slots=True)
 class _Wish:
-    """One slot's turn: the end of its last step, if any, and the wish for another."""
+    """One slot's turn: the ends of what its run held, if any, and the wish for another step."""
 
-    end: StepEnd | None
+    ends: tuple[StepEnd, ...]
     wants_step: bool
     future: asyncio.Future[Claim | None]
+    stale: frozenset[str] | None = None
+    """The run ids among its ends that did not count; None while nothing of it has been written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,55 @@ class Pump:
     _given: set[Lease] = field(default_factory=set)
     """Claims that were heard and have not come back: what this process knows that it holds."""
 
-    async def next_step(self, end: StepEnd | None, ran: Claim | None = None) -> Claim | None:
+    async def next_step(
+        self, end: StepEnd | None, ran: Claim | None = None, further: tuple[StepEnd, ...] = ()
+    ) -> Claim | None:
         """Hand in ``end`` and return a claimed step, or None when nothing is claimable now.
 
-        ``ran`` is what the slot has had; without an end it is not held any more.
+        ``ran`` is what the slot has had; without an end it is not held any more. ``further`` are the ends of what its
+        run held beside its own step: they are written in the same transaction.
         """
         if ran is not None and end is None:
-            self._given.discard((ran.identity.run_id, ran.fence))
-        future: asyncio.Future[Claim | None] = asyncio.get_running_loop().create_future()
-        self._wishes.append(_Wish(end, not self.is_draining, future))
+            self.forget(ran)
+        ends = (*(() if end is None else (end,)), *further)
+        return await self._wish(ends, wants_step=not self.is_draining).future
+
+    async def claim_further(self, holder: Held, step_id: str) -> Claim | Unclaimable:
+        """Claim a step for a run that is held here, beside its own.
+
+        Raises: LeaseLostError; UnavailableError, and then what was claimed all the same is given back.
+        """
+        async with self._serving:
+            supply = self.supply()
+            claim = await self.store.claim_further(
+                supply.worker_id,
+                holder,
+                step_id,
+                pools=supply.pools,
+                capabilities=supply.capabilities,
+                now_us=self.clock.now_us(),
+            )
+            if isinstance(claim, Claim):
+                self._given.add((claim.identity.run_id, claim.fence))
+        if isinstance(claim, Claim):
+            await self.ring.wake_runs([claim.identity.run_id])
+        return claim
+
+    async def end_further(self, end: StepEnd) -> bool:
+        """Write the end of a step whose holder goes on with its own; False when it was not held any more."""
+        wish = self._wish((end,), wants_step=False)
+        await wish.future
+        return wish.stale is not None and end.run_id not in wish.stale
+
+    def forget(self, claim: Claim) -> None:
+        """Let go of a claim that has come back without an end."""
+        self._given.discard((claim.identity.run_id, claim.fence))
+
+    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> _Wish:
+        wish = _Wish(ends, wants_step, asyncio.get_running_loop().create_future())
+        self._wishes.append(wish)
         self._wanted.set()
-        return await future
+        return wish
 
     def drain(self) -> None:
         """Claim nothing from now on; ends are still written."""
@@ -155,13 +196,15 @@ class Pump:
         if self.supply().worker_id != supply.worker_id:
             self._answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
             return
+        for wish in wishes:
+            wish.stale = advance.stale
         self._place(self._answer(wishes, advance.claims))
         await self._tell_owners(advance)
         await self._tell_followers(wishes, advance)
 
     def _answer(self, wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
-        self._given.difference_update((wish.end.run_id, wish.end.fence) for wish in wishes if wish.end)
+        self._given.difference_update((end.run_id, end.fence) for wish in wishes for end in wish.ends)
         self._given.update((claim.identity.run_id, claim.fence) for claim in claims)
         left = list(reversed(claims))
         for wish in wishes:
@@ -180,24 +223,27 @@ class Pump:
         An end that cannot be stored even alone is written as a failure that says why; otherwise one poisonous result
         would keep its step leased by a worker that lives on.
         """
-        log.error("batch_failed", ends=[wish.end.step_key for wish in wishes if wish.end], error=repr(error))
+        log.error("batch_failed", ends=[end.step_key for wish in wishes for end in wish.ends], error=repr(error))
         for wish in wishes:
-            if wish.end is not None:
-                await self._end_alone(supply, wish.end)
+            stale = [await self._end_alone(supply, end) for end in wish.ends]
+            wish.stale = frozenset[str]().union(*stale)
         self._answer(wishes, ())
         await self.ring.wake_owners()
 
-    async def _end_alone(self, supply: Supply, end: StepEnd) -> None:
+    async def _end_alone(self, supply: Supply, end: StepEnd) -> frozenset[str]:
+        """Return the run's id if its end did not count."""
         for attempt in (end, _unstorable(end)):
             try:
-                await self._tell_owners(await self._write(supply, [attempt], claim=0))
+                advance = await self._write(supply, [attempt], claim=0)
+                await self._tell_owners(advance)
             except Exception:
                 log.exception("end_unwritable", step=end.step_key)
             else:
-                return
+                return advance.stale
+        return frozenset({end.run_id})
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
-        ends = [wish.end for wish in wishes if wish.end is not None]
+        ends = [end for wish in wishes for end in wish.ends]
         spare = 0 if self.is_draining else self.spare()
         return await self._write(supply, ends, claim=min(sum(wish.wants_step for wish in wishes) + spare, BATCH))
 
@@ -233,7 +279,7 @@ class Pump:
 
     async def _tell_followers(self, wishes: list[_Wish], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
-        ended = [wish.end.run_id for wish in wishes if wish.end is not None and wish.end.nodes]
+        ended = [end.run_id for wish in wishes for end in wish.ends if end.nodes]
         begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
         if ended or begun:
             await self.ring.wake_runs([*ended, *begun])

@@ -6,6 +6,7 @@ parked, or dropped (the lease is gone, nothing may be written). Running a step i
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -16,6 +17,7 @@ from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd, StepError
 from shared.tasks.store import TaskStore
+from worker.further import FurtherSteps
 from worker.interruption import Interruption, Stop
 from worker.pump import Lease, Pump, retry_s
 
@@ -53,6 +55,8 @@ class Slots:
     clock: Clock
     runner: StepRunner
     watcher: RunWatcher
+    further: FurtherSteps = field(default_factory=FurtherSteps)
+    """What the held runs hold beside their own steps."""
     pump: Pump = field(init=False)
     _held: dict[Lease, _HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
@@ -90,8 +94,9 @@ class Slots:
             claim = claim or await self.pump.next_step(None)
             while claim is not None:
                 end = await self._run(claim)
+                further = () if end is None else self.further.ends_with(claim, end)
                 count += 1
-                claim = await self.pump.next_step(end, claim)
+                claim = await self.pump.next_step(end, claim, further)
         finally:
             self._open -= 1
         return count
@@ -136,6 +141,7 @@ class Slots:
         try:
             end = await task
         except LeaseLostError:
+            self.further.drop(claim)
             log.warning("lease_lost", run=claim.identity.run_id, step=claim.step_key, fence=claim.fence)
         except UnavailableError as error:
             # Its log could not be written, so it may not go on; whoever claims it next goes on where the log ends.
@@ -156,8 +162,11 @@ class Slots:
         claim = held.claim
         match held.interruption.stop:
             case "drop" | "park" | None:
+                self.further.drop(claim)
                 return None
             case "cancel":
+                # What it held beside its own step was not cancelled with it, or is by being handed back.
+                await self._free(held, self.further.leases_of(claim), held.interruption.reason)
                 return _cancelled(claim, held.interruption)
             case "hand_back":
                 await self._hand_back(held, held.interruption.reason)
@@ -182,14 +191,19 @@ class Slots:
     async def _hand_back(self, held: _HeldRun, reason: str) -> None:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
         claim = held.claim
-        lease = Held(claim.step_key, claim.identity.run_id, claim.fence)
+        own = Held(claim.step_key, claim.identity.run_id, claim.fence)
+        await self._free(held, (own, *self.further.leases_of(claim)), reason)
+
+    async def _free(self, held: _HeldRun, leases: Sequence[Held], reason: str) -> None:
+        if not leases:
+            return
         for attempt in itertools.count():
             if self.pump.supply().worker_id != held.worker_id:
                 return  # another incarnation: the reaper has freed what the old one held
             try:
-                await self.store.hand_back(held.worker_id, [lease], reason=reason, now_us=self.clock.now_us())
+                await self.store.hand_back(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
             except UnavailableError as error:
-                log.warning("hand_back_unanswered", run=claim.identity.run_id, error=str(error), attempt=attempt)
+                log.warning("hand_back_unanswered", run=held.claim.identity.run_id, error=str(error), attempt=attempt)
                 await asyncio.sleep(retry_s(attempt))
             else:
                 return

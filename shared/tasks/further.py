@@ -110,6 +110,11 @@ def taken_meanwhile(step_id: str) -> Unclaimable:
     return Unclaimable(Refusal.HELD, f"step {step_id!r} has just been taken by another run", _ANOTHER)
 
 
+def undoable(step_id: str, problem: str) -> Unclaimable:
+    """Return the refusal of a step that has failed as soon as it was given out."""
+    return Unclaimable(Refusal.ENDED, f"step {step_id!r} cannot be done and has failed: {problem}", _ANOTHER)
+
+
 _ANOTHER: Final = "take another one; agent.task_query_steps lists the ready ones"
 
 

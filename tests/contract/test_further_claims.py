@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from shared.errors import LeaseLostError
+from shared.jsontext import Json
 from shared.runs.status import EndReason, RunStatus
 from shared.sessions.session import ProcessState
 from shared.store import Store
@@ -58,7 +59,7 @@ async def test_what_the_step_waited_for_is_told_to_who_takes_it(scene: Scene) ->
 
 
 @pytest.mark.parametrize("output", [{"found": 2}, None], ids=["object", "nothing"])
-async def test_its_end_is_an_end_like_any_other(scene: Scene, output: object) -> None:
+async def test_its_end_is_an_end_like_any_other(scene: Scene, output: Json) -> None:
     own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
     claim = await taken(scene, own, "more")
 
@@ -102,7 +103,7 @@ async def test_a_second_one_is_refused_until_the_first_has_ended(scene: Scene) -
     assert await refused(scene, own, "two") is Refusal.ONE_AT_A_TIME
     assert await refused(scene, own, "one") is Refusal.ONE_AT_A_TIME
     await scene.complete(claim)
-    assert await taken(scene, own, "two")
+    assert isinstance(await further(scene, own, "two"), Claim)
 
 
 async def test_the_refusal_names_the_step_that_is_held(scene: Scene) -> None:
@@ -180,7 +181,7 @@ async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: 
     assert await refused(scene, own, "done") is Refusal.HELD
     await scene.complete(done)
     assert await refused(scene, own, "done") is Refusal.ENDED
-    assert await taken(scene, own, "later")
+    assert isinstance(await further(scene, own, "later"), Claim)
 
 
 async def test_only_agents_work_is_given(scene: Scene) -> None:
@@ -206,7 +207,7 @@ async def test_a_paused_task_gives_nothing(scene: Scene) -> None:
 
     assert await refused(scene, own, "more") is Refusal.PAUSED
     await scene.store.resume_task(scene.own, own.identity.task_id, now_us=scene.now_us)
-    assert await taken(scene, own, "more")
+    assert isinstance(await further(scene, own, "more"), Claim)
 
 
 async def test_a_worker_that_lacks_what_the_step_needs_gets_no_step(scene: Scene) -> None:
@@ -299,7 +300,7 @@ async def test_what_was_given_back_does_not_count_to_the_limit(scene: Scene) -> 
     own = await scene.start(puller(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
     await scene.hand_back(await taken(scene, own, "p0"))
 
-    assert await taken(scene, own, "p1")
+    assert isinstance(await further(scene, own, "p1"), Claim)
 
 
 # -- fences, leases and what ends them

@@ -6,7 +6,7 @@ argument. One who plans (main, orchestrator) reads any task of its session with 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from shared.clock import Clock
 from shared.jsontext import Json, JsonObject
@@ -14,24 +14,23 @@ from shared.runs.store import RunStore
 from shared.tasks.functions import suggestion
 from shared.tasks.outcomes import tools_of
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Held, Step, StepKind
+from shared.tasks.step import Claim, Held, Step, StepKind
 from shared.tasks.store import TaskStore
 from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.tasks.claiming import ClaimTools, own_step
+from shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
 from shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
     TAGS,
     TASK_ID,
-    changes_state,
     result_facts,
     step_facts,
     step_line,
     task_facts,
     task_named,
 )
-
-MAX_PROGRESS_CHARS: Final = 500
 
 
 class TaskRows(TaskStore, RunStore, Protocol):
@@ -42,16 +41,19 @@ class TaskRows(TaskStore, RunStore, Protocol):
 class TaskTools:
     """A :class:`shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
 
-    ``shown`` takes secrets out of what is stored for people (EVT-05).
+    ``shown`` takes secrets out of what is stored for people (EVT-05). ``claims`` are what runs of this process hold
+    beside their own steps; without them no further step is given.
     """
 
     store: TaskRows
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str] = str
+    claims: FurtherClaims | None = None
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return (self._get_tool(), self._query_tool(), self._claim_tool(), self._update_tool())
+        claiming = ClaimTools(self.store, self.worker_id, self.clock, self.shown, self.claims)
+        return (self._get_tool(), self._query_tool(), *claiming.tools())
 
     def _get_tool(self) -> ToolDefinition:
         return ToolDefinition(
@@ -77,7 +79,7 @@ class TaskTools:
         return ToolDefinition(
             name="agent.task_query_steps",
             title="Query steps",
-            description="List the steps of your task that are ready to be claimed, and the one that is yours. "
+            description="List the steps of your task that are ready to be claimed, and what you hold. "
             "One who plans sees the steps of any status.",
             search_hint="steps ready open work",
             input_schema={
@@ -97,60 +99,37 @@ class TaskTools:
             errors=(ErrorType.STEP_NOT_CLAIMED,),
         )
 
-    def _claim_tool(self) -> ToolDefinition:
-        return ToolDefinition(
-            name="agent.task_claim_step",
-            title="Claim step",
-            description="Claim a step of your task. Your own step is yours already: claiming it again is harmless.",
-            search_hint="claim take step",
-            input_schema={"type": "object", "properties": {"step_id": STEP_ID}, "required": ["step_id"]},
-            handler=self._claim,
-            permission=Permission.READONLY,
-            tags=TAGS,
-            errors=(ErrorType.STEP_NOT_CLAIMED, ErrorType.STEP_NOT_CLAIMABLE),
-            traits=changes_state,
-        )
-
-    def _update_tool(self) -> ToolDefinition:
-        return ToolDefinition(
-            name="agent.task_update_step",
-            title="Update step",
-            description="Record how far you are with your step, in one line. Its result is your final answer.",
-            search_hint="progress update step",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    "step_id": STEP_ID,
-                    "progress": {"type": "string", "minLength": 1, "maxLength": MAX_PROGRESS_CHARS},
-                },
-                "required": ["progress"],
-            },
-            handler=self._update,
-            permission=Permission.READONLY,
-            tags=TAGS,
-            errors=(ErrorType.STEP_NOT_CLAIMED,),
-            traits=changes_state,
-        )
-
     async def _get(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         if not context.identity.role.is_child:
             return await self._get_any(context, call_input)
-        own = await self._own(context, call_input)
+        own = await own_step(self.store, context, call_input)
+        claimed = self._claimed(context)
         asked = str(call_input.get("step_id", own.step_id))
-        if asked != own.step_id:
+        if asked not in (own.step_id, "" if claimed is None else step_id_of(claimed)):
             raise ToolError(ErrorType.STEP_NOT_CLAIMED, f"step {asked[:80]!r} is not yours: you hold {own.step_id!r}")
         task = await self.store.task(own.task_id)
         facts = task_facts(task, await self.store.counts(own.task_id))
-        return {**facts, "your_step": {**step_line(own), "progress": own.progress, "attempt": own.attempt}}
+        facts["your_step"] = {**step_line(own), "progress": own.progress, "attempt": own.attempt}
+        return facts if claimed is None else {**facts, "claimed": work_of(claimed)}
 
     async def _query(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         if not context.identity.role.is_child:
             return await self._query_any(context, call_input)
-        own = await self._own(context, call_input)
+        own = await own_step(self.store, context, call_input)
+        claimed = self._claimed(context)
         steps = await self.store.steps(own.task_id)
-        ready = [step for step in steps if step.status is StepStatus.READY]
+        ready = [step for step in steps if step.status is StepStatus.READY and _is_agents_work(step)]
         shown: list[Json] = [step_line(step) for step in ready[:MAX_SHOWN_STEPS]]
-        return {"yours": step_line(own), "ready": shown, "truncated": len(ready) > MAX_SHOWN_STEPS}
+        held: dict[str, Json] = {"yours": step_line(own)}
+        if claimed is not None:
+            held["claimed"] = step_id_of(claimed)
+        return {**held, "ready": shown, "truncated": len(ready) > MAX_SHOWN_STEPS}
+
+    def _claimed(self, context: ToolContext) -> Claim | None:
+        """Return what the run holds beside its own step."""
+        identity = context.identity
+        held = Held(identity.step_key, identity.run_id, context.fence)
+        return None if self.claims is None else self.claims.held_by(held)
 
     async def _get_any(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task = await task_named(self.store, context, call_input)
@@ -177,41 +156,9 @@ class TaskTools:
         shown: list[Json] = [step_facts(step, ids) for step in found[:MAX_SHOWN_STEPS]]
         return {"task": task.id, "steps": shown, "truncated": len(found) > MAX_SHOWN_STEPS}
 
-    async def _claim(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        own = await self._own(context, call_input)
-        asked = str(call_input["step_id"])
-        if asked == own.step_id:
-            return {"claimed": step_line(own)}
-        raise ToolError(
-            ErrorType.STEP_NOT_CLAIMABLE,
-            f"step {asked[:80]!r} cannot be claimed: you were given the step {own.step_id!r} and hold it",
-            hint="finish your step; other workers take the ones that are ready",
-        )
 
-    async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        own = await self._own(context, call_input)
-        asked = str(call_input.get("step_id", own.step_id))
-        if asked != own.step_id:
-            raise ToolError(
-                ErrorType.STEP_NOT_CLAIMED,
-                f"step {asked[:80]!r} is not yours: you hold {own.step_id!r}",
-                hint="leave step_id out to update your own step",
-            )
-        progress = self.shown(" ".join(str(call_input["progress"]).split()))
-        held = Held(own.key, context.identity.run_id, context.fence)
-        await self.store.report_progress(self.worker_id(), held, progress, now_us=self.clock.now_us())
-        return {"step": own.step_id, "progress": progress}
-
-    async def _own(self, context: ToolContext, call_input: JsonObject) -> Step:
-        """Return the step that the run holds. Raises: ToolError when it has none, or names a task that is not its."""
-        if not context.identity.step_key:
-            raise ToolError(ErrorType.STEP_NOT_CLAIMED, "this run has no step", hint="only a worker's run has one")
-        own = await self.store.step(context.identity.step_key)
-        asked = str(call_input.get("task_id", own.task_id))
-        if asked != own.task_id:
-            problem = f"task {asked[:80]!r} is not yours: your step is of {own.task_id}"
-            raise ToolError(ErrorType.STEP_NOT_CLAIMED, problem, hint="leave task_id out")
-        return own
+def _is_agents_work(step: Step) -> bool:
+    return step.kind is StepKind.AGENT and not step.is_puller
 
 
 def _found(step_id: str, steps: Sequence[Step]) -> Step:

@@ -8,8 +8,8 @@ import pytest
 
 from shared.errors import LeaseLostError
 from shared.jsontext import JsonObject
-from shared.tasks.step import Claim
-from shared.testing.builders import make_session, open_session, open_task, open_worker
+from shared.tasks.step import Claim, StepKind
+from shared.testing.builders import make_session, make_step, open_session, open_task, open_worker
 from shared.testing.clock import FakeClock
 from shared.testing.memory.store import MemoryStore
 from shared.tools.definition import Permission, Workplace
@@ -46,7 +46,8 @@ async def child() -> Child:
     store, clock = MemoryStore(), FakeClock()
     ownership = await open_session(store, make_session(owner_id="own_1"))
     worker_id = await open_worker(store)
-    await open_task(store, ownership, "a", "b", "c")
+    kinds = {"a": StepKind.AGENT, "b": StepKind.AGENT, "f": StepKind.PYTHON, "c": StepKind.AGENT}
+    await open_task(store, ownership, *(make_step(name, kind=kind) for name, kind in kinds.items()))
     advance = await store.advance(
         worker_id, [], claim=1, pools=["default"], capabilities=[], live_workers=1, now_us=clock.now_us()
     )
@@ -68,12 +69,12 @@ async def test_a_child_sees_its_task_and_its_step(child: Child) -> None:
 
     data = cast("dict[str, Any]", result.data)
     assert data["your_step"]["id"] == "a"
-    assert data["steps"]["ready"] == 2
+    assert data["steps"]["ready"] == 3
     assert not child.gate.asked
 
 
 @pytest.mark.spec("ETS-07")
-async def test_a_child_sees_the_ready_steps_and_its_own_and_no_others(child: Child) -> None:
+async def test_a_child_sees_its_own_and_the_ready_steps_that_are_agents_work(child: Child) -> None:
     data = cast("dict[str, Any]", (await child.call("query_steps")).data)
 
     assert data["yours"]["id"] == "a"

@@ -1,0 +1,55 @@
+"""The port of the step tools to what a run holds beside its own step, and what such a step is to an agent (DAG-03)."""
+
+from typing import Protocol
+
+from shared.jsontext import Json
+from shared.tasks.further import Unclaimable
+from shared.tasks.inputs import bind_step
+from shared.tasks.step import Claim, Held, StepEnd
+
+
+class FurtherClaims(Protocol):
+    """The claims that runs of this process hold beside their own steps, one at most for each run.
+
+    They live as long as their holder is held here: a run that goes on elsewhere, or again, holds none.
+    """
+
+    def held_by(self, holder: Held) -> Claim | None:
+        """Return what the run holds beside its own step."""
+        ...
+
+    def why_lost(self, holder: Held, step_id: str) -> str:
+        """Return why the run does not hold a step any more that it had here; empty when nothing is known."""
+        ...
+
+    async def claim(self, holder: Held, step_id: str) -> Claim | Unclaimable:
+        """Claim a step of the holder's task. Raises: LeaseLostError; UnavailableError."""
+        ...
+
+    async def end(self, holder: Held, end: StepEnd) -> bool:
+        """End what the run holds beside its own step; False when it was not held any more."""
+        ...
+
+
+def step_id_of(claim: Claim) -> str:
+    """Return the id of the claimed step in its task."""
+    return claim.step_key.removeprefix(f"{claim.identity.task_id}/")
+
+
+def work_of(claim: Claim) -> dict[str, Json]:
+    """Return what an agent is told of a step that it has taken: what to do, with what, and what to answer.
+
+    Raises: TemplateError when a result that it waited for has not what the plan asks of it.
+    """
+    bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
+    facts: dict[str, Json] = {
+        "id": step_id_of(claim),
+        "title": claim.identity.step_title,
+        "instructions": bound.instructions,
+        "inputs": bound.inputs,
+        "attempt": claim.attempt,
+    }
+    schema = claim.spec.get("output")
+    if schema is not None:
+        facts["output_schema"] = schema
+    return facts

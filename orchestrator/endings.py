@@ -6,6 +6,7 @@ Pure. Texts of others (reasons, principals) are returned as they are; whoever sh
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.rulings import FAULTS
 from shared.permissions.request import Answer, Choice, Decision, Question, RequestState
 from shared.permissions.store import ConsentStore
 from shared.tools.result import ErrorType
@@ -34,6 +35,10 @@ _REFUSALS: Final = {
     ErrorType.PERMISSION_STALE: ("stale", "the answer no longer fits"),
     ErrorType.PATH_CONFLICT: ("changed", "the target is not what was shown"),
 }
+
+
+_REFUSED: Final = "not permitted:"
+"""What the pipeline puts before a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,15 @@ async def question_of(store: ConsentStore, request_id: str) -> Question:
     return Question(request, state, await store.answer_of(request_id), await store.decision_of(request_id))
 
 
-def denial_sentence(error: str, author: str, principal: str, channel: str, message: str) -> str:
-    """Return why a call was not allowed, from what its run's log says of it."""
-    if error == ErrorType.PERMISSION_DENIED and author == "person":
-        return _with_reason(f"denied by {_who(principal, channel)}", message)
+def denial_sentence(error: str, message: str, *, author: str = "", principal: str = "", channel: str = "") -> str:
+    """Return why a call was not allowed, from what its run's log says: the error, its words, and who decided."""
+    reason = message.removeprefix(_REFUSED).strip()
+    if author == "person":
+        return _with_reason(f"denied by {_who(principal, channel)}", reason)
     if author == "rule":
-        return _with_reason("denied by a rule", message)
-    known = {str(name): words[1] for name, words in _REFUSALS.items()}.get(error)
-    return _with_reason(known, message) if known else message
+        return _with_reason("denied by a rule", reason)
+    asking_failed = {str(name): _REFUSALS[name][1] for name in FAULTS}
+    return _with_reason(asking_failed[error], reason) if error in asking_failed else reason
 
 
 def _decided(decision: Decision, answer: Answer | None) -> Ending:

@@ -6,6 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from orchestrator.client import View, all_events
+from orchestrator.endings import denial_sentence
 from shared.clock import rfc3339
 from shared.jsontext import Json, JsonObject
 from shared.runs.events import Event, EventType
@@ -27,13 +28,35 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A call that did not get a yes."""
+    """A call that did not get a yes. ``author``, ``principal`` and ``channel`` are of the decision, if there is one."""
 
     step_id: str
     run_id: str
     tool: str
     error: str
     message: str
+    author: str = ""
+    principal: str = ""
+    channel: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Every way of not getting a yes has its own (PER-14)."""
+        said = {"author": self.author, "principal": self.principal, "channel": self.channel}
+        return denial_sentence(self.error, self.message, **said)
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "step": self.step_id,
+            "run": self.run_id,
+            "tool": self.tool,
+            "error": self.error,
+            "message": self.message,
+            "author": self.author,
+            "principal": self.principal,
+            "channel": self.channel,
+            "sentence": self.sentence,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +147,7 @@ class TaskOutcome:
                 for step in self.view.steps
             ],
             "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],
-            "denials": [
-                {"step": one.step_id, "run": one.run_id, "tool": one.tool, "error": one.error, "message": one.message}
-                for one in self.denials
-            ],
+            "denials": [one.as_json() for one in self.denials],
         }
 
     def _output(self, step: Step) -> Json:
@@ -146,9 +166,15 @@ async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
         if step is not None:
             reports[step.step_id] = await _report(store, step, run)
         if step is not None and (run.usage.tool_calls or step.outcome is Outcome.PARTIAL):
-            for event in await all_events(store, run.id):
+            events = await all_events(store, run.id)
+            decided = {
+                str(event.data.get("tool_call_id")): event
+                for event in events
+                if event.type == EventType.PERMISSION_DECIDED
+            }
+            for event in events:
                 deliverables += _deliverables(event, home)
-                denials += _denials(event, step)
+                denials += _denials(event, step, decided)
     return TaskOutcome(view, tuple(deliverables), tuple(denials), reports)
 
 
@@ -190,8 +216,15 @@ def _deliverables(event: Event, home: Path) -> list[Deliverable]:
     return [Deliverable(event.run_id, str(value.get("path", "")), str(copy))]
 
 
-def _denials(event: Event, step: Step) -> list[Denial]:
+def _denials(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
     if event.type != EventType.TOOL_DENIED:
         return []
+    decision = decided.get(str(event.data.get("tool_call_id")))
+    said: JsonObject = {} if decision is None else decision.data
+    author, principal, channel = (str(said.get(name, "")) for name in ("author", "principal", "channel"))
     error, message = str(event.data.get("error", "")), str(event.data.get("message", ""))
-    return [Denial(step.step_id, event.run_id, str(event.data.get("tool", "")), error, message)]
+    if said.get("error") != error:  # a yes that did not fit its call any more: its giver denied nothing
+        author = principal = channel = ""
+    return [
+        Denial(step.step_id, event.run_id, str(event.data.get("tool", "")), error, message, author, principal, channel)
+    ]

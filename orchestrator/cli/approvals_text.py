@@ -1,12 +1,11 @@
 """Lists of questions and all about one, for people: plain text, inert, as wide as the terminal is."""
 
 import shutil
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from orchestrator.approval import Approval
-from orchestrator.cli.console import is_terminal, visible
+from orchestrator.cli.console import folded, is_terminal, visible
 from orchestrator.cli.question_text import age_text, facts_of, grant_text, input_lines, quoted, short_id, step_text
 from orchestrator.endings import WAITS, ending_of
 from shared.clock import rfc3339
@@ -16,8 +15,6 @@ from shared.permissions.request import Question
 VALUE_CHARS: Final = 300
 BLOCK_CHARS: Final = 4_000
 BLOCK_LINES: Final = 60
-FULL_WIDTH: Final = 10_000
-"""Where nobody looks (a pipe, a file) lines are as long as what they say."""
 
 
 def list_text(questions: Sequence[Question], now_us: int) -> str:
@@ -26,7 +23,7 @@ def list_text(questions: Sequence[Question], now_us: int) -> str:
         return "no question waits"
     paragraphs = ["\n".join(_paragraph(question, now_us)) for question in questions]
     waiting = sum(ending_of(question).word == WAITS for question in questions)
-    count = "1 question waits" if waiting == 1 else f"{waiting or 'no'} questions wait"
+    count = f"{waiting} questions wait" if waiting > 1 else "1 question waits" if waiting else "no question waits"
     return "\n\n".join([*paragraphs, count])
 
 
@@ -70,16 +67,15 @@ def aligned(rows: Iterable[tuple[str, str]], *, indent: str = "") -> Iterator[st
     """Yield names and values, the values inert and folded to the terminal's width below each other."""
     shown = [(visible(name, limit=20), visible(value, limit=VALUE_CHARS)) for name, value in rows if value]
     column = max((len(name) for name, _ in shown), default=0)
-    room = max(20, width() - len(indent) - column - 2)
     for name, value in shown:
-        lines = textwrap.wrap(value, room, break_on_hyphens=False) or [""]
-        yield f"{indent}{name:<{column}}  {lines[0]}"
-        yield from (f"{indent}{'':<{column}}  {line}" for line in lines[1:])
+        first, *more = folded(value, max(16, columns() - len(indent) - column - 2)) if columns() else [value]
+        yield f"{indent}{name:<{column}}  {first}"
+        yield from (f"{indent}{'':<{column}}  {piece}" for piece in more)
 
 
-def width() -> int:
-    """Return how many columns there are to write on."""
-    return shutil.get_terminal_size().columns if is_terminal() else FULL_WIDTH
+def columns() -> int:
+    """Return how many columns there are to write on; 0 where lines are as long as what they say (a pipe, a file)."""
+    return shutil.get_terminal_size().columns if is_terminal() else 0
 
 
 def _head(approval: Approval, now_us: int) -> str:
@@ -126,7 +122,7 @@ def _now(approval: Approval) -> Iterator[str]:
 
 
 def _input(approval: Approval, *, is_full: bool) -> Iterator[str]:
-    yield "\n".join(input_lines(approval.whole, max_chars=0 if is_full else BLOCK_CHARS))
+    yield "\n".join(input_lines(approval.whole, max_chars=0 if is_full else BLOCK_CHARS, columns=columns()))
 
 
 def _unknown(approval: Approval) -> Iterator[str]:
@@ -147,7 +143,7 @@ def _answering(approval: Approval) -> Iterator[str]:
 
 
 def _block(text: str, *, is_full: bool) -> list[str]:
-    lines = quoted(text, max_chars=0 if is_full else BLOCK_CHARS)
+    lines = quoted(text, max_chars=0 if is_full else BLOCK_CHARS, columns=columns())
     if is_full or len(lines) <= BLOCK_LINES:
         return lines
     return [*lines[:BLOCK_LINES], f"  … {len(lines) - BLOCK_LINES} lines more; --full shows them"]

@@ -1,6 +1,7 @@
 """What commands say: results on standard output, words for people on standard error, nothing that a terminal obeys."""
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ _UNSEEN = frozenset(
     map(chr, (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)))
 ) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xE0100, 0xE01F0))))
 """Characters that count as printable and show nothing: words could hide in them."""
+_RUN = re.compile(" {5,}")
 MAX_MARKS = 3
 """Combining marks on one character; more are piled over the lines around it."""
 
@@ -43,8 +45,31 @@ def inert(text: str, *, limit: int = 0) -> str:
 
 
 def visible(text: str, *, limit: int = 0) -> str:
-    """Return inert text as one line, line breaks and tabs spelled out too: nothing in it imitates another line."""
-    return inert(text, limit=limit).replace("\n", "\\n").replace("\t", "\\t")
+    """Return inert text as one line, line breaks and tabs spelled out too: nothing in it imitates another line.
+
+    Nor do spaces that push what follows to where a line of ours would begin: long runs of them are counted.
+    """
+    line = inert(text, limit=limit).replace("\n", "\\n").replace("\t", "\\t")
+    return _RUN.sub(lambda run: f" [{len(run[0])} spaces] ", line)
+
+
+def folded(line: str, columns: int) -> list[str]:
+    """Return a line of inert text in pieces of at most so many columns, broken at a space where one is near."""
+    pieces: list[str] = []
+    while _width(line) > columns:
+        used, end = 0, 0
+        while end < len(line) and (used := used + _width(line[end])) <= columns:
+            end += 1
+        space = line.rfind(" ", end // 2, end)
+        end = space + 1 if space > 0 else max(1, end)
+        pieces.append(line[:end])
+        line = line[end:]
+    return [*pieces, line]
+
+
+def cut(line: str, columns: int) -> str:
+    """Return a line of inert text that takes at most so many columns, with a mark where it was longer."""
+    return line if _width(line) <= columns else f"{folded(line, max(1, columns - 1))[0].rstrip()}…"
 
 
 def one_line(text: str, limit: int = 100) -> str:
@@ -85,7 +110,9 @@ def _spelled(char: str) -> str:
 
 
 def _width(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char) for char in text)
 
 
 def _padded(text: str, width: int) -> str:

@@ -19,10 +19,21 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.console import inert, visible
-from orchestrator.cli.question_text import VALUE_CHARS, age_text, facts_of, short_id, step_text
+from orchestrator.cli.console import cut, folded, inert, visible
+from orchestrator.cli.question_text import (
+    GOES_ON,
+    MARGIN,
+    VALUE_CHARS,
+    age_text,
+    facts_of,
+    input_lines,
+    quoted,
+    short_id,
+)
 from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
+from orchestrator.whole_input import WholeInput
 from shared.clock import Clock, SystemClock
+from shared.errors import SoongError
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 
 LEAST_PREVIEW_ROWS: Final = 6
@@ -45,8 +56,8 @@ HELP: Final = """\
   n next        show another question first; no answer
   Ctrl-C        pause the task; the question stays open"""
 
-Whole = Callable[[PermissionRequest], Awaitable[Sequence[str]]]
-"""Reads the lines of a call's whole input, inert."""
+Whole = Callable[[PermissionRequest], Awaitable[WholeInput]]
+"""Reads a call's whole input. May raise SoongError."""
 
 
 @dataclass(slots=True)
@@ -79,7 +90,7 @@ class TerminalPrompt:
         try:
             self._show(request)
             while True:
-                self.console.print(choices(request, self._others(request)), end="")
+                self.console.print(choices(request, self._others(request), self.console.width), end="")
                 decision = await self._take(await self.read_line(), request)
                 if decision is not None:
                     self.console.print(Text(f"  answered: {decision.choice.value.replace('_', ' ')}\n", style="dim"))
@@ -92,7 +103,7 @@ class TerminalPrompt:
 
     def _show(self, request: PermissionRequest) -> None:
         if self._others(request):
-            self.console.print(head(self._waiting, request, self.clock.now_us(), most=LISTED))
+            self.console.print(head(self._waiting, request, self.clock.now_us(), self.console.width, LISTED))
         room = max(LEAST_PREVIEW_ROWS, self.console.height - OTHER_ROWS)
         self.console.print(question(request, preview_of(request, room=room, width=self.console.width - BORDER)))
 
@@ -106,7 +117,7 @@ class TerminalPrompt:
                 await self._show_whole(request)
             case "l" | "list":
                 waiting = self._waiting or (request,)
-                self.console.print(head(waiting, request, self.clock.now_us(), most=len(waiting)))
+                self.console.print(head(waiting, request, self.clock.now_us(), self.console.width, len(waiting)))
             case "n" | "next":
                 self._leave(request)
             case "?" | "h" | "help":
@@ -125,12 +136,15 @@ class TerminalPrompt:
         self.console.print(Text("  no other question waits; this one is answered by 1, 2 or 3", style="dim"))
 
     async def _show_whole(self, request: PermissionRequest) -> None:
-        self.console.print(*preview_of(request), sep="\n")
-        if self.whole is None:
-            return
-        lines = await self.whole(request)
-        shown = [Text(line, overflow="fold") for line in lines[:MAX_FULL_LINES]]
-        self.console.print(*shown, sep="\n")
+        columns = self.console.width
+        lines = quoted(request.preview, columns=columns) if request.preview else []
+        if self.whole is not None:
+            try:
+                lines += input_lines(await self.whole(request), columns=columns)
+            except SoongError as error:
+                lines.append(f"  the whole input cannot be read now: {visible(str(error))}")
+        for line in lines[:MAX_FULL_LINES]:
+            self.console.print(Text(line, style=_STYLES.get(line.removeprefix(MARGIN)[:1], ""), overflow="fold"))
         if len(lines) > MAX_FULL_LINES:
             more = f"… {len(lines) - MAX_FULL_LINES} lines more: soong approvals show {short_id(request.id)} --full"
             self.console.print(Text(f"  {more}", style="bold"))
@@ -179,16 +193,16 @@ def read_decision(line: str, request: PermissionRequest) -> PermissionDecision |
     return None
 
 
-def head(waiting: Sequence[PermissionRequest], shown: PermissionRequest, now_us: int, *, most: int) -> Text:
+def head(waiting: Sequence[PermissionRequest], shown: PermissionRequest, now_us: int, columns: int, most: int) -> Text:
     """Return how many questions wait, and the first of them a line each, with a mark at the one that is shown."""
     count = "1 question waits" if len(waiting) == 1 else f"{len(waiting)} questions wait"
-    text = Text(f"{count}\n", style="bold", overflow="fold")
+    text = Text(f"{count}\n", style="bold")
     for request in waiting[:most]:
         mark, style = ("> ", "bold") if request.id == shown.id else ("  ", "dim")
         age = age_text((now_us - request.created_us) / 1_000_000)
-        what = visible(f"{request.tool}  {request.shown}", limit=VALUE_CHARS)
-        step = visible(step_text(request.identity), limit=60)
-        text.append(f"{mark}{short_id(request.id)}  {age}  {what}  ({step})\n", style=style)
+        step = request.identity.step_key.partition("/")[2]
+        row = visible(f"{short_id(request.id)}  {age}  {step}  {request.tool}  {request.shown}", limit=VALUE_CHARS)
+        text.append(f"{mark}{cut(row, columns - 2)}\n", style=style)
     if len(waiting) > most:
         text.append(f"  … and {len(waiting) - most} more; l lists them\n", style="dim")
     return text
@@ -240,14 +254,16 @@ def preview_of(request: PermissionRequest, *, room: int | None = None, width: in
     return styled
 
 
-def choices(request: PermissionRequest, others: int = 0) -> Text:
+def choices(request: PermissionRequest, others: int = 0, columns: int = 80) -> Text:
     """Return what may be answered, a line each, the keys that only look, and the mark where the answer is typed."""
     lines = ["  [1] allow once"]
     if request.offers_session:
-        lines.append(f"  [2] allow for this session: {visible(request.scope, limit=VALUE_CHARS)}")
+        scope = f"[2] allow for this session: {visible(request.scope, limit=VALUE_CHARS)}"
+        first, *more = folded(scope, columns - len(GOES_ON))
+        lines += [f"  {first}", *(f"    {GOES_ON}{piece}" for line in more for piece in folded(line, columns - 8))]
     lines.append("  [3] deny (a reason may follow)")
     keys = ["f full", *(["l list", "n next"] if others else []), "? help"]
-    return Text("\n".join([*lines, f"  {'  '.join(keys)}", "  > "]), style="bold", overflow="fold")
+    return Text("\n".join([*lines, f"  {'  '.join(keys)}", "  > "]), style="bold")
 
 
 def _names(request: PermissionRequest) -> Iterator[tuple[Choice, tuple[str, ...]]]:

@@ -9,9 +9,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from orchestrator.cli.console import compact, inert, visible
+from orchestrator.cli.console import compact, folded, inert, visible
 from orchestrator.whole_input import WholeInput, whole_input
-from shared.errors import SoongError
 from shared.identity import RunIdentity
 from shared.jsontext import Json
 from shared.permissions.request import PermissionRequest
@@ -20,6 +19,7 @@ from shared.runs.store import RunStore
 VALUE_CHARS: Final = 300
 SHORT_ID_CHARS: Final = 8
 MARGIN: Final = "  | "
+GOES_ON: Final = "  : "
 
 
 def short_id(request_id: str) -> str:
@@ -64,12 +64,19 @@ def grant_text(request: PermissionRequest) -> str:
     return request.scope or "none is offered: it is asked each time"
 
 
-def quoted(text: str, *, max_chars: int = 0, margin: str = MARGIN) -> list[str]:
-    """Return text of others as lines behind a margin, cut with a mark that tells its length and digest."""
+def quoted(text: str, *, max_chars: int = 0, columns: int = 0) -> list[str]:
+    """Return text of others as lines behind a margin, cut with a mark that tells its length and digest.
+
+    With ``columns`` no line is longer: one that was has another margin where it goes on, so that what the terminal
+    would put at the beginning of a line never stands there.
+    """
     kept = text[:max_chars] if max_chars else text
-    lines = [f"{margin}{line}" for line in inert(kept).split("\n")]
+    lines: list[str] = []
+    for line in inert(kept.removesuffix("\n")).split("\n"):
+        first, *more = folded(line.expandtabs(), columns - len(MARGIN)) if columns else [line]
+        lines += [f"{MARGIN}{first}", *(f"{GOES_ON}{piece}" for piece in more)]
     if kept != text:
-        lines.append(f"{margin}… {cut_mark(text, len(text) - len(kept))}")
+        lines.append(f"{MARGIN}… {cut_mark(text, len(text) - len(kept))}")
     return lines
 
 
@@ -79,50 +86,40 @@ def cut_mark(text: str, missing: int) -> str:
     return f"{missing} of {len(text)} characters more (SHA-256 of all begins {checksum})"
 
 
-def input_lines(whole: WholeInput, *, max_chars: int = 0) -> list[str]:
+def input_lines(whole: WholeInput, *, max_chars: int = 0, columns: int = 0) -> list[str]:
     """Return a call's input field by field: an argv a word a line, a text behind a margin, anything else as JSON."""
     lines = [f"input: {len(_json(whole.input))} characters of JSON; {whole.note}"]
     for name, value in whole.input.items():
-        lines += _field(name, value, max_chars)
+        lines += _field(visible(name, limit=VALUE_CHARS), value, max_chars, columns)
     return lines
 
 
-def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[Sequence[str]]]:
-    """Return what reads the lines of a call's whole input from the rows, for a prompt."""
+def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[WholeInput]]:
+    """Return what reads a call's whole input from the rows, for a prompt."""
 
-    async def read(request: PermissionRequest) -> Sequence[str]:
-        try:
-            nodes = await store.nodes(request.identity.run_id)
-        except SoongError as error:
-            return [f"the whole input cannot be read now: {visible(str(error))}"]
-        return input_lines(whole_input(request, nodes))
+    async def read(request: PermissionRequest) -> WholeInput:
+        return whole_input(request, await store.nodes(request.identity.run_id))
 
     return read
 
 
-def _field(name: str, value: Json, max_chars: int) -> list[str]:
-    shown = visible(name, limit=VALUE_CHARS)
-    if isinstance(value, str) and ("\n" in value or len(value) > VALUE_CHARS):
-        return [f"  {shown}: {len(value)} characters", *quoted(value, max_chars=max_chars)]
-    if _is_words(value):
-        words = list(map(str, value)) if isinstance(value, list | tuple) else []
-        return [f"  {shown}: {len(words)} words", *_words(words, max_chars)]
-    if isinstance(value, str):
-        return [f"  {shown}: {visible(value)}"]
-    text = _json(value)
-    if len(text) <= VALUE_CHARS:
-        return [f"  {shown}: {visible(text)}"]
-    return [f"  {shown}:", *quoted(text, max_chars=max_chars)]
+def _field(name: str, value: Json, max_chars: int, columns: int) -> list[str]:
+    if isinstance(value, list | tuple) and _is_words(value):
+        words = [f"[{place}] {visible(str(word))}" for place, word in enumerate(value)]
+        lines = [line for word in words for line in quoted(word, max_chars=max_chars, columns=columns)]
+        return [f"  {name}: {len(words)} words", *lines]
+    text = value if isinstance(value, str) else _json(value)
+    if "\n" not in text and len(text) <= VALUE_CHARS:
+        line = f"  {name}: {visible(text)}"
+        return [line] if not columns or len(line) <= columns // 2 else [f"  {name}:", *quoted(text, columns=columns)]
+    count = text.count("\n") + (not text.endswith("\n"))
+    ending = "" if text.endswith("\n") else ", no line break at the end"
+    head = f"  {name}: {len(text)} characters, {count} lines{ending}"
+    return [head, *quoted(text, max_chars=max_chars, columns=columns)]
 
 
-def _words(words: Sequence[str], max_chars: int) -> Iterator[str]:
-    for place, word in enumerate(words):
-        cut = f" … {cut_mark(word, len(word) - max_chars)}" if max_chars and len(word) > max_chars else ""
-        yield f"{MARGIN}[{place}] {visible(word[:max_chars] if cut else word)}{cut}"
-
-
-def _is_words(value: Json) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
+def _is_words(value: Sequence[Json]) -> bool:
+    return bool(value) and all(isinstance(word, str) for word in value)
 
 
 def _json(value: object) -> str:

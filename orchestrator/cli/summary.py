@@ -1,6 +1,6 @@
 """How a task's outcome is told to people: a table of its steps, what it wrote, what was denied, what to try next."""
 
-from orchestrator.cli.console import compact, inert, one_line, table
+from orchestrator.cli.console import compact, inert, one_line, table, visible
 from orchestrator.cli.display import SYMBOLS, seconds_of, status_text, time_text
 from orchestrator.outcome import TaskOutcome
 from shared.tasks.status import StepStatus, TaskStatus
@@ -52,9 +52,11 @@ def _denials(outcome: TaskOutcome) -> list[str]:
     if not outcome.denials:
         return []
     lines = [
-        f"  {inert(one.step_id)}: {inert(one.tool)}: {one.error}: {one_line(one.message, 200)}"
+        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 300)} ({one.error})"
         for one in outcome.denials[:DENIALS_SHOWN]
     ]
+    if all(one.author == "person" for one in outcome.denials):
+        return ["", f"denied: {len(outcome.denials)}", *lines]
     remedy = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
     return ["", f"denied: {len(outcome.denials)}", *lines, remedy]
 

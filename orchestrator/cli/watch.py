@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from orchestrator.cli.console import emit, say
+from orchestrator.cli.console import emit, say, visible
 from orchestrator.cli.display import Display, make_display
 from orchestrator.cli.summary import text_of
 from orchestrator.client import Client, View, has_ended
@@ -153,8 +153,13 @@ class Watch:
             return
         whole = whole_reader(self.client.store)
         prompt = TerminalPrompt(terminal_console(), self._display.hold, whole=whole, clock=self.client.clock)
+        note = self._display.note
         self._answering = self.client.attach(
-            session, prompt, channel="terminal", notify=self._display.note, on_waiting=prompt.take_waiting
+            session,
+            prompt,
+            channel="terminal",
+            notify=lambda sentence: note(visible(sentence)),
+            on_waiting=prompt.take_waiting,
         )
 
     async def _stop_answering(self) -> None:

@@ -1,0 +1,293 @@
+"""A child claims a further step by its id, works on it and reports it; every refusal says what to do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from shared.clock import SystemClock
+from shared.jsontext import Json, JsonObject
+from shared.sessions.session import Ownership
+from shared.tasks.change import TaskChange
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Cap, Claim, ClaimMode, Held, Step, StepKind
+from shared.testing.builders import make_session, make_step, make_task, open_session
+from shared.testing.memory.ring import MemorySwitchboard
+from shared.testing.memory.store import MemoryStore
+from shared.tools.definition import Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from shared.tools.ports import ToolCall
+from shared.tools.registry import ToolRegistry
+from shared.tools.result import ErrorType, ToolFailure, ToolResult
+from shared.tools.surface import CHILD_TASK_TOOLS
+from shared.toolsets.tasks import TaskTools
+from tests.unit.agents.parts import Notebook, RuleGate
+from worker.further import FurtherSteps
+from worker.incarnation import Incarnation
+from worker.pump import Pump
+
+pytestmark = pytest.mark.spec("DAG-01", "DAG-03")
+
+SCHEMA: Json = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+
+
+def pulled(step_id: str, **spec: Json) -> Any:
+    return make_step(step_id, kind=StepKind.AGENT, claim_mode=ClaimMode.PULL, spec={"v": 1, **spec})
+
+
+@dataclass
+class Child:
+    """A claimed step's run with the task tools, in a worker's process without slots."""
+
+    store: MemoryStore
+    ownership: Ownership
+    pump: Pump
+    further: FurtherSteps
+    tools: TaskTools
+    claim: Claim
+    gate: RuleGate = field(default_factory=RuleGate)
+    calls: int = 0
+
+    async def call(self, tool: str, **arguments: Any) -> ToolResult:
+        self.calls += 1
+        scope = RunScope(self.claim.identity, self.claim.fence, Workplace(Path("/p"), Path("/p"), Path("/r")))
+        registry = ToolRegistry()
+        registry.add(self.tools, is_builtin=True)
+        pipeline = ToolPipeline(registry.select(sorted(CHILD_TASK_TOOLS)), scope, self.gate, Notebook())
+        return await pipeline.execute(ToolCall(f"c{self.calls}", f"agent.task_{tool}", cast(JsonObject, arguments)))
+
+    async def do(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        result = await self.call(tool, **arguments)
+        assert result.error is None, result.error
+        return cast("dict[str, Any]", result.data)
+
+    async def refused(self, tool: str, **arguments: Any) -> ToolFailure:
+        result = await self.call(tool, **arguments)
+        assert result.error is not None
+        return result.error
+
+    async def step(self, step_id: str) -> Step:
+        steps = await self.store.steps(self.claim.identity.task_id)
+        return next(step for step in steps if step.step_id == step_id)
+
+    async def cancel(self, step_id: str) -> None:
+        """Cancel a step as its owner does, and let the worker look."""
+        stop = TaskChange(cancelled=((await self.step(step_id)).key,), reason="not needed")
+        await self.store.update_task(self.ownership, self.claim.identity.task_id, stop, now_us=1)
+        for interrupt in await self.store.interrupts(self.pump.supply().worker_id):
+            await self.further.interrupt(interrupt)
+
+
+@pytest.fixture
+async def child() -> AsyncIterator[Child]:
+    store, clock, board = MemoryStore(), SystemClock(), MemorySwitchboard()
+    incarnation = Incarnation(store, clock, "w@h", 2, ("default",), ())
+    further = FurtherSteps()
+    pump = Pump(store, board, clock, incarnation.supply, lambda: 0, lambda _claim: None)
+    further.pump = pump
+    ownership = await open_session(store, make_session(owner_id="own_1"))
+    await incarnation.register()
+    steps = (
+        make_step("own", kind=StepKind.AGENT),
+        pulled("one", instructions="Count ${inputs.what}.", inputs={"of": "${inputs.what}"}, output=SCHEMA),
+        pulled("two"),
+        make_step("after", depends_on=["one"], kind=StepKind.AGENT),
+        make_step("function"),
+    )
+    await store.create_task(make_task(ownership.session_id, *steps, inputs={"what": "files"}))
+    pumping = asyncio.get_running_loop().create_task(pump.run())
+    claim = await pump.next_step(None)
+    assert claim is not None
+    tools = TaskTools(store, lambda: incarnation.worker_id, clock, str, further)
+    yield Child(store, ownership, pump, further, tools, claim)
+    pumping.cancel()
+
+
+async def test_it_is_told_what_to_do_and_ends_the_step_by_its_report(child: Child) -> None:
+    ready = await child.do("query_steps")
+    claimed = (await child.do("claim_step", step_id="one"))["claimed"]
+    done = await child.do("update_step", step_id="one", output={"n": 3})
+
+    one = await child.step("one")
+    assert [step["id"] for step in ready["ready"]] == ["one", "two"]
+    assert (claimed["instructions"], claimed["inputs"]) == ("Count files.", {"of": "files"})
+    assert claimed["output_schema"] == SCHEMA
+    assert done == {"step": "one", "status": "completed"}
+    assert (one.status, one.output) == (StepStatus.COMPLETED, {"n": 3})
+    assert (await child.step("after")).status is StepStatus.READY
+    assert (await child.step("own")).status is StepStatus.RUNNING
+    assert not child.gate.asked
+
+
+async def test_a_failure_that_it_reports_is_the_steps(child: Child) -> None:
+    await child.do("claim_step", step_id="one")
+
+    await child.do("update_step", step_id="one", failure="there are no files")
+
+    one = await child.step("one")
+    assert one.status is StepStatus.FAILED
+    assert one.error is not None
+    assert one.error.message == "there are no files"
+
+
+async def test_an_output_that_breaks_the_schema_is_refused_and_the_step_stays_its_own(child: Child) -> None:
+    await child.do("claim_step", step_id="one")
+
+    error = await child.refused("update_step", step_id="one", output={"n": "three"})
+
+    assert error.type is ErrorType.INVALID_OUTPUT
+    assert (await child.step("one")).status is StepStatus.RUNNING
+    await child.do("update_step", output={"n": 3})
+
+
+async def test_without_an_id_a_report_is_of_the_step_that_was_claimed(child: Child) -> None:
+    await child.do("claim_step", step_id="two")
+    await child.do("update_step", progress="half")
+    await child.do("update_step", step_id="own", progress="working on two")
+
+    assert ((await child.step("two")).progress, (await child.step("own")).progress) == ("half", "working on two")
+
+
+async def test_null_is_a_result(child: Child) -> None:
+    await child.do("claim_step", step_id="two")
+
+    await child.do("update_step", output=None)
+
+    assert (await child.step("two")).status is StepStatus.COMPLETED
+
+
+async def test_what_it_holds_is_shown_and_claimed_again_without_harm(child: Child) -> None:
+    await child.do("claim_step", step_id="one")
+
+    again = (await child.do("claim_step", step_id="one"))["claimed"]
+    shown = await child.do("get", step_id="one")
+
+    assert again["instructions"] == shown["claimed"]["instructions"] == "Count files."
+    assert (await child.step("one")).fence == 1
+    assert (await child.do("query_steps"))["claimed"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("step_id", "reason", "hint"),
+    [
+        pytest.param("nothing", "unknown", "task_query_steps", id="unknown"),
+        pytest.param("function", "not_for_agents", "task_query_steps", id="python"),
+        pytest.param("after", "not_ready", "task_query_steps", id="not-ready"),
+        pytest.param("two", "cap", "later", id="cap"),
+    ],
+)
+async def test_a_step_that_it_may_not_have_is_refused_with_what_to_do(
+    child: Child, step_id: str, reason: str, hint: str
+) -> None:
+    await child.store.set_caps([Cap("pool:default", 1)])
+
+    error = await child.refused("claim_step", step_id=step_id)
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMABLE
+    assert (error.details or {})["reason"] == reason
+    assert hint in (error.hint or "")
+
+
+async def test_a_second_claim_names_the_one_that_is_open(child: Child) -> None:
+    await child.do("claim_step", step_id="one")
+
+    error = await child.refused("claim_step", step_id="two")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMABLE
+    assert "'one'" in error.message
+    assert "agent.task_update_step" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"output": 1, "failure": "x"}, id="both"),
+        pytest.param({"output": 1, "progress": "x"}, id="result-and-progress"),
+        pytest.param({"output": 1, "fence": 7}, id="a-fence"),
+        pytest.param({"step_id": "own", "output": 1}, id="the-own-steps-result"),
+        pytest.param({"step_id": "own", "failure": "no"}, id="the-own-steps-failure"),
+    ],
+)
+async def test_a_report_that_cannot_be_one_is_refused(child: Child, arguments: dict[str, Json]) -> None:
+    await child.do("claim_step", step_id="two")
+
+    error = await child.refused("update_step", **arguments)
+
+    assert error.type is ErrorType.INVALID_INPUT
+    assert (await child.step("two")).status is StepStatus.RUNNING
+
+
+@pytest.mark.spec("DAG-06")
+async def test_a_step_that_was_cancelled_is_told_at_the_next_report(child: Child) -> None:
+    await child.do("claim_step", step_id="one")
+    await child.cancel("one")
+
+    error = await child.refused("update_step", step_id="one", output={"n": 1})
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
+    assert "cancelled: not needed" in error.message
+    assert (await child.step("one")).status is StepStatus.CANCELLED
+    await child.do("claim_step", step_id="two")
+
+
+async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to_claim_it_again(child: Child) -> None:
+    await child.do("claim_step", step_id="one")
+    for lease in child.further.leases_of(child.claim):
+        await child.store.hand_back(child.pump.supply().worker_id, [lease], reason="drain", now_us=1)
+
+    error = await child.refused("update_step", step_id="one", output={"n": 1})
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
+    assert "claim it again" in (error.hint or "")
+    await child.do("claim_step", step_id="one")
+    await child.do("update_step", step_id="one", output={"n": 1})
+
+
+async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> None:
+    await child.do("claim_step", step_id="two")
+    taken = child.further.held_by(Held(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
+    assert taken is not None
+    lease = Held(taken.step_key, taken.identity.run_id, taken.fence)
+    await child.store.hand_back(child.pump.supply().worker_id, [lease], reason="expired", now_us=1)
+
+    error = await child.refused("update_step", step_id="two", output="late")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
+    assert "it is ready" in error.message
+    assert (await child.step("two")).output is None
+
+
+async def test_reports_of_other_runs_steps_are_refused(child: Child) -> None:
+    error = await child.refused("update_step", step_id="function", progress="mine")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
+
+
+async def test_where_no_run_is_held_no_further_step_is_given(child: Child) -> None:
+    alone = TaskTools(child.store, lambda: child.pump.supply().worker_id, SystemClock())
+    elsewhere = Child(child.store, child.ownership, child.pump, child.further, alone, child.claim)
+
+    error = await elsewhere.refused("claim_step", step_id="one")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMABLE
+
+
+async def test_a_report_under_way_counts_although_the_run_is_stopped_meanwhile(child: Child) -> None:
+    await child.do("claim_step", step_id="two")
+    own = Held(child.claim.step_key, child.claim.identity.run_id, child.claim.fence)
+    reporting = asyncio.get_running_loop().create_task(child.call("update_step", step_id="two", output="done"))
+    async with asyncio.timeout(10):
+        while child.further.held_by(own) is not None:  # noqa: ASYNC110  # what is let go of has no event
+            await asyncio.sleep(0)
+    reporting.cancel()
+    await asyncio.gather(reporting, return_exceptions=True)
+
+    assert child.further.leases_of(child.claim) == ()
+    async with asyncio.timeout(10):
+        while not (await child.step("two")).status.is_terminal:
+            await asyncio.sleep(0)
+    assert (await child.step("two")).output == "done"

@@ -5,7 +5,7 @@ and nothing is written; a target may look at the disk, as it does before a real 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.catalogue import Catalogue
@@ -47,9 +47,15 @@ class Explainer:
     allow: Sequence[str] = ()
     is_tainted: bool = False
     cwd: Path | None = None
+    stored: Policy | None = None
+    """The policy of a session that there is, instead of what a new one would have."""
+    step: str = ""
+    """Key of the step whose call it is."""
 
     @property
     def policy(self) -> Policy:
+        if self.stored is not None:
+            return self.stored
         readonly = self.catalogue.readonly_tools
         return self.catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in self.allow)
 
@@ -94,7 +100,7 @@ class Explainer:
         traits = effective_traits(tool, arguments)
         asks = tool.check_permissions is not None and tool.check_permissions(context, arguments) == "ask"
         call = GateCall(
-            identity=_NOBODY,
+            identity=replace(_NOBODY, step_key=self.step),
             fence=0,
             tool_call_id=context.tool_call_id,
             definition=tool,

@@ -1,18 +1,23 @@
 """``soong permissions``: what decides on calls here, in order, and what would become of one."""
 
+import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import emit, inert, table
+from orchestrator.cli.console import emit, inert
+from orchestrator.cli.ids import find_task, open_store
 from shared.errors import UsageError
 from shared.identity import Role
+from shared.ids import step_key
 from shared.settings import load_settings
 
 if TYPE_CHECKING:
+    from orchestrator.explanation import Explainer
     from shared.permissions.explain import CallExplanation, EffectivePolicy
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -34,12 +39,16 @@ def explain(
     role: Role = typer.Option(Role.MAIN, "--role", help="Whose call."),
     project: Path = typer.Option(Path(), "--project", help="Folder that is worked on [.]."),
     allow: list[str] = typer.Option([], "--allow", metavar="TOOL:SCOPE", help="With this rule; may be repeated."),
+    task: str = typer.Option(
+        "", "--task", metavar="TASK[/STEP]", help="As in the session of this task; with STEP as a call of that step."
+    ),
     is_tainted: bool = typer.Option(False, "--tainted", help="As if the run had read what strangers wrote."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Show the effective policy and where each part of it comes from; with --tool, what would become of a call.
 
-    Nothing is called, and no service is needed.
+    Nothing is called, and no service is needed. What was consented to for a step stands in the policy of its session:
+    --task shows it.
     """
     from orchestrator.catalogue import Catalogue
     from orchestrator.cli.tool_arguments import read_arguments
@@ -52,6 +61,10 @@ def explain(
     catalogue = Catalogue.of(settings)
     paths = Surroundings.of(settings, catalogue.config).paths
     explainer = Explainer(catalogue, paths, project, allow=tuple(allow), is_tainted=is_tainted)
+    if task:
+        if allow:
+            raise UsageError("--allow is of a new session, and --task names one that there is; take one of them away")
+        explainer = asyncio.run(_in_session(explainer, task))
     effective = explainer.effective()
     if name is None:
         if is_json:
@@ -67,6 +80,27 @@ def explain(
         print(call_text(explained))
 
 
+async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
+    """Return an explainer of the session of a task, and of one of its steps where the text names one."""
+    from shared.permissions.policy import Policy
+
+    task_text, _, step_id = text.partition("/")
+    store = await open_store(load_settings())
+    try:
+        task = await find_task(store, task_text)
+        step = (await store.step(step_key(task.id, step_id))).key if step_id else ""
+        session = await store.session(task.session_id)
+    finally:
+        await store.close()
+    return replace(
+        explainer,
+        project=Path(session.project),
+        cwd=Path(session.cwd),
+        stored=Policy.from_json(session.policy),
+        step=step,
+    )
+
+
 def policy_text(effective: "EffectivePolicy") -> str:
     """Return the effective policy for people."""
     lines = [
@@ -76,7 +110,7 @@ def policy_text(effective: "EffectivePolicy") -> str:
         [
             *_heads(effective),
             "",
-            table(("", "does", "what", "by"), lines),
+            *_uncut(("", "does", "what", "by"), *lines),
             "",
             "The first that speaks of a call decides. Allow lines answer only what asks by default, for their scope,",
             "and never a dangerous or critical call: that takes a person's yes.",
@@ -100,6 +134,14 @@ def call_text(explained: "CallExplanation") -> str:
         rows.append(("a session grant", f"would cover {scope}" if scope else "is not offered: it asks each time"))
     width = max(len(name) for name, _ in rows)
     return os.linesep.join([*lines, *(f"  {name:<{width}}  {inert(value)}" for name, value in rows)])
+
+
+def _uncut(*rows: tuple[str, ...]) -> Iterator[str]:
+    """Yield rows in columns, whole: a scope or a step that ends in dots is not what it says."""
+    shown = [[inert(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _heads(effective: "EffectivePolicy") -> Iterator[str]:

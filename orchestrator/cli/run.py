@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from orchestrator.catalogue import Catalogue
 from orchestrator.cli.console import emit, is_terminal, say
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
 from orchestrator.embedded.starter import Attachment, attach
+from orchestrator.outcome import ExitCode
 from orchestrator.submission import Submission, submission
 from shared.clock import SystemClock
 from shared.errors import UsageError
+from shared.permissions.consent import Preview, StepGrant
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
 from shared.tasks.reading import load_plan
@@ -35,6 +38,14 @@ def command(
     allow: list[str] = typer.Option(
         [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
     ),
+    is_previewed: bool = typer.Option(
+        False,
+        "--preview",
+        help="Show what the steps will ask for; take one answer a step.",
+    ),
+    allowed_steps: list[str] = typer.Option(
+        [], "--allow-step", metavar="STEP", help="Allow what this step says it asks for, for it alone; may be repeated."
+    ),
     answer: Answer | None = typer.Option(
         None, "--answer", help="Who answers questions [ask in a terminal, else none]."
     ),
@@ -46,18 +57,41 @@ def command(
     """Run a plan and follow it to its end."""
     settings = load_settings(model=model, workers=workers, slots=slots)
     catalogue = Catalogue.of(settings)
+    read, inputs = load_plan(plan, catalogue.known()), read_inputs(given)
+    mode = answer_mode(answer, is_detached=detach)
+    grants: Sequence[StepGrant] = ()
+    if is_previewed or allowed_steps:
+        from orchestrator.preview import preview_of
+
+        preview = preview_of(read, inputs, project=project, allow=allow, catalogue=catalogue, settings=settings)
+        grants = _consented(preview, allowed_steps, is_shown=is_previewed, is_json=is_json)
     prepared = submission(
-        load_plan(plan, catalogue.known()),
-        read_inputs(given),
+        read,
+        inputs,
         project=project,
-        answer_mode=answer_mode(answer, is_detached=detach),
+        answer_mode=mode,
         model=settings.model,
         allow=allow,
         catalogue=catalogue,
         clock=SystemClock(),
         principal=settings.principal,
+        step_grants=grants,
     )
     raise typer.Exit(asyncio.run(_run(settings, prepared, is_detached=detach, is_json=is_json)))
+
+
+def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_json: bool) -> Sequence[StepGrant]:
+    """Return what is consented to step by step; end here when nothing is to be run."""
+    from orchestrator.cli.preview import StoppedError, consented
+
+    try:
+        grants = consented(preview, steps, is_shown=is_shown, is_json=is_json)
+    except StoppedError:
+        say("stopped before anything was started")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if grants is None:
+        raise typer.Exit
+    return grants
 
 
 def read_inputs(given: list[str]) -> dict[str, str]:

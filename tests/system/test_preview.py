@@ -1,0 +1,186 @@
+"""Consent step by step: seen before anything starts, given once a step, worth nothing to any other step (PER-17)."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from shared.adapters.sql.store import open_store
+from shared.jsontext import Json
+from shared.permissions.policy import Policy
+from shared.permissions.rules import Rule
+from shared.tasks.step import Outcome
+from soong import Soong, TaskStatus
+from tests.system.cli_scene import Scene, Terminal, scene
+from tests.system.deployment import Deployment
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("PER-17")]
+
+PLAN = """
+title: Three writers
+steps:
+  - id: first
+    title: Writes what it said
+    allowed_tools: [code.write_file]
+    asks: {write: [out/], run: [[git, status]]}
+    script:
+      - {call: code.write_file, with: {path: out/first.md, content: x}}
+      - {call: code.write_file, with: {path: other/first.md, content: x}}
+      - finish: {}
+  - id: second
+    depends_on: [first]
+    allowed_tools: [code.write_file]
+    asks: {write: [out/]}
+    script:
+      - {call: code.write_file, with: {path: out/second.md, content: x}}
+      - finish: {}
+  - id: third
+    allowed_tools: [code.write_file]
+    script: [{finish: {}}]
+"""
+
+
+@pytest.fixture
+def cli() -> Iterator[Scene]:
+    with scene() as one:
+        yield one
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="soong-preview-") as path:
+        yield Path(path).resolve()
+
+
+async def rules_of(cli: Scene, task_id: str) -> tuple[Rule, ...]:
+    """Return the rules in the row of a task's session."""
+    store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
+    try:
+        session = await store.session((await store.task(task_id)).session_id)
+    finally:
+        await store.close()
+    return Policy.from_json(session.policy).rules
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("o*/*.md"))
+
+
+def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: Scene) -> None:
+    plan = cli.plan(PLAN)
+
+    text = cli.run("run", plan, "--preview")
+    document = cli.json("run", plan, "--preview")
+    wrong = cli.run("run", plan, "--allow-step", "frist")
+
+    assert text.returncode == 0
+    assert f"write  {cli.folder}/out" in text.stdout
+    assert "can be allowed now for code.write_file" in text.stdout
+    assert "third  code.write_file" in text.stdout
+    (union,) = document["union"]["write"]
+    assert (union["shown"], union["effect"], union["scope"]) == (f"{cli.folder}/out", "ask", f"{cli.folder}/out")
+    assert [step["is_grantable"] for step in document["steps"]] == [True, True, False]
+    assert (wrong.returncode, "did you mean 'first'" in wrong.stderr) == (2, True)
+    assert not (cli.home / "soong.db").exists()
+
+
+def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: Scene) -> None:
+    terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
+
+    terminal.expect("step first (1 of 2): Writes what it said")
+    terminal.press("1\n")
+    terminal.expect("step second (2 of 2)")
+    terminal.press("2\n")
+    terminal.expect("other/first.md")
+    terminal.press("3\n")
+    terminal.expect("out/second.md")
+    terminal.press("3\n")
+
+    assert terminal.wait() == 3
+    assert written(cli.folder) == ["out/first.md"]
+    task_id = cli.task_id()
+    (rule,) = asyncio.run(rules_of(cli, task_id))
+    assert rule.step == f"{task_id}/first"
+    assert rule.source.startswith("step consent by ")
+
+
+def test_stopping_at_a_preview_starts_nothing(cli: Scene) -> None:
+    terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
+
+    terminal.expect("step first (1 of 2)")
+    terminal.press("3\n")
+
+    assert terminal.wait() == 130
+    assert "stopped before anything was started" in terminal.shown
+    assert not (cli.home / "soong.db").exists()
+
+
+def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: Scene) -> None:
+    done = cli.json("run", cli.plan(PLAN), "--allow-step", "first")
+
+    denied = {denial["step"] for denial in done["denials"]}
+    assert done["exit_code"] == 3
+    assert denied == {"first", "second"}
+    assert written(cli.folder) == ["out/first.md"]
+    events = cli.json("runs", "tail", f"{done['task']}/first")
+    allowed = [event["data"] for event in events if event["type"].endswith("permission_decided")]
+    assert [one["choice"] for one in allowed] == ["allow", "deny"]
+    assert allowed[0]["source"].startswith("step consent by ")
+    call = ("--tool", "code.write_file", "path=out/z", "content=x")
+    ours = cli.run("permissions", "explain", "--task", f"{done['task']}/first", *call).stdout
+    others = cli.run("permissions", "explain", "--task", f"{done['task']}/second", *call).stdout
+    assert "code.write_file runs without asking" in ours
+    assert f"for step {done['task']}/first (step consent by " in ours
+    assert "code.write_file asks" in others
+
+
+WRITER: Mapping[str, Json] = {
+    "allowed_tools": ["code.write_file"],
+    "script": [
+        {"call": "code.write_file", "with": {"path": "${inputs.path}", "content": "x"}},
+        {"finish": {"wrote": "${inputs.path}"}},
+    ],
+}
+
+
+@pytest.mark.spec("PER-04", "PER-18")
+async def test_consent_outlives_its_owner_and_serves_the_children_of_its_map_alone(
+    service: Deployment, folder: Path
+) -> None:
+    """anomalyco/opencode#9554: "always allow" leaked to other agents."""
+    plan: Mapping[str, Json] = {
+        "title": "map",
+        "inputs": {"names": ["left", "right"]},
+        "steps": [
+            {"id": "gate", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 0.2}},
+            {
+                "id": "each",
+                "kind": "map",
+                "depends_on": ["gate"],
+                "over": "${inputs.names}",
+                "as": "name",
+                "step": {
+                    **WRITER,
+                    "asks": {"write": [f"{folder}/out/${{name}}.md"]},
+                    "inputs": {"path": f"{folder}/out/${{name}}.md"},
+                },
+            },
+            {"id": "other", **WRITER, "depends_on": ["each"], "inputs": {"path": f"{folder}/out/other.md"}},
+        ],
+    }
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        preview = soong.preview(plan, project=folder)
+        task_id = await soong.submit(plan, step_grants=preview.grants(["each"]), project=folder)
+        await service.kill_orchestrator()
+        await service.start_orchestrator()
+        await service.start_workers(1)
+        outcome = await soong.wait(task_id)
+
+    outcomes = {step.step_id: step.outcome for step in outcome.view.steps}
+    assert outcome.status is TaskStatus.COMPLETED
+    assert written(folder) == ["out/left.md", "out/right.md"]
+    assert [(denial.step_id, denial.error) for denial in outcome.denials] == [("other", "permission_no_callback")]
+    assert outcomes["each[left]"] is outcomes["each[right]"] is Outcome.CLEAN
+    assert outcomes["other"] is Outcome.PARTIAL

@@ -6,11 +6,11 @@ from shared.sandbox.redact import redactor
 from shared.settings import Settings, secret_values
 
 
-def configure_logs(settings: Settings) -> None:
+def configure_logs(settings: Settings, process: str = "orchestrator") -> None:
     """Set up logging under the settings and the configuration of the home.
 
     Raises:
         InvalidConfigError: the configuration cannot be used, and with it what it calls secret is unknown.
     """
     known = redactor(secret_values(settings, load_config(settings.home).commands.secret_env))
-    configure(settings.log_level, process="orchestrator", clean=known.text)
+    configure(settings.log_level, process=process, clean=known.text)

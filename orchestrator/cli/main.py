@@ -43,6 +43,8 @@ COMMANDS = {
     "permissions": Entry("permissions", "Show what decides on calls of tools, and what would become of one."),
     "audit": Entry("audit", "Export and check who answered and decided what."),
     "keys": Entry("keys", "List, rotate and end the keys that sign decisions."),
+    "serve": Entry("serve", "Serve the HTTP API of a running service."),
+    "tokens": Entry("tokens", "Make, list and revoke tokens of the HTTP API."),
     "up": Entry("up", "Start the whole service on this machine and stay."),
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),

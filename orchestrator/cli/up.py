@@ -18,14 +18,19 @@ def command(
     ephemeral: bool = typer.Option(False, "--ephemeral", help="End when nobody is attached and nothing runs."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Worker processes [SOONG_WORKERS]."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Runs that one worker holds at once [SOONG_SLOTS]."),
+    http: int | None = typer.Option(
+        None, "--http", metavar="PORT", min=1, max=65535, help="Serve the HTTP API there [SOONG_HTTP_PORT]."
+    ),
 ) -> None:
     """Start Redis, the database, an orchestrator and workers on this machine, and stay."""
-    settings = load_settings(workers=workers, slots=slots)
+    settings = load_settings(workers=workers, slots=slots, http_port=http)
     configure_logs(settings)
     service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral)
 
     def ready() -> None:
         say(f"soong is up: {settings.workers} workers of {settings.slots} slots, home {settings.home}")
+        if settings.http_port:
+            say(f"  HTTP API: http://{settings.http_host}:{settings.http_port}/v1/   a token: soong tokens create")
         if not ephemeral:
             say("  run a plan from any terminal: soong run PLAN        stop: Ctrl-C or soong down")
 

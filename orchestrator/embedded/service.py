@@ -7,6 +7,7 @@ attach, workers drain, the orchestrator releases its sessions, Redis ends, the r
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from orchestrator.embedded.leftovers import expire_dead
 from orchestrator.embedded.redis import find_redis, redis_url
 from orchestrator.embedded.service_file import ServiceLock, own_record
 from orchestrator.embedded.supervisor import Supervisor
+from orchestrator.listening import address_of, listen
 from shared.clock import SystemClock
 from shared.errors import UnavailableError
 from shared.jsontext import Json
@@ -61,6 +63,7 @@ class EmbeddedService:
     _store: Store | None = None
     _supervisor: Supervisor | None = None
     _control: ControlServer | None = None
+    _listener: socket.socket | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _signals: int = 0
 
@@ -88,6 +91,9 @@ class EmbeddedService:
         folder = prepare_runtime_folder(self.settings)
         self._control = ControlServer(folder / CONTROL_SOCKET, self._status, self._stop.set)
         settings = self.settings
+        if settings.http_port:
+            # Before anything else is started: that the port is taken is a matter of moments.
+            self._listener = listen(settings.http_host, settings.http_port, settings.http_allow_hosts)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(folder)})
         self._supervisor = Supervisor(settings, folder, self._worker_died)
@@ -97,6 +103,8 @@ class EmbeddedService:
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         await self._supervisor.start_workers(settings.workers, settings.slots)
+        if self._listener is not None:
+            self._supervisor.start_http(self._listener.fileno())
         await self._control.start()
         self.state = "ready"
         lock.write(
@@ -164,6 +172,9 @@ class EmbeddedService:
                 parts.push_async_callback(self._stop_owner)
             if self._supervisor is not None:
                 parts.push_async_callback(self._supervisor.stop_workers, self.settings.drain_s + STOP_MARGIN_S)
+                parts.push_async_callback(self._supervisor.stop_http, STOP_MARGIN_S)
+            if self._listener is not None:
+                parts.callback(self._listener.close)
             if self._control is not None:
                 parts.push_async_callback(self._control.refuse)
 
@@ -196,5 +207,6 @@ class EmbeddedService:
             "is_ephemeral": self.is_ephemeral,
             "attached": self._control.attached if self._control is not None else 0,
             "children": list(self._supervisor.facts()) if self._supervisor is not None else [],
+            "http": "" if self._listener is None else address_of(self._listener),
             "is_hopeless": self._supervisor is not None and self._supervisor.is_hopeless,
         }

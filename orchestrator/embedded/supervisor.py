@@ -68,6 +68,7 @@ class Supervisor:
     folder: Path
     worker_died: Callable[[int], Awaitable[None]]
     _redis: Child | None = None
+    _http: Child | None = None
     _workers: list[Child] = field(default_factory=list)
     _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _pipe: tuple[int, int] | None = None
@@ -82,22 +83,41 @@ class Supervisor:
         log_file.parent.mkdir(mode=0o700, exist_ok=True)
         self._redis_log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._redis = Child("redis", argv, {"PATH": os.defpath, "LC_ALL": "C"}, output=self._redis_log)
-        self._keep(self._redis, self._redis_died)
+        self._keep(self._redis, self._nobody_told)
         await self._answering(self._redis)
 
     async def start_workers(self, count: int, slots: int) -> None:
         """Start the worker processes; they register by themselves when they are ready."""
-        self._pipe = os.pipe()
-        environment = child_environment(self.settings, **{PARENT_FD: str(self._pipe[0])})
+        pipe = self._parent_pipe()
+        environment = child_environment(self.settings, **{PARENT_FD: str(pipe)})
         for number in range(1, count + 1):
             argv = module_command("worker", "--name", f"worker-{number}", "--slots", str(slots))
-            child = Child(f"worker-{number}", argv, environment, (self._pipe[0],))
+            child = Child(f"worker-{number}", argv, environment, (pipe,))
             self._workers.append(child)
             self._keep(child, self.worker_died)
 
+    def start_http(self, listener: int) -> None:
+        """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process."""
+        pipe = self._parent_pipe()
+        argv = module_command("orchestrator.http", str(listener), str(pipe))
+        self._http = Child("http", argv, child_environment(self.settings), (listener, pipe))
+        self._keep(self._http, self._nobody_told)
+
+    async def stop_http(self, grace_s: float) -> None:
+        """Let the HTTP API finish what it is answering; kill it after the grace."""
+        if self._http is not None:
+            self._is_stopping = True
+            self._http.signal(signal.SIGTERM)
+            await self._wait_for([self._http], grace_s)
+
+    def _parent_pipe(self) -> int:
+        """Return the end of a pipe that tells a child when we have ended, however that came about."""
+        self._pipe = self._pipe or os.pipe()
+        return self._pipe[0]
+
     def facts(self) -> list[dict[str, str | int]]:
         """Return what there is to say of each child."""
-        children = ([self._redis] if self._redis is not None else []) + self._workers
+        children = [child for child in (self._redis, self._http) if child is not None] + self._workers
         return [
             {"name": child.name, "pid": child.pid, "deaths": child.deaths, "last_exit": _exit_text(child.last_exit)}
             for child in children
@@ -172,8 +192,8 @@ class Supervisor:
             cwd=str(self.settings.home),
         )
 
-    async def _redis_died(self, _pid: int) -> None:
-        """Nothing to tell: the owner's sweep rings again from the rows."""
+    async def _nobody_told(self, _pid: int) -> None:
+        """Tell nobody: the owner's sweep rings again from the rows, and nothing hangs on the HTTP API."""
 
     async def _answering(self, child: Child) -> None:
         deadline = asyncio.get_running_loop().time() + REDIS_START_LIMIT_S

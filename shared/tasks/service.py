@@ -124,6 +124,10 @@ class TaskService:
         """Change a task that goes on (:mod:`shared.tasks.growth` says how it is written)."""
         await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
 
+    async def close_session(self, session_id: str) -> None:
+        """Let a session's owner look at it no more once its tasks have ended."""
+        await self._ask(session_id, CommandKind.CLOSE, session_id, {})
+
     async def ask(
         self,
         kind: CommandKind,
@@ -134,20 +138,33 @@ class TaskService:
         limit_s: float = COMMAND_LIMIT_S,
     ) -> None:
         """Ask the task's owner for something and wait until it is done."""
+        subject = task.session_id if kind is CommandKind.CLOSE else task.id
+        await self._ask(task.session_id, kind, subject, detail, command_id=command_id, limit_s=limit_s)
+
+    async def _ask(
+        self,
+        session_id: str,
+        kind: CommandKind,
+        subject: str,
+        detail: JsonObject,
+        *,
+        command_id: str = "",
+        limit_s: float = COMMAND_LIMIT_S,
+    ) -> None:
         command = Command(
             command_id or new_id("cmd"),
-            task.session_id,
+            session_id,
             kind,
-            task.session_id if kind is CommandKind.CLOSE else task.id,
+            subject,
             self.principal,
             self.clock.now_us(),
             {name: value for name, value in detail.items() if value not in ("", None)},
         )
-        ear = await self.switchboard.session_ear(task.session_id)
+        ear = await self.switchboard.session_ear(session_id)
         try:
             async with asyncio.timeout(limit_s):
                 await self.store.send_command(command)
-                await self.ring.wake_owners([task.session_id])
+                await self.ring.wake_owners([session_id])
                 while True:
                     asked, has_ended = await self.store.command(command.id)
                     if has_ended:
@@ -155,7 +172,7 @@ class TaskService:
                     await ear.wait(LOOK_EVERY_S)
         except TimeoutError as error:
             raise UnavailableError(
-                f"no orchestrator carried out {kind} of {task.id} within {limit_s:g} s; it stays asked for"
+                f"no orchestrator carried out {kind} of {subject} within {limit_s:g} s; it stays asked for"
             ) from error
         finally:
             await ear.close()

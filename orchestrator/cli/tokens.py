@@ -1,0 +1,135 @@
+"""``soong tokens``: who may use the HTTP API. A token is printed once, when it is made, and kept nowhere."""
+
+import asyncio
+import re
+import sys
+
+import typer
+
+from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.ids import open_store
+from shared.access.token import ApiToken, Right, make_token
+from shared.clock import SystemClock, rfc3339
+from shared.errors import NotFoundError, UsageError
+from shared.jsontext import Json
+from shared.settings import Settings, load_settings
+from shared.store import Store
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+
+
+@app.callback()
+def _group() -> None:
+    """Make, list and revoke tokens of the HTTP API."""
+
+
+@app.command()
+def create(
+    *,
+    principal: str = typer.Option(..., "--principal", metavar="NAME", help="Who it speaks for."),
+    right: list[Right] = typer.Option(..., "--right", help="What it may do; several may be given."),
+    expires: str = typer.Option("", "--expires", metavar="TIME", help="30d, 12h, 15m …; never when left out."),
+) -> None:
+    """Make a token and print it, once: only its digest is kept."""
+    token, text = asyncio.run(_create(load_settings(), principal, right, seconds_of(expires)))
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+    until = "" if token.expires_us is None else f", until {rfc3339(token.expires_us)[:19]}Z"
+    say(f"{token.id} speaks for {token.principal}: {', '.join(sorted(token.rights))}{until}")
+    say("  it is not shown again; revoke it with: soong tokens revoke ID")
+
+
+@app.command("list")
+def list_tokens(*, is_json: bool = _JSON) -> None:
+    """List all tokens, those that are revoked or expired too; never their secrets."""
+    tokens = asyncio.run(_list(load_settings()))
+    now_us = SystemClock().now_us()
+    if is_json:
+        emit([_as_json(token, now_us) for token in tokens])
+        return
+    rows = [
+        (
+            token.id,
+            token.principal,
+            ",".join(sorted(token.rights)),
+            rfc3339(token.created_us)[:19],
+            "never" if token.expires_us is None else rfc3339(token.expires_us)[:19],
+            token.problem(now_us) or "good",
+        )
+        for token in tokens
+    ]
+    print(table(("token", "principal", "rights", "made", "expires", "state"), rows))
+
+
+@app.command()
+def revoke(token: str = typer.Argument(..., metavar="ID", help="The token's id; not the token.")) -> None:
+    """End a token for good; open streams of it end within seconds."""
+    if token.startswith("soong_tok_"):
+        raise UsageError("name the token by its id (tok_…, see `soong tokens list`): a token on a command line is seen")
+    was_good = asyncio.run(_revoke(load_settings(), token))
+    say(f"{token} is revoked" if was_good else f"{token} was revoked before")
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of ``30d`` or ``12h``; None for no text. Raises: UsageError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhdw])", text)
+    if text and found is None:
+        raise UsageError(f"--expires {text!r} is no time; write 30d, 12h, 15m or 90s")
+    return None if found is None else int(found[1]) * _UNITS_S[found[2]]
+
+
+async def _create(settings: Settings, principal: str, rights: list[Right], lives_s: int | None) -> tuple[ApiToken, str]:
+    now_us = SystemClock().now_us()
+    expires_us = None if lives_s is None else now_us + lives_s * 1_000_000
+    token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us)
+    store = await _open(settings)
+    try:
+        await store.add_token(token)
+    finally:
+        await store.close()
+    return token, text
+
+
+async def _list(settings: Settings) -> list[ApiToken]:
+    store = await open_store(settings)
+    try:
+        return list(await store.tokens())
+    finally:
+        await store.close()
+
+
+async def _revoke(settings: Settings, token_id: str) -> bool:
+    store = await open_store(settings)
+    try:
+        known = [token.id for token in await store.tokens() if token.id.endswith(token_id) and len(token_id) >= 6]
+        if len(known) != 1:
+            raise NotFoundError("token", token_id)
+        return await store.revoke_token(known[0], now_us=SystemClock().now_us())
+    finally:
+        await store.close()
+
+
+async def _open(settings: Settings) -> Store:
+    """Open the rows; the first token of a home may be made before anything has run in it."""
+    if settings.is_embedded and not (settings.home / "soong.db").exists():
+        from orchestrator.client_bootstrap import migrate
+        from orchestrator.embedded.folders import prepare_home
+
+        prepare_home(settings)
+        await migrate(settings)
+    return await open_store(settings)
+
+
+def _as_json(token: ApiToken, now_us: int) -> dict[str, Json]:
+    return {
+        "id": token.id,
+        "principal": token.principal,
+        "rights": [str(right) for right in sorted(token.rights)],
+        "created": rfc3339(token.created_us),
+        "expires": None if token.expires_us is None else rfc3339(token.expires_us),
+        "revoked": None if token.revoked_us is None else rfc3339(token.revoked_us),
+        "state": token.problem(now_us) or "good",
+    }

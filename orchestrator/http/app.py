@@ -1,0 +1,102 @@
+"""The application: every route, its problems, its description; and the gate around them."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.http import approval_routes, run_routes, service_routes, session_routes, task_routes
+from orchestrator.http.borders import Borders
+from orchestrator.http.context import Api, Needs
+from orchestrator.http.gate import Gate
+from orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemShape, add_handlers
+from orchestrator.http.shapes import respond
+from shared.access.token import Right
+
+DESCRIPTION: Final = """Sessions, tasks, runs and permission questions of one deployment.
+
+A token (`soong tokens create`) is sent as `Authorization: Bearer soong_tok_…`, never in an address. One deployment is
+one tenant: whoever may `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
+refused. Problems are RFC 9457 documents with a stable `code`."""
+
+_ROUTERS: Final = (service_routes, session_routes, task_routes, run_routes, approval_routes)
+
+
+def make_app(api: Api, borders: Borders) -> Gate:
+    """Return what is served. ``api`` is closed by whoever made it."""
+    app = _routes()
+    app.state.api = api
+    add_handlers(app)
+    return Gate(app, borders, api.authenticator)
+
+
+def description() -> dict[str, Any]:
+    """Return the OpenAPI document; the same whatever serves it."""
+    return _describe(_routes())
+
+
+def right_of(route: APIRoute) -> Right | None:
+    """Return the right that a route needs; None when it needs no token."""
+    needs = [one.call for one in route.dependant.dependencies if isinstance(one.call, Needs)]
+    return needs[0].right if needs else None
+
+
+def routes_of(app: FastAPI) -> Iterator[APIRoute]:
+    yield from (route for route in app.routes if isinstance(route, APIRoute))
+
+
+def _routes() -> FastAPI:
+    app = FastAPI(
+        title="Soong",
+        version=version("soong"),
+        description=DESCRIPTION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in _ROUTERS:
+        app.router.routes.extend(module.router.routes)  # as they are: each is asked what it needs
+
+    @app.get("/v1/openapi.json", tags=["service"], response_class=Response)
+    async def openapi(_request: Request) -> Response:
+        """Describe this API (OpenAPI 3.1). Needs no token."""
+        return respond(_describe(app))
+
+    return app
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    schemas = components.setdefault("schemas", {})
+    schemas["Problem"] = ProblemShape.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schemas["Problem"].pop("$defs", {}))
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    document["x-problems"] = {str(code): {"status": status, "says": says} for code, (status, says) in MEANINGS.items()}
+    for route in routes_of(app):
+        for method in route.methods or ():
+            _describe_operation(document["paths"][route.path][method.lower()], route)
+    return document
+
+
+def _describe_operation(operation: dict[str, Any], route: APIRoute) -> None:
+    """Say which right an operation needs and how it is refused."""
+    right = right_of(route)
+    operation["security"] = [{"token": []}] if right is not None else []
+    operation["x-right"] = None if right is None else str(right)
+    operation["operationId"] = route.name
+    responses = operation["responses"]
+    responses.pop("422", None)
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for status, said in list(responses.items()):
+        if status.startswith("4"):
+            said["content"] = content
+    responses["default"] = {"description": "A problem (RFC 9457).", "content": content}

@@ -1,0 +1,238 @@
+"""Approvals: the questions that wait, shown whole, and answered once (PER-13, PER-15).
+
+An answer is a row, as everybody's is; the session's owner makes the decision. What is refused here is what the owner
+would refuse, so that a slip of the caller does not cost the question.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Header, Query
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.approval import approval_of
+from orchestrator.endings import question_of
+from orchestrator.http.authentication import Caller
+from orchestrator.http.context import Api, Needs, api_of, until_changed
+from orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
+from orchestrator.http.problems import Problem, ProblemError
+from orchestrator.http.questions import ApprovalDetail, ApprovalShape, Shown, who_answered
+from orchestrator.http.shapes import Page, respond
+from orchestrator.http.strict import Body, StrictRoute
+from orchestrator.target_now import Lookout
+from shared.access.token import Right
+from shared.errors import AlreadyDecidedError
+from shared.log import get_logger
+from shared.permissions.request import Answer, Choice, Question, RequestState
+
+log = get_logger(__name__)
+
+router = APIRouter(route_class=StrictRoute, tags=["approvals"])
+
+READER = Depends(Needs(Right.READ))
+APPROVER = Depends(Needs(Right.APPROVE))
+
+CHANNEL: Final = "http"
+
+State = Annotated[
+    Literal["pending", "all"], Query(description="Those that wait, oldest first; or all of them, newest first.")
+]
+Seen = Annotated[str, Header(max_length=200, description="`ETag` of the list that was seen: 304 if it is still so.")]
+
+
+class AnswerBody(Body):
+    """One of the three answers, to exactly the input that was shown."""
+
+    choice: Literal["allow_once", "allow_for_session", "deny"]
+    input_digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="`input_digest` of the question as it was shown.")
+    reason: str = Field(default="", max_length=2_000, description="Why; the agent is told.")
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One page of the list, as its caller wants it. ``seen`` is the tag of the page that the caller has."""
+
+    api: Api
+    caller: Caller
+    state: str
+    session_id: str
+    cursor: str
+    limit: int
+    seen: str
+    _found: Sequence[Question] = ()
+    _told: Sequence[Question] = ()
+
+    async def is_new(self) -> bool:
+        """Look; say whether there is something to tell."""
+        await self._look()
+        return self._tag != self.seen if self.seen else bool(self._told)
+
+    async def response(self) -> Response:
+        await self._look()
+        headers = {"ETag": self._tag}
+        if self._tag == self.seen:
+            return Response(status_code=304, headers=headers)
+        shown = [(await _shown(self.api, question, self.caller)).shape() for question in self._told]
+        last = self._found[0 if self._is_all else -1].request.id if len(self._found) >= self.limit else None
+        items = [one.model_dump() for one in (reversed(shown) if self._is_all else shown)]
+        return respond({"items": items, "next": last}, headers=headers)
+
+    async def _look(self) -> None:
+        self._found = await self.api.client.store.questions(
+            session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
+        )
+        self._told = [one for one in self._found if self._is_all or one.answer is None]
+
+    @property
+    def _is_all(self) -> bool:
+        return self.state == "all"
+
+    @property
+    def _tag(self) -> str:
+        """A tag that is another whenever a question comes, goes, is answered or decided."""
+        states = [f"{one.request.id}:{one.state}:{one.answer is not None}" for one in self._told]
+        return f'"{hashlib.sha256(",".join(states).encode()).hexdigest()[:32]}"'
+
+
+@router.get(
+    "/v1/approvals",
+    response_model=Page[ApprovalShape],
+    responses={304: {"description": "Nothing has changed within `wait` seconds."}},
+)
+async def list_approvals(
+    request: Request,
+    state: State = "pending",
+    session: InSession = "",
+    cursor: Cursor = "",
+    limit: Limit = 50,
+    wait: Wait = 0,
+    if_none_match: Seen = "",
+    caller: Caller = READER,
+) -> Response:
+    """List questions of all sessions; what is answered, decided, withdrawn or expired has left the pending ones.
+
+    With `wait` the answer comes as soon as the list differs from the one whose `ETag` is sent as `If-None-Match`
+    (without one: as soon as something waits), or after so many seconds.
+    """
+    api = api_of(request)
+    wanted = Wanted(api, caller, state, session, cursor, limit, if_none_match)
+    if wait:
+        with api.held_open(caller):
+            ear = await api.ears.question_ear()
+            try:
+                await until_changed(request, api, ear, wanted.is_new, wait)
+            finally:
+                await ear.close()
+    return await wanted.response()
+
+
+@router.get("/v1/approvals/{request_id}", response_model=ApprovalDetail)
+async def show_approval(request: Request, request_id: RequestId, wait: Wait = 0, caller: Caller = READER) -> Response:
+    """Show one question: who asks, with all its parents; the whole input as far as it is kept; how it stands.
+
+    With `wait` the answer comes as soon as the question is no longer pending, or after so many seconds.
+    """
+    api = api_of(request)
+    question = await _settled(request, api, caller, request_id, wait)
+    shown = await _shown(api, question, caller)
+    approval = await approval_of(api.client.store, question, Lookout((), Path()))
+    return respond(shown.detail(approval))
+
+
+@router.post(
+    "/v1/approvals/{request_id}/answer",
+    response_model=ApprovalShape,
+    responses={
+        409: {"description": "Somebody was first, or the input is another."},
+        410: {"description": "Withdrawn."},
+    },
+)
+async def answer_approval(
+    request: Request,
+    request_id: RequestId,
+    body: AnswerBody,
+    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for what the owner makes of it.")] = 5,
+    caller: Caller = APPROVER,
+) -> Response:
+    """Answer a question. The first answer counts, whoever gives it; its owner's decision is waited for a moment."""
+    api = api_of(request)
+    store = api.client.store
+    question = await question_of(store, request_id)
+    shown = await _shown(api, question, caller)
+    _check_answer(shown, body)
+    try:
+        await store.answer(_row(api, caller, question, body))
+    except AlreadyDecidedError:
+        raise _too_late(await question_of(store, request_id)) from None
+    await api.client.ring.wake_owners([shown.session.id])
+    settled = await _settled(request, api, caller, request_id, wait)
+    return respond((await _shown(api, settled, caller)).shape())
+
+
+def _check_answer(shown: Shown, body: AnswerBody) -> None:
+    """Refuse what the owner would refuse. Raises: ProblemError."""
+    if shown.hindrance:
+        log.warning("http_answer_refused", principal=shown.caller.principal, request=shown.question.request.id)
+        whose = {"principal": shown.session.principal}
+        raise ProblemError(Problem.NOT_YOURS, f"not answered: {shown.hindrance}", whose)
+    if not shown.is_open:
+        return  # told, and written down, when the row is refused
+    if body.input_digest != shown.question.request.input_digest:
+        raise ProblemError(Problem.INPUT_CHANGED, "that is not the input which waits; look at the question again")
+    if Choice(body.choice) not in shown.choices:
+        offered: list[Any] = [str(choice) for choice in shown.choices]
+        raise ProblemError(Problem.CHOICE_NOT_OFFERED, f"offered are {', '.join(offered)}", {"choices": offered})
+
+
+def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answer:
+    reason = body.reason.replace("\0", "")
+    return Answer(
+        question.request.id,
+        Choice(body.choice),
+        caller.principal,
+        CHANNEL,
+        body.input_digest,
+        api.client.clock.now_us(),
+        reason,
+        {"token": caller.token.id},
+    )
+
+
+def _too_late(question: Question) -> ProblemError:
+    told = who_answered(question)
+    if question.state in {RequestState.WITHDRAWN, RequestState.EXPIRED}:
+        return ProblemError(Problem.GONE, f"nobody waits for an answer: it was {told['sentence']}", told)
+    return ProblemError(Problem.ALREADY_DECIDED, f"somebody was first: {told['sentence']}", told)
+
+
+async def _shown(api: Api, question: Question, caller: Caller) -> Shown:
+    session = await api.client.store.session(question.request.identity.session_id)
+    return Shown(question, session, caller, api.home)
+
+
+async def _settled(request: Request, api: Api, caller: Caller, request_id: str, wait_s: int) -> Question:
+    """Return a question once it is no longer pending, or as it stands when the time is over."""
+    store = api.client.store
+    question = await question_of(store, request_id)
+    if not wait_s or not question.is_pending:
+        return question
+    with api.held_open(caller):
+        ear = await api.ears.session_ear(question.request.identity.session_id)
+
+        async def is_closed() -> bool:
+            nonlocal question
+            question = await question_of(store, request_id)
+            return not question.is_pending
+
+        try:
+            async with asyncio.timeout(wait_s + 1):
+                await until_changed(request, api, ear, is_closed, wait_s)
+        finally:
+            await ear.close()
+    return question

@@ -1,0 +1,114 @@
+"""What every route works with: the deployment's client, who may come in, what is held open, and when to stop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from fastapi import Request
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.client import Client
+from orchestrator.http.authentication import Authenticator, Caller
+from orchestrator.http.gate import CALLER, MOST_STREAMS, MOST_STREAMS_EACH, Room
+from orchestrator.http.problems import Problem, ProblemError
+from orchestrator.http.watching import SharedEars
+from shared.access.token import Right
+from shared.sessions.session import Session
+from shared.tasks.figures import FigureSource
+from shared.tasks.service import TaskService
+from shared.wire.ring import Ear
+
+READY_FOR_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Api:
+    """One server's parts. Whoever made it closes it. ``stopping`` ends long polls and streams."""
+
+    client: Client
+    figures: FigureSource
+    home: str = field(default_factory=lambda: str(Path.home()))
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    authenticator: Authenticator = field(init=False)
+    ears: SharedEars = field(init=False)
+    streams: Room = field(default_factory=lambda: Room(MOST_STREAMS, MOST_STREAMS_EACH))
+    _catalogue: "asyncio.Task[Catalogue] | None" = None
+    _looked_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.authenticator = Authenticator(self.client.store, self.client.clock)
+        self.ears = SharedEars(self.client.switchboard)
+
+    async def catalogue(self) -> Catalogue:
+        """Return what plans may name; made when it is first asked for, which takes a moment."""
+        if self._catalogue is None or (self._catalogue.done() and self._catalogue.exception() is not None):
+            self._catalogue = asyncio.create_task(asyncio.to_thread(Catalogue.of, self.client.settings))
+        return await asyncio.shield(self._catalogue)
+
+    async def look_at_rows(self) -> None:
+        """Return if the database answers, looking at most once a second. Raises: UnavailableError."""
+        if self.client.clock.monotonic_s() - self._looked_s > READY_FOR_S:
+            await self.client.store.owners()
+            self._looked_s = self.client.clock.monotonic_s()
+
+    def tasks_of(self, caller: Caller) -> TaskService:
+        """Return what tasks are asked through, in the name of the caller."""
+        client = self.client
+        return TaskService(
+            client.store, client.ring, client.switchboard, client.clock, client.planner, caller.principal
+        )
+
+    def held_open(self, caller: Caller) -> AbstractContextManager[None]:
+        """Hold one place for a long poll or a stream of the caller's. Raises: ProblemError (too_busy)."""
+        return self.streams.taken(caller.principal)
+
+    async def close(self) -> None:
+        if self._catalogue is not None:
+            self._catalogue.cancel()
+            await asyncio.gather(self._catalogue, return_exceptions=True)
+        await self.ears.close()
+        await self.figures.close()
+        await self.client.close()
+
+
+def api_of(request: Request) -> Api:
+    """Return the server's parts, for a route."""
+    api: Api = request.app.state.api
+    return api
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A route's claim: its caller must carry this right. Gives the route the caller."""
+
+    right: Right
+
+    async def __call__(self, request: Request) -> Caller:
+        caller: Caller | None = request.scope.get(CALLER)
+        if caller is None:
+            raise ProblemError(Problem.UNAUTHENTICATED, "send a token")  # the gate lets no such request in
+        caller.require(self.right)
+        return caller
+
+
+def check_steering(caller: Caller, session: Session) -> None:
+    """Refuse whoever steers another's session without being an administrator. Raises: ProblemError (not_yours)."""
+    if session.principal != caller.principal and not caller.may(Right.ADMIN):
+        detail = f"the session is {session.principal!r}'s; only they, or a token with the right 'admin', may change it"
+        raise ProblemError(Problem.NOT_YOURS, detail, {"principal": session.principal})
+
+
+async def until_changed(
+    request: Request, api: Api, ear: Ear, is_enough: Callable[[], Awaitable[bool]], wait_s: float
+) -> None:
+    """Return when ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + wait_s
+    while not await is_enough():
+        left_s = deadline_s - loop.time()
+        if left_s <= 0 or api.stopping.is_set() or await request.is_disconnected():
+            return
+        await ear.wait(min(1.0, left_s))

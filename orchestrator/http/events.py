@@ -1,0 +1,153 @@
+"""Server-sent events: a run's log, replayed and then live, and how a session stands, whenever that changes.
+
+The log's numbers are the ids of its events, so a reader that comes back says where it was (``Last-Event-ID``) and
+misses nothing: the tail reads rows by number, and knows no border between replay and live (EVT-02). Every stream sends
+a comment now and then, and ends when its caller's token does, or when the server stops.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from orchestrator.http.authentication import Caller
+from orchestrator.http.context import Api
+from shared.jsontext import Json, dump
+from shared.runs.events import Event
+from shared.tasks.status import TaskStatus
+
+KEEP_ALIVE_S: Final = 15.0
+LOOK_EVERY_S: Final = 1.0
+LOOK_AT_MOST_EVERY_S: Final = 0.2
+TASKS_TOLD: Final = 100
+KEEP_ALIVE: Final = ": keep-alive\n\n"
+RETRY: Final = "retry: 1000\n\n"
+END: Final = "event: end\ndata: {}\n\n"
+"""Nothing more will come. A reader that connects again is answered 204, which tells an EventSource to stop."""
+
+
+def frame(data: Json, *, id: str = "", event: str = "") -> str:
+    """Return one event as it is sent; compact JSON has no line break that could end it early."""
+    lines = [f"id: {id}"] if id else []
+    lines += [f"event: {event}"] if event else []
+    return "\n".join([*lines, f"data: {dump(data)}", "", ""])
+
+
+async def run_frames(events: AsyncIterator[Event]) -> AsyncGenerator[str]:
+    """Yield a log as frames, and its end."""
+    async for event in events:
+        yield frame(event.envelope(), id=str(event.seq))
+    yield END
+
+
+async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
+    """Yield how a session stands, at once and after every change, until it is closed and nothing of it goes on."""
+    ear = await api.ears.session_ear(session_id)
+    last: Json = None
+    try:
+        while True:
+            now = await _standing(api, session_id)
+            if now != last:
+                last = now
+                yield frame(now, event="session")
+            if now["is_over"]:
+                yield END
+                return
+            await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
+            await ear.wait(LOOK_EVERY_S)
+    finally:
+        await ear.close()
+
+
+async def _standing(api: Api, session_id: str) -> dict[str, Json]:
+    store = api.client.store
+    session = await store.session(session_id)
+    tasks = await store.tasks(session_id=session_id, limit=TASKS_TOLD)
+    told: list[Json] = [
+        {
+            "id": task.id,
+            "title": task.title,
+            "status": str(task.status),
+            "steps": {str(status): n for status, n in (await store.counts(task.id)).by_status.items() if n},
+        }
+        for task in tasks
+    ]
+    waiting = await store.questions(session_id=session_id)
+    ends = {TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED}
+    return {
+        "session": session_id,
+        "is_closed": session.is_closed,
+        "is_over": session.is_closed and all(task.status in ends for task in tasks),
+        "tasks": told,
+        "approvals": [question.request.id for question in waiting if question.answer is None],
+    }
+
+
+@dataclass(slots=True)
+class KeptAlive:
+    """Frames with comments between them; ends when the caller may not go on or the server stops.
+
+    The next frame is waited for in a task of its own, so that whatever cancels the sending leaves it whole; ``close``
+    ends it.
+    """
+
+    frames: AsyncGenerator[str]
+    api: Api
+    caller: Caller
+    every_s: float = KEEP_ALIVE_S
+    _coming: asyncio.Task[str | None] | None = None
+    _stopping: asyncio.Task[Any] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        self._stopping = loop.create_task(self.api.stopping.wait())
+        checked_s = loop.time()
+        yield RETRY.encode()
+        while True:
+            self._coming = self._coming or loop.create_task(self._next())
+            either = {self._coming, self._stopping}
+            await asyncio.wait(either, timeout=self.every_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.done():
+                return
+            if loop.time() - checked_s >= self.every_s:
+                checked_s = loop.time()
+                if not await self.api.authenticator.still(self.caller):
+                    return
+            if not self._coming.done():
+                yield KEEP_ALIVE.encode()
+                continue
+            text, self._coming = self._coming.result(), None
+            if text is None:
+                return
+            yield text.encode()
+
+    async def close(self) -> None:
+        running = [task for task in (self._coming, self._stopping) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self.frames.aclose()
+
+    async def _next(self) -> str | None:
+        return await anext(self.frames, None)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events. It holds one of its caller's places from before its first byte until its end."""
+
+    def __init__(self, frames: AsyncGenerator[str], api: Api, caller: Caller) -> None:
+        self._kept = KeptAlive(frames, api, caller)
+        super().__init__(
+            aiter(self._kept), headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream; charset=utf-8"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end. Raises: ProblemError (too_busy), before anything was sent."""
+        with self._kept.api.held_open(self._kept.caller):
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                await self._kept.close()

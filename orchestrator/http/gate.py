@@ -1,0 +1,187 @@
+"""The way in: what every request passes before the application sees it, from outside to inside.
+
+Headers that every response carries; how many requests are held at once; host, origin and path; the token; the body,
+read whole within a limit of bytes and of time. Whoever has no token is refused before a byte of a body is kept.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from starlette.middleware.cors import CORSMiddleware
+
+from orchestrator.http.authentication import Authenticator
+from orchestrator.http.borders import Borders
+from orchestrator.http.problems import Problem, ProblemError, problem_of
+
+MAX_BODY_BYTES: Final = 2 * 1024 * 1024
+BODY_LIMIT_S: Final = 20.0
+MOST_REQUESTS: Final = 256
+"""Requests held at once, long polls and streams among them."""
+MOST_STREAMS: Final = 192
+"""Long polls and streams, so that ordinary requests always find room beside them."""
+MOST_STREAMS_EACH: Final = 64
+"""Of one principal: nobody takes all."""
+
+OPEN_PATHS: Final = frozenset({"/v1/health", "/v1/ready", "/v1/openapi.json"})
+"""What is told without a token: that we live, and what can be asked."""
+
+CALLER: Final = "soong.caller"
+"""Where a request's scope names who sent it."""
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+_HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+@dataclass(slots=True)
+class Room:
+    """How much is held at once. What finds no room is told so at once: nothing waits in line unseen."""
+
+    most: int
+    most_each: int
+    held: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def taken(self, who: str = "") -> Iterator[None]:
+        """Hold one place. Raises: ProblemError (too_busy)."""
+        if self.held.total() >= self.most or self.held[who] >= self.most_each:
+            detail = "as many are open as are held at once; close some, or try again"
+            raise ProblemError(Problem.TOO_BUSY, detail, headers={"Retry-After": "2"})
+        self.held[who] += 1
+        try:
+            yield
+        finally:
+            self.held[who] -= 1
+            if not self.held[who]:
+                del self.held[who]
+
+
+@dataclass(slots=True)
+class Gate:
+    """The outermost application; ``inner`` sees only requests that may come in."""
+
+    inner: App
+    borders: Borders
+    authenticator: Authenticator
+    room: Room = field(default_factory=lambda: Room(MOST_REQUESTS, MOST_REQUESTS))
+    max_body_bytes: int = MAX_BODY_BYTES
+    body_limit_s: float = BODY_LIMIT_S
+
+    def __post_init__(self) -> None:
+        if self.borders.origins:
+            self.inner = _for_pages(self.inner, sorted(self.borders.origins))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send)
+        try:
+            with self.room.taken():
+                self.borders.check(scope)
+                if not _is_preflight(scope, self.borders):
+                    await self._authenticate(scope)
+                    receive = await self._read_body(scope, receive)
+                await self.inner(scope, receive, answer.send)
+        except Exception as error:  # noqa: BLE001  # the edge: whatever failed becomes a problem document
+            problem = problem_of(error)
+            if not answer.is_begun:
+                await problem.response()(cast(Any, scope), cast(Any, receive), cast(Any, answer.refuse))
+
+    async def _authenticate(self, scope: Scope) -> None:
+        if scope["path"] in OPEN_PATHS:
+            return
+        address = scope["client"][0] if scope.get("client") else ""
+        scope[CALLER] = await self.authenticator.caller(scope["headers"], address)
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
+        """Read the whole body; return what gives it to the application, and then tells of the caller's leaving."""
+        headers = {name: value for name, value in scope["headers"] if name in {b"content-length", b"transfer-encoding"}}
+        if not headers or headers.get(b"content-length") == b"0":
+            return receive
+        self._check_size(int(headers.get(b"content-length", b"0")))  # its form has been checked by the HTTP parser
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.body_limit_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ProblemError(Problem.INVALID_REQUEST, "the caller left before the body was complete")
+                    body += message.get("body", b"")
+                    self._check_size(len(body))
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            detail = f"the body was not complete within {self.body_limit_s:g} s"
+            raise ProblemError(Problem.BODY_TIMEOUT, detail) from None
+        return _replay(bytes(body), receive)
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_body_bytes:
+            raise ProblemError(Problem.BODY_TOO_LARGE, f"at most {self.max_body_bytes} bytes of a body are read")
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Sends a response with our headers. ``refuse`` also ends the connection: the rest of a body is not waited for."""
+
+    _send: Send
+    is_begun: bool = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.is_begun = True
+            given = {name for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(pair for pair in _HEADERS if pair[0] not in given)]
+        await self._send(message)
+
+    async def refuse(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await self.send(message)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    is_given = False
+
+    async def replayed() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _is_preflight(scope: Scope, borders: Borders) -> bool:
+    """Say whether a browser asks whether a page may ask; the page's origin has been checked."""
+    names = {name for name, _ in scope["headers"]}
+    is_asked = {b"origin", b"access-control-request-method"} <= names
+    return bool(borders.origins) and scope["method"] == "OPTIONS" and is_asked
+
+
+def _for_pages(inner: App, origins: Sequence[str]) -> App:
+    """Let the pages of these origins read what they are answered. Never with cookies: there are none."""
+    return CORSMiddleware(
+        cast(Any, inner),
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"),
+        expose_headers=("ETag", "Location", "Retry-After", "WWW-Authenticate"),
+        max_age=600,
+    )

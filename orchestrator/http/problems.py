@@ -1,0 +1,214 @@
+"""What may go wrong with a request, as RFC 9457 problem documents: a closed list of codes, never a traceback.
+
+``type`` is ``urn:soong:problem:<code>``; a code never changes its meaning. Whatever is raised below becomes one of them
+here and nowhere else.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Final
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shared.errors import (
+    ConflictError,
+    InvalidPlanError,
+    NotFoundError,
+    SchemaVersionError,
+    SoongError,
+    UnavailableError,
+    UsageError,
+)
+from shared.jsontext import Json, dump
+from shared.log import get_logger
+
+log = get_logger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+MAX_ERRORS: Final = 50
+MAX_PLACE_CHARS: Final = 200
+
+
+class Problem(StrEnum):
+    """The codes; :data:`MEANINGS` has the status and the meaning of each."""
+
+    INVALID_REQUEST = "invalid_request"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_YOURS = "not_yours"
+    HOST_NOT_ALLOWED = "host_not_allowed"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
+    PATH_NOT_ALLOWED = "path_not_allowed"
+    UPGRADE_NOT_ALLOWED = "upgrade_not_allowed"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TIMEOUT = "body_timeout"
+    CONFLICT = "conflict"
+    ALREADY_DECIDED = "already_decided"
+    INPUT_CHANGED = "input_changed"
+    GONE = "gone"
+    BODY_TOO_LARGE = "body_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    INVALID_INPUT = "invalid_input"
+    INVALID_PLAN = "invalid_plan"
+    CHOICE_NOT_OFFERED = "choice_not_offered"
+    RATE_LIMITED = "rate_limited"
+    INTERNAL_ERROR = "internal_error"
+    UNAVAILABLE = "unavailable"
+    TOO_BUSY = "too_busy"
+
+
+MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
+    Problem.INVALID_REQUEST: (400, "The body is not the JSON that is read here: a duplicate key, NaN, too deep."),
+    Problem.UNAUTHENTICATED: (401, "There is no token, or it is unknown, expired or revoked."),
+    Problem.FORBIDDEN: (403, "The token does not carry the right that this needs."),
+    Problem.NOT_YOURS: (403, "It belongs to another principal."),
+    Problem.HOST_NOT_ALLOWED: (403, "The request names a host that this server does not answer for."),
+    Problem.ORIGIN_NOT_ALLOWED: (403, "A page of another origin sent the request."),
+    Problem.PATH_NOT_ALLOWED: (403, "The path holds dots, slashes or control characters in disguise."),
+    Problem.UPGRADE_NOT_ALLOWED: (403, "There are no WebSockets here; streams are server-sent events."),
+    Problem.NOT_FOUND: (404, "There is no such thing, or no such path."),
+    Problem.METHOD_NOT_ALLOWED: (405, "The path takes other methods."),
+    Problem.BODY_TIMEOUT: (408, "The body did not arrive in time."),
+    Problem.CONFLICT: (409, "The rows do not allow it (any more)."),
+    Problem.ALREADY_DECIDED: (409, "The question has been answered; `by`, `channel`, `at` and `choice` say how."),
+    Problem.INPUT_CHANGED: (409, "The digest is not that of the input that waits: what was shown is another one."),
+    Problem.GONE: (410, "The question was withdrawn or has expired: nobody waits for its answer."),
+    Problem.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
+    Problem.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),
+    Problem.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
+    Problem.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each offence."),
+    Problem.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),
+    Problem.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
+    Problem.INTERNAL_ERROR: (500, "A fault of ours; `incident` is the same in the server's log."),
+    Problem.UNAVAILABLE: (503, "The database or an orchestrator did not answer; try again later."),
+    Problem.TOO_BUSY: (503, "As many requests or streams are open as are held; see `Retry-After`."),
+}
+"""Status and meaning of each code; the documentation is made from it."""
+
+_BY_STATUS: Final[Mapping[int, Problem]] = {
+    404: Problem.NOT_FOUND,
+    405: Problem.METHOD_NOT_ALLOWED,
+    413: Problem.BODY_TOO_LARGE,
+    415: Problem.UNSUPPORTED_MEDIA_TYPE,
+}
+"""What a status of the framework's own means here; any other is an invalid request."""
+
+
+class ErrorShape(BaseModel):
+    """One thing wrong with a request."""
+
+    place: str = Field(description="Where: `body.inputs.path`, `query.limit`, a line of the plan.")
+    problem: str
+    remedy: str = ""
+
+
+class ProblemShape(BaseModel):
+    """A problem document (RFC 9457)."""
+
+    model_config = ConfigDict(extra="allow", title="Problem")
+
+    type: str = Field(description="`urn:soong:problem:` and the code.")
+    title: str
+    status: int
+    detail: str = Field(description="A sentence for a person: what is wrong and what to do.")
+    code: Problem
+    errors: list[ErrorShape] | None = None
+
+
+class ProblemError(HTTPException):
+    """A refusal that was thought of. ``more`` are further fields of its document."""
+
+    def __init__(
+        self,
+        code: Problem,
+        detail: str,
+        more: Mapping[str, Json] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.code = code
+        self.more = more or {}
+        super().__init__(MEANINGS[code][0], detail, dict(headers or {}))
+
+    def response(self) -> Response:
+        """Return it as it is sent."""
+        document = {
+            "type": f"urn:soong:problem:{self.code}",
+            "title": HTTPStatus(self.status_code).phrase,
+            "status": self.status_code,
+            "detail": self.detail,
+            "code": str(self.code),
+            **self.more,
+        }
+        return Response(dump(document), self.status_code, dict(self.headers or {}), MEDIA_TYPE)
+
+
+def problem_of(error: Exception) -> ProblemError:
+    """Return what is said of an exception; of one that nobody thought of only where to look for it."""
+    match error:
+        case ProblemError():
+            return error
+        case HTTPException():
+            code = _BY_STATUS.get(error.status_code, Problem.INVALID_REQUEST)
+            return ProblemError(code, str(error.detail), headers=error.headers)
+        case RequestValidationError():
+            return _invalid(error)
+        case InvalidPlanError():
+            errors: list[Json] = [
+                {"place": one.place, "problem": one.problem, "remedy": one.remedy}
+                for one in error.offences[:MAX_ERRORS]
+            ]
+            return ProblemError(
+                Problem.INVALID_PLAN, f"the plan has {len(error.offences)} offences", {"errors": errors}
+            )
+        case SoongError():
+            return _of_ours(error)
+    incident = uuid4().hex
+    log.error("http_fault", incident=incident, exc_info=error)
+    return ProblemError(Problem.INTERNAL_ERROR, "the server failed; its log says how", {"incident": incident})
+
+
+def _of_ours(error: SoongError) -> ProblemError:
+    match error:
+        case NotFoundError():
+            return ProblemError(Problem.NOT_FOUND, str(error))
+        case UsageError():
+            return ProblemError(Problem.INVALID_INPUT, str(error))
+        case ConflictError():
+            return ProblemError(Problem.CONFLICT, str(error))
+        case UnavailableError() | SchemaVersionError():
+            # Its own words may name hosts and users of the database: they are for the log.
+            log.warning("http_unavailable", error=str(error))
+            detail = "the database, Redis or an orchestrator did not answer in time; look at the rows, then try again"
+            return ProblemError(Problem.UNAVAILABLE, detail, headers={"Retry-After": "2"})
+    log.error("http_refused_unexpectedly", exc_info=error)
+    return ProblemError(Problem.CONFLICT, "the service refused it; its log says why")
+
+
+def _invalid(error: RequestValidationError) -> ProblemError:
+    errors: list[Json] = [
+        {
+            "place": ".".join(str(part) for part in one["loc"])[:MAX_PLACE_CHARS],
+            "problem": str(one["msg"]),
+            "remedy": "",
+        }
+        for one in error.errors()[:MAX_ERRORS]
+    ]
+    return ProblemError(Problem.INVALID_INPUT, "the request is not what this path takes", {"errors": errors})
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let every exception of the application end as a problem document."""
+
+    async def answer(_request: Request, error: Exception) -> Response:
+        return problem_of(error).response()
+
+    for kind in (HTTPException, RequestValidationError, SoongError, Exception):
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,186 @@
+"""A permission question as the API shows it, and what of it may be answered by whom (PER-06, PER-13, PER-14)."""
+
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from orchestrator.approval import Approval, question_json
+from orchestrator.endings import ending_of
+from orchestrator.http.authentication import Caller
+from orchestrator.http.shapes import AnyObject, Instant, Shape
+from orchestrator.rulings import offers_session
+from shared.access.token import Right
+from shared.clock import rfc3339
+from shared.errors import InvalidConfigError
+from shared.jsontext import Json
+from shared.permissions.policy import Policy
+from shared.permissions.request import Choice, Question
+from shared.sessions.session import AnswerMode, Session
+
+
+class IdentityShape(Shape):
+    """Who asks, read from the run's row and never from what the worker said."""
+
+    session_id: str
+    run_id: str
+    agent_id: str
+    role: str
+    definition: str
+    parent_run_id: str
+    parent_agent_id: str
+    task_id: str
+    step_key: str
+    step_title: str
+    model: str
+
+
+class TargetShape(Shape):
+    kind: str
+    shown: str = Field(description="The resolved target: a path, a command, a host.")
+    host: str
+
+
+class AnswerShape(Shape):
+    choice: str | None = Field(description="Null when the responder failed instead of answering.")
+    principal: str
+    channel: str
+    answered: Instant
+    reason: str
+    input_digest: str
+    metadata: AnyObject
+
+
+class DecisionShape(Shape):
+    id: str
+    choice: str
+    author: str = Field(description="`rule`, `grant`, `person` or `system`.")
+    principal: str
+    reason: str
+    error: str | None = Field(description="Why there was no yes, as the model is told.")
+    decided: Instant
+    expires: Instant
+
+
+class ApprovalShape(Shape):
+    """A permission question. An answer names `input_digest`, so that what was shown is what is answered."""
+
+    id: str
+    state: str = Field(description="`pending`, `decided`, `withdrawn` or `expired`.")
+    ending: str = Field(description="How it stands, in a word: `waits`, `answered`, `denied`, `timed out` …")
+    sentence: str = Field(description="The same as a sentence.")
+    asked: Instant
+    identity: IdentityShape
+    tool_call_id: str
+    tool: str
+    permission: str
+    tags: list[str]
+    arguments: AnyObject = Field(description="The input, redacted; long texts are cut, with a mark.")
+    input_digest: str = Field(description="SHA-256 of the real input's canonical form.")
+    target: TargetShape
+    session_grant: str = Field(description="What `allow_for_session` would cover; empty: it is not offered.")
+    precondition: str = Field(description="The target as it was when it was asked about; if it changed, nothing runs.")
+    cwd: str
+    env: list[str] = Field(description="Names of the variables that a command gets.")
+    is_dangerous: bool
+    is_outward: bool
+    risk: str
+    risk_summary: str
+    preview: str
+    hook_result: str
+    suggested: str
+    answer: AnswerShape | None
+    decision: DecisionShape | None
+    choices: list[str] = Field(description="The answers that are offered; none once it is answered.")
+    may_answer: bool
+    may_not_because: str = Field(description="Why the caller may not answer it; empty when it may.")
+
+
+class SessionFacts(Shape):
+    id: str
+    principal: str
+    answer_mode: str
+    project: str
+
+
+class WholeShape(Shape):
+    """The input as far as it is kept: every byte of it exactly when `is_exact`."""
+
+    input: AnyObject
+    is_exact: bool
+    is_whole: bool
+    note: str
+
+
+class ApprovalDetail(ApprovalShape):
+    withdrawn: str = Field(description="Why it was withdrawn, if it was.")
+    session: SessionFacts
+    task_title: str
+    parents: list[IdentityShape] = Field(description="From the asking run's parent up to the session's first run.")
+    whole: WholeShape
+    is_tainted: bool = Field(description="The run has read, or inherited, untrusted content.")
+    unknown_effects: list[AnyObject] = Field(description="Earlier calls of the run that may or may not have happened.")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A question in its session, for one caller. No grant ever covers a folder around ``home``."""
+
+    question: Question
+    session: Session
+    caller: Caller
+    home: str
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether it waits for its first answer."""
+        return self.question.is_pending and self.question.answer is None
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What may be answered; the owner judges a session grant once more by itself (PER-08)."""
+        try:
+            is_granted = offers_session(Policy.from_json(self.session.policy), self.question.request, self.home)
+        except InvalidConfigError:
+            return (Choice.DENY,)
+        return (Choice.ALLOW_ONCE, *((Choice.ALLOW_FOR_SESSION,) if is_granted else ()), Choice.DENY)
+
+    @property
+    def hindrance(self) -> str:
+        """Return why the caller may not answer, whatever the state; empty when it may (PER-13)."""
+        if not self.caller.may(Right.APPROVE):
+            return "the token does not carry the right 'approve'"
+        session = self.session
+        if session.answer_mode is AnswerMode.NONE:
+            return "the session is answered by its policy alone"
+        if session.answer_mode is AnswerMode.ATTACHED and session.principal != self.caller.principal:
+            return f"the session is attached: only {session.principal!r} answers in it"
+        return ""
+
+    def shape(self) -> ApprovalShape:
+        return ApprovalShape.model_validate({**question_json(self.question), **self._answering()})
+
+    def detail(self, approval: Approval) -> ApprovalDetail:
+        # How the target is now is told from where the person is, which this server need not be.
+        told = {name: value for name, value in approval.as_json().items() if name != "now"}
+        return ApprovalDetail.model_validate({**told, **self._answering()})
+
+    def _answering(self) -> dict[str, Json]:
+        hindrance = self.hindrance or ("" if self.is_open else f"it is {ending_of(self.question).word}")
+        return {
+            "choices": [str(choice) for choice in self.choices] if self.is_open else [],
+            "may_answer": not hindrance,
+            "may_not_because": hindrance,
+        }
+
+
+def who_answered(question: Question) -> dict[str, Json]:
+    """Return by whom, how and when a question was answered or decided, for whoever comes second (PER-15)."""
+    answer, decision = question.answer, question.decision
+    told: dict[str, Json] = {"state": str(question.state), "sentence": ending_of(question).sentence}
+    if answer is not None:
+        choice = None if answer.choice is None else str(answer.choice)
+        told |= {"by": answer.principal, "channel": answer.channel, "at": rfc3339(answer.answered_us), "choice": choice}
+    elif decision is not None:
+        told |= {"by": decision.principal or decision.author, "channel": "", "at": rfc3339(decision.decided_us)}
+        told |= {"choice": str(decision.choice)}
+    return told

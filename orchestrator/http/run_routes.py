@@ -1,0 +1,91 @@
+"""Runs: who ran what, with which tools, and every event of it, page by page or live."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.http.authentication import Caller
+from orchestrator.http.context import Needs, api_of
+from orchestrator.http.events import EventStream, run_frames
+from orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
+from orchestrator.http.problems import Problem, ProblemError
+from orchestrator.http.shapes import EventShape, NodeShape, Page, RunDetail, RunShape, page_of, respond
+from orchestrator.http.strict import StrictRoute
+from orchestrator.tail import RunTail
+from shared.access.token import Right
+
+router = APIRouter(route_class=StrictRoute, tags=["runs"])
+
+READER = Depends(Needs(Right.READ))
+
+After = Annotated[int, Query(ge=0, le=2**53, description="Begin after the entry of this number.")]
+LastEventId = Annotated[str, Header(pattern=r"^([0-9]{1,16})?$", description="As `after`; readers send it.")]
+
+
+@router.get("/v1/runs", response_model=Page[RunShape], dependencies=[READER])
+async def list_runs(
+    request: Request, session: InSession = "", task: InTask = "", cursor: Cursor = "", limit: Limit = 50
+) -> Response:
+    """List runs, newest first."""
+    store = api_of(request).client.store
+    found = await store.run_page(session_id=session, task_id=task, before=cursor, limit=limit)
+    return respond(page_of([RunShape.of(run) for run in found], limit, found[-1].id if found else ""))
+
+
+@router.get("/v1/runs/{run_id}", response_model=RunDetail, dependencies=[READER])
+async def show_run(request: Request, run_id: RunId) -> Response:
+    """Show a run: lineage, usage, times, and every tool with the rule that gave or refused it."""
+    return respond(RunDetail.of(await api_of(request).client.store.run(run_id)))
+
+
+@router.get("/v1/runs/{run_id}/nodes", response_model=Page[NodeShape], dependencies=[READER])
+async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
+    """Read a run's context tree: what the model was told, what it said, what tools answered."""
+    store = api_of(request).client.store
+    await store.run(run_id)
+    found = await store.node_page(run_id, after=after, limit=limit)
+    return respond(page_of([NodeShape.of(one) for one in found], limit, str(found[-1].number) if found else ""))
+
+
+@router.get("/v1/runs/{run_id}/events", response_model=Page[EventShape], dependencies=[READER])
+async def list_events(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
+    """Read a run's log as CloudEvents; `id` is the event's number, without gaps from 1 on."""
+    store = api_of(request).client.store
+    await store.run(run_id)
+    found = await store.events(run_id, after_seq=after, limit=limit)
+    events = [EventShape.model_validate(event.envelope()) for event in found]
+    return respond(page_of(events, limit, str(found[-1].seq) if found else ""))
+
+
+@router.get(
+    "/v1/runs/{run_id}/stream",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "CloudEvents, then an event `end`."},
+        204: {"description": "The run has ended and the reader has seen all of its log: do not connect again."},
+    },
+)
+async def stream_events(
+    request: Request,
+    run_id: RunId,
+    after: After = 0,
+    last_event_id: LastEventId = "",
+    caller: Caller = READER,
+) -> Response:
+    """Follow a run's log: what stands in it from a number on, then live, without a gap and without doubles.
+
+    Each event has its number as `id`; a reader that connects again sends the last one it saw as `Last-Event-ID` (or
+    `after`). A comment every 15 seconds keeps the connection. The end of the run is an event `end`.
+    """
+    api = api_of(request)
+    run = await api.client.store.run(run_id)
+    seen = int(last_event_id) if last_event_id else after
+    if seen > run.last_seq:
+        detail = f"the run's log has {run.last_seq} events; there is nothing after number {seen} to go on from"
+        raise ProblemError(Problem.INVALID_INPUT, detail)
+    if run.status.is_terminal and seen == run.last_seq:
+        return Response(status_code=204)
+    tail = RunTail(api.client.store, api.ears.run_ear)
+    return EventStream(run_frames(tail.follow(run_id, from_seq=seen + 1)), api, caller)

@@ -1,0 +1,27 @@
+"""One server from its settings to its end: what it opens, it closes."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orchestrator.client_bootstrap import open_client, open_figures
+from orchestrator.http.context import Api
+from orchestrator.http.server import serve
+from shared.settings import Settings
+
+
+async def run(
+    settings: Settings, listener: socket.socket, stop: Awaitable[Any], ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve the deployment that the settings name until ``stop`` is done.
+
+    Raises:
+        InvalidConfigError: no Redis is named, or a host or origin is none.
+        UnavailableError, SchemaVersionError: the database cannot be used.
+    """
+    api = Api(await open_client(settings), open_figures(settings))
+    try:
+        await serve(api, settings, listener, stop, ready)
+    finally:
+        await asyncio.shield(api.close())

@@ -1,0 +1,112 @@
+"""Serving: a socket that is bound before anything else begins, connections within bounds, and an end in order.
+
+Loopback unless told otherwise; TLS and names are the business of what stands in front (docs/api.md).
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.http.app import make_app
+from orchestrator.http.borders import Borders
+from orchestrator.http.context import Api
+from shared.log import get_logger
+from shared.settings import Settings
+
+log = get_logger(__name__)
+
+MOST_CONNECTIONS: Final = 512
+HEADERS_LIMIT_S: Final = 15.0
+"""From the first byte of a request, or the connection, to the end of its headers."""
+KEEP_ALIVE_S: Final = 30
+MAX_HEADER_BYTES: Final = 16 * 1024
+STOP_LIMIT_S: Final = 10
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is closed when too many are open, or when its request's headers do not come to an end."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the class above
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            log.warning("http_connection_refused", open=len(self.connections))
+            transport.abort()
+            return
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_between = self.conn.their_state is h11.IDLE
+        if is_between and self.conn.trailing_data[0] and self._deadline is None:
+            self._arm()  # a further request has begun
+        elif not is_between:
+            self._disarm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(HEADERS_LIMIT_S, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        log.warning("http_headers_too_slow", client=self.client[0] if self.client else "")
+        self.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    """A server whose process listens to signals by itself."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    api: Api, settings: Settings, listener: socket.socket, stop: Awaitable[Any], ready: Callable[[], None]
+) -> None:
+    """Serve on a bound socket until ``stop`` is done; then end streams and long polls, and finish what is being read.
+
+    Raises: UsageError when a host or an origin of the settings is none.
+    """
+    app = make_app(api, Borders.of(settings.http_allow_hosts, settings.http_origins))
+    config = uvicorn.Config(
+        cast(Any, app),
+        http=BoundedConnection,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        log_level="critical",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_LIMIT_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    server = _Server(config)
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.ensure_future(stop)
+    try:
+        ready()
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        api.stopping.set()
+        server.should_exit = True
+        stopping.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)
+        listener.close()

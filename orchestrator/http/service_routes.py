@@ -1,0 +1,74 @@
+"""The service itself: is it there, what does it hold, who am I."""
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.http.authentication import Caller
+from orchestrator.http.context import Needs, api_of
+from orchestrator.http.shapes import AnyObject, CallerShape, HealthShape, Shape, respond
+from orchestrator.http.strict import StrictRoute
+from orchestrator.workers import list_workers
+from shared.access.token import Right
+from shared.clock import rfc3339
+
+router = APIRouter(route_class=StrictRoute)
+
+READER = Depends(Needs(Right.READ))
+
+
+class WorkersShape(Shape):
+    """Who works, on what, and what waits, as `soong workers list --json` says it."""
+
+    workers: list[AnyObject]
+    pools: list[AnyObject]
+
+
+@router.get("/v1/health", response_model=HealthShape, tags=["service"])
+async def health() -> Response:
+    """Say that this process answers; nothing is asked of anybody. Needs no token."""
+    return respond(HealthShape(status="ok"))
+
+
+@router.get("/v1/ready", response_model=HealthShape, tags=["service"])
+async def ready(request: Request) -> Response:
+    """Say whether the database answers: 200 or 503. Needs no token."""
+    await api_of(request).look_at_rows()
+    return respond(HealthShape(status="ok"))
+
+
+@router.get("/v1/me", response_model=CallerShape, tags=["service"])
+async def me(caller: Caller = READER) -> Response:
+    """Say who the token speaks for, and what it may do."""
+    expires_us = caller.token.expires_us
+    return respond(
+        CallerShape(
+            principal=caller.principal,
+            token=caller.token.id,
+            rights=[str(right) for right in Right if caller.may(right)],
+            expires=None if expires_us is None else rfc3339(expires_us),
+        )
+    )
+
+
+@router.get("/v1/workers", response_model=WorkersShape, tags=["service"], dependencies=[READER])
+async def workers(request: Request) -> Response:
+    """List the workers that are not gone, with what each holds, and the queues."""
+    api = api_of(request)
+    view = await list_workers(api.client.store, api.client.store, api.figures)
+    return respond(view.as_json())
+
+
+@router.get(
+    "/v1/metrics",
+    tags=["service"],
+    dependencies=[READER],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text form."}},
+)
+async def metrics(request: Request) -> Response:
+    """Say what to watch, in Prometheus' text form; no names of sessions, tasks or people."""
+    from orchestrator.metrics import CONTENT_TYPE, look, text
+
+    api = api_of(request)
+    return Response(text(await look(api.client.store, api.figures, api.client.clock)), media_type=CONTENT_TYPE)

@@ -96,7 +96,7 @@ class TerminalPrompt:
                     self.console.print(Text(f"  answered: {decision.choice.value.replace('_', ' ')}\n", style="dim"))
                     return decision
         except asyncio.CancelledError:
-            self.console.print(Text("\n  no answer was given here\n", style="dim"))
+            self.console.print(Text("\n  no answer was given here", style="dim"))
             raise
         finally:
             self.hold(False)

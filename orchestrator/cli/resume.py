@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import typer
 
-from orchestrator.cli.console import is_terminal, say
+from orchestrator.cli.console import is_terminal, say, visible
 from orchestrator.cli.run import attached
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from orchestrator.client import Client
@@ -75,7 +75,7 @@ async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool
         say(f"task {task.id} goes on")
         return 0
     session = await client.store.session(task.session_id)
-    say(f"task {task.id}: {task.title}")
+    say(f"task {task.id}: {visible(task.title)}")
     if session.answer_mode is AnswerMode.ATTACHED and not is_terminal():
         say("  its session asks at a terminal and this is none: what no rule covers is denied after a while")
     return await watch.follow(_answered_here(session), task.id)

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from orchestrator.catalogue import Catalogue
-from orchestrator.cli.console import emit, is_terminal, say
+from orchestrator.cli.console import emit, is_terminal, say, visible
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
 from orchestrator.embedded.starter import Attachment, attach
 from orchestrator.outcome import ExitCode
@@ -137,7 +137,7 @@ async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, i
         if is_detached:
             _tell_detached(prepared.task.id, is_json=is_json)
             return 0
-        say(f"task {prepared.task.id}: {prepared.task.title}")
+        say(f"task {prepared.task.id}: {visible(prepared.task.title)}")
         if prepared.session.answer_mode is AnswerMode.NONE:
             say("  nobody is asked: what no --allow rule covers is denied")
         return await watch.follow(prepared.session, prepared.task.id)

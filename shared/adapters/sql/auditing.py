@@ -47,7 +47,9 @@ INSERT_ENTRIES: Final = Insert(
     },
 )
 INSERT_REPORTS: Final = Insert("reports", {"run_id": "text", "type": "text", "data": "text", "time_us": "bigint"})
-TAKE_REPORTS: Final = Statement("take reports", "UPDATE reports SET is_taken = 1 WHERE ordinal IN @ordinals")
+TAKE_REPORTS: Final = Statement(
+    "take reports", "UPDATE reports SET is_taken = 1 FROM @taken t(place bigint) WHERE reports.ordinal = t.place"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class SqlAudit:
         def write(tx: Transaction) -> int:
             rows = tx.execute(wanted.with_for_update(of=reports) if tx.is_postgres else wanted).all()
             self._trail.note(tx, [of_report(identity_of(row), row.type, unpack(row.data)) for row in rows], now_us)
-            return tx.count(TAKE_REPORTS, ordinals=[row[0] for row in rows]) if rows else 0
+            return tx.count(TAKE_REPORTS, taken=[[row[0]] for row in rows]) if rows else 0
 
         # Looked for at every sweep and seldom there: the look takes no lock.
         if await self._database.read(lambda tx: tx.execute(wanted.limit(1)).first()) is None:

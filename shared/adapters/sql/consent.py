@@ -26,8 +26,8 @@ from shared.adapters.sql.runs import append_held
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
 from shared.adapters.sql.transaction import Transaction
-from shared.audit.notes import of_answer, of_decision, of_late_answer, of_withdrawn
-from shared.errors import AlreadyDecidedError, NotFoundError
+from shared.audit.notes import of_answer, of_decision, of_late_answer, of_stale_owner, of_withdrawn
+from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
@@ -164,9 +164,15 @@ class SqlConsent:
         events: Sequence[NewEvent],
         now_us: int,
     ) -> bool:
-        return await self._database.write(
-            lambda tx: _decide(tx, self._trail, ownership, decision, state, events, now_us)
-        )
+        def write(tx: Transaction) -> bool:
+            return _decide(tx, self._trail, ownership, decision, state, events, now_us)
+
+        try:
+            return await self._database.write(write)
+        except NotOwnerError:
+            note = of_stale_owner(decision, ownership.owner_id, ownership.epoch)
+            await self._database.write(lambda tx: self._trail.note(tx, [note], now_us))
+            raise
 
     async def decision_of(self, request_id: str) -> Decision | None:
         wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)

@@ -294,7 +294,8 @@ class SqlSessions:
 def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
     """Insert a row; one that stands already stays as it is, so that saying it twice does no harm (False then)."""
     insert: Any = postgres_insert if tx.is_postgres else sqlite_insert
-    return tx.execute(insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"])).rowcount > 0
+    added = insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+    return tx.execute(added).first() is not None
 
 
 def _check_session(tx: Transaction, session_id: str) -> None:

@@ -79,10 +79,11 @@ class MemoryConsent:
     @transaction
     def _answer(self, answer: Answer) -> None:
         request = self._check_pending(answer.request_id)
-        if self.rows.answers.setdefault(answer.request_id, answer) == answer:
+        standing = self.rows.answers.setdefault(answer.request_id, answer)
+        if standing is answer:
             note = of_answer(answer, request.identity.session_id, request.identity.run_id)
             add_notes(self.rows, [note], answer.answered_us)
-        else:
+        elif standing != answer:
             raise AlreadyDecidedError(answer.request_id, "answered")
 
     @transaction

@@ -59,6 +59,8 @@ class MemorySessions:
     # -- sessions
     @transaction
     def open_session(self, session: Session) -> None:
+        if session.id in self.rows.sessions:
+            return
         self.rows.sessions[session.id] = session
         add_notes(self.rows, [of_session(session)], session.created_us)
 

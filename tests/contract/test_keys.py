@@ -1,0 +1,144 @@
+"""Public keys as rows, and how they end."""
+
+from dataclasses import replace
+
+import pytest
+
+from shared.audit.entry import AuditKind
+from shared.errors import ConflictError, NotFoundError
+from shared.permissions.keys import Lapsed
+from shared.permissions.request import Decision, PermissionRequest, RequestState
+from shared.runs.events import EventType
+from shared.runs.store import CallRow
+from shared.store import Store
+from shared.tasks.step import Claim
+from shared.testing.builders import make_decision, make_request
+from tests.contract.scene import Scene
+
+
+async def publish(store: Store, *key_ids: str) -> None:
+    for number, key_id in enumerate(key_ids):
+        await store.publish_key(key_id, bytes([number]) * 32, now_us=number)
+
+
+async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: int = 5) -> list[Lapsed]:
+    ended = await store.retire_key(
+        key_id, is_revoked=is_revoked, at_us=at_us, principal="ada", reason="it was time", now_us=6
+    )
+    return list(ended)
+
+
+async def decided(scene: Scene, claim: Claim, call: str, key_id: str) -> tuple[PermissionRequest, Decision]:
+    request = await scene.store.raise_request(make_request(claim, call), events=(), now_us=scene.now_us)
+    decision = replace(make_decision(request), key_id=key_id)
+    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
+    return request, decision
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_key_is_listed_with_how_it_ended(scene: Scene) -> None:
+    await publish(scene.store, "key_a", "key_b", "key_c")
+    await retire(scene.store, "key_a")
+    await retire(scene.store, "key_b")
+    await retire(scene.store, "key_b", is_revoked=True, at_us=7)
+
+    keys = await scene.store.signing_keys()
+
+    assert [(key.id, key.retired_us, key.revoked_us) for key in keys] == [
+        ("key_a", 5, None),
+        ("key_b", 5, 7),
+        ("key_c", None, None),
+    ]
+    assert await scene.store.signing_key("key_b") == keys[1]
+    assert [key.state(6) for key in keys] == ["retired", "revoked", "active"]
+    assert keys[0].state(4) == "retiring"
+
+
+async def test_a_key_ends_once(scene: Scene) -> None:
+    await publish(scene.store, "key_a")
+    await retire(scene.store, "key_a", at_us=5)
+
+    assert await retire(scene.store, "key_a", at_us=9) == []
+
+    key = await scene.store.signing_key("key_a")
+    assert key is not None
+    assert key.retired_us == 5
+    assert [entry.data["at_us"] for entry in await scene.store.audit(kinds=[AuditKind.KEY_RETIRED])] == [5]
+
+
+async def test_a_key_that_is_not_there_cannot_end(scene: Scene) -> None:
+    with pytest.raises(NotFoundError, match="key_none"):
+        await retire(scene.store, "key_none")
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_key_that_has_ended_signs_nothing(scene: Scene) -> None:
+    await publish(scene.store, "key_a")
+    claim = await scene.start("a")
+    await retire(scene.store, "key_a", at_us=make_decision(make_request(claim)).decided_us - 1)
+
+    with pytest.raises(ConflictError, match="soong keys rotate"):
+        await decided(scene, claim, "call_1", "key_a")
+
+    assert len(await scene.store.pending(scene.own.session_id)) == 1
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_key_that_ends_later_still_signs(scene: Scene) -> None:
+    await publish(scene.store, "key_a")
+    claim = await scene.start("a")
+    await retire(scene.store, "key_a", at_us=make_decision(make_request(claim)).decided_us + 1)
+
+    _, decision = await decided(scene, claim, "call_1", "key_a")
+
+    assert await scene.store.decision_of(decision.request_id) == decision
+
+
+@pytest.mark.spec("PER-12", "PER-14")
+async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(scene: Scene) -> None:
+    await publish(scene.store, "key_a", "key_b")
+    claim = await scene.start("a")
+    run_id = claim.identity.run_id
+    (unused, _), (_, used), (others, _) = [
+        await decided(scene, claim, call, key) for call, key in (("c1", "key_a"), ("c2", "key_a"), ("c3", "key_b"))
+    ]
+    call = CallRow(run_id, "c2", "t", "e", True, "0" * 64, {}, {}, decision_id=used.id)
+    await scene.store.start_call(call, claim.fence, events=(), now_us=scene.now_us)
+
+    lapsed = await retire(scene.store, "key_a", is_revoked=True)
+
+    assert lapsed == [Lapsed(scene.own.session_id, run_id, unused.id)]
+    states = [(await scene.store.request(key))[1] for key in (unused.id, used.request_id, others.id)]
+    assert states == [RequestState.EXPIRED, RequestState.DECIDED, RequestState.DECIDED]
+    events = [event for event in await scene.store.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]
+    assert [event.data["request"] for event in events] == [unused.id]
+    (entry,) = await scene.store.audit(kinds=[AuditKind.EXPIRED])
+    assert (entry.data["request"], entry.data["key"]) == (unused.id, "key_a")
+
+
+@pytest.mark.spec("PER-12", "PER-14")
+async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: Scene) -> None:
+    await publish(scene.store, "key_a")
+    claim = await scene.start("a")
+    first, _ = await decided(scene, claim, "call_1", "key_a")
+    await retire(scene.store, "key_a", is_revoked=True)
+
+    again = await scene.store.raise_request(make_request(claim, "call_1"), events=(), now_us=scene.now_us)
+
+    assert again.id != first.id
+    assert await scene.store.decision_of(again.id) is None
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: Scene) -> None:
+    await publish(scene.store, "key_a")
+    await publish(scene.store, "key_a")
+    await retire(scene.store, "key_a", is_revoked=True)
+
+    kinds = [AuditKind.KEY_PUBLISHED, AuditKind.KEY_RETIRED]
+    published, ended = await scene.store.audit(kinds=kinds)
+
+    assert published.data == {"key": "key_a", "public_key": "00" * 32}
+    assert ended.data["principal"] == "ada"
+    assert ended.data["reason"] == "it was time"
+    assert ended.data["is_revoked"] is True

@@ -33,6 +33,8 @@ from worker.interruption import Interruption
 log = get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
+KEY_ENDED = frozenset({"revoked_key", "retired_key"})
+"""What is wrong with a decision whose call may be asked about anew at once: nobody but its key is at fault."""
 
 Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
@@ -173,10 +175,11 @@ class WorkerGate:
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
         """Ask and return what that says of the call; None when it said so too long ago and is to be asked anew."""
         request = await self._raise(call, verdict)
-        decision = await self._await_decision(request)
-        if decision is None:
-            return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
+        decision = None
         try:
+            decision = await self._await_decision(request)
+            if decision is None:
+                return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
             await self._check_signature(decision)
             # The input is digested again: what runs is what was decided, not what was asked a while ago.
             as_it_runs = replace(request, input_digest=digest(call.permission_input))
@@ -184,10 +187,16 @@ class WorkerGate:
             answered = check_binding(decision, as_it_runs, now_us=now_us)
         except ForgedError as error:
             await self._report(request, decision, error)
+            if error.what in KEY_ENDED:
+                await self._lapse(request)
+                return None
             return stale(f"{error}; it was not used")
-        is_old = decision.decided_us <= request.created_us
-        if is_old and has_expired(decision, now_us=now_us) and await self._lapse(request):
-            return None
+        if has_expired(decision, now_us=now_us):
+            late = ForgedError(f"decision {decision.id!r} expired before it was used", what="expired_decision")
+            await self._report(request, decision, late)
+            is_old = decision.decided_us <= request.created_us
+            if is_old and await self._lapse(request):
+                return None
         return answered
 
     async def _lapse(self, request: PermissionRequest) -> bool:
@@ -256,9 +265,11 @@ class WorkerGate:
         verify(decision, key.public_key)
         key.check(decision)
 
-    async def _report(self, request: PermissionRequest, decision: Decision, error: ForgedError) -> None:
-        log.error(error.what, request=request.id, decision=decision.id, error=str(error))
+    async def _report(self, request: PermissionRequest, decision: Decision | None, error: ForgedError) -> None:
+        """Write down what was refused; nothing of it has been used."""
+        decision_id = "" if decision is None else decision.id
+        log.error(error.what, request=request.id, decision=decision_id, error=str(error))
         now_us = self.clock.now_us()
-        data = {"what": error.what, "request_id": request.id, "decision_id": decision.id, "problem": str(error)}
+        data = {"what": error.what, "request_id": request.id, "decision_id": decision_id, "problem": str(error)}
         event = NewEvent(EventType.SECURITY, data, now_us)
         await self.store.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)

@@ -52,7 +52,7 @@ async def build(settings: Settings) -> Orchestrator:
     # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
-    planner = Catalogue.of(settings).planner(settings.model)
+    planner = Catalogue.of(settings).planner(settings.model, settings.max_children_per_run)
     store = await open_store(settings.effective_database_url, migrate=True, redactor=redactor(secret_values(settings)))
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     ring = RedisRing(clients.commands)
@@ -67,7 +67,7 @@ async def build(settings: Settings) -> Orchestrator:
         ring=ring,
         switchboard=switchboard,
         clock=clock,
-        scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
+        scheduler=Scheduler(store, store, Expander(store, store, clock, settings.max_children_per_run), clock),
         commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
         desk=Desk(store, ring, keys, clock, settings, owner_id=owner_id),

@@ -65,9 +65,9 @@ class Catalogue:
             check_script=check_script,
         )
 
-    def planner(self, default_model: str) -> Planner:
+    def planner(self, default_model: str, max_children: int = 0) -> Planner:
         """Return what makes rows of plans in this process."""
-        return Planner(self.known(), self.surface_of, default_model)
+        return Planner(self.known(), self.surface_of, default_model, max_children)
 
     def surface_of(self, step: PlanStep) -> JsonObject:
         """Return the stored surface of a step's run; a step that runs no agent has no tools."""

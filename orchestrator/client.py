@@ -20,7 +20,8 @@ from shared.store import Store
 from shared.tasks.planner import Planner
 from shared.tasks.service import COMMAND_LIMIT_S, TaskService
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import NewTask, Step, Task
+from shared.tasks.step import NewTask, Step, Task, session_cap
+from shared.tasks.totals import check_total
 from shared.wire.ring import Ring, Switchboard
 
 LOOK_EVERY_S: Final = 1.0
@@ -74,9 +75,18 @@ class Client:
         for close in closers:
             await close()
 
-    async def submit(self, session: Session, task: NewTask) -> None:
-        """Write a session without an owner and its task, and ask owners to adopt it."""
+    async def submit(self, session: Session, task: NewTask, *, max_concurrent: int = 0) -> None:
+        """Write a session without an owner and its task, and ask owners to adopt it.
+
+        At most ``max_concurrent`` of the session's steps run at once; 0 takes the settings' limit, if there is one.
+
+        Raises: LimitExceededError when the task has more steps than a run may have children.
+        """
+        check_total(0, len(task.steps), self.settings.max_children_per_run)
         await self.store.open_session(session)
+        limit = max_concurrent or self.settings.max_concurrent_children_per_session
+        if limit:
+            await self.store.set_caps([session_cap(session.id, limit)])
         await self.store.create_task(task)
         await self.ring.wake_owners([session.id])
 

@@ -14,7 +14,7 @@ from orchestrator.workers import free_slots
 from shared.clock import Clock
 from shared.sessions.session import ProcessState, Worker
 from shared.store import Store
-from shared.tasks.figures import Figures, FigureSource, PoolFigures
+from shared.tasks.figures import CapFigures, Figures, FigureSource, PoolFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -28,6 +28,7 @@ class Snapshot:
     claimable: Mapping[str, int]
     owners: int
     now_us: int
+    caps: Sequence[CapFigures] = ()
 
     @property
     def pools(self) -> Sequence[str]:
@@ -45,7 +46,9 @@ async def look(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
     figures = await source.figures()
     workers = await store.workers()
     claimable = (await store.backlog()).ready
-    return Snapshot(figures, workers, claimable, len(await store.owners()), clock.now_us())
+    # Those of sessions come and go; a time series of each would outlive them all.
+    caps = [cap for cap in await source.caps() if not cap.scope.startswith("session:")]
+    return Snapshot(figures, workers, claimable, len(await store.owners()), clock.now_us(), caps)
 
 
 def text(snapshot: Snapshot) -> bytes:
@@ -61,6 +64,7 @@ class _Collected(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from _pools(self.snapshot)
+        yield from _caps(self.snapshot)
         yield from _processes(self.snapshot)
         yield from _rows(self.snapshot)
 
@@ -87,6 +91,15 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
         running.add_metric([pool], of_pool.running)
         slots.add_metric([pool], free_slots(snapshot.workers, pool))
     yield from (ready, claimable, oldest, pulled, running, slots)
+
+
+def _caps(snapshot: Snapshot) -> Iterator[Metric]:
+    limit = GaugeMetricFamily("soong_cap_limit", "Most steps of a scope that may be held at once.", labels=["scope"])
+    used = GaugeMetricFamily("soong_cap_used", "Steps of a capped scope that workers hold.", labels=["scope"])
+    for cap in snapshot.caps:
+        limit.add_metric([cap.scope], cap.limit)
+        used.add_metric([cap.scope], cap.used)
+    yield from (limit, used)
 
 
 def _processes(snapshot: Snapshot) -> Iterator[Metric]:

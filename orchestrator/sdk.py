@@ -104,12 +104,14 @@ class Soong:
         step_grants: Sequence[StepGrant | str] = (),
         project: str | Path = ".",
         model: str = "",
+        max_concurrent: int = 0,
     ) -> TaskOutcome:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
         (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose own ``asks`` are consented
-        to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they stand now.
+        to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they stand now. At most
+        ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one.
 
         Cancelling it leaves the task to the service; :meth:`outcome` says later how it stands.
 
@@ -118,7 +120,7 @@ class Soong:
         """
         prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
         session, task = prepared.session, prepared.task
-        await self._client.submit(session, task)
+        await self._client.submit(session, task, max_concurrent=max_concurrent)
         responder = self._client.attach(session, permission_callback, channel="sdk") if permission_callback else None
         try:
             view = await self._last_view(task.id)
@@ -139,6 +141,7 @@ class Soong:
         step_grants: Sequence[StepGrant | str] = (),
         project: str | Path = ".",
         model: str = "",
+        max_concurrent: int = 0,
     ) -> str:
         """Start a plan and return its task's id at once; nobody is asked, what no ``allow`` rule covers is denied.
 
@@ -146,7 +149,7 @@ class Soong:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
         """
         prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model)
-        await self._client.submit(prepared.session, prepared.task)
+        await self._client.submit(prepared.session, prepared.task, max_concurrent=max_concurrent)
         return prepared.task.id
 
     async def wait(self, task_id: str) -> TaskOutcome:

@@ -11,7 +11,7 @@ from shared.clock import rfc3339
 from shared.jsontext import JsonObject
 from shared.sessions.session import ProcessState, Worker
 from shared.sessions.store import SessionStore
-from shared.tasks.figures import FigureSource, Holding
+from shared.tasks.figures import CapFigures, FigureSource, Holding
 from shared.tasks.store import TaskStore
 from shared.wire.jobs import queue_of
 
@@ -82,12 +82,18 @@ class PoolView:
 class WorkersView:
     workers: tuple[WorkerView, ...]
     pools: tuple[PoolView, ...]
+    caps: tuple[CapFigures, ...] = ()
 
     def as_json(self) -> JsonObject:
         return {
             "workers": [worker.as_json() for worker in self.workers],
             "pools": [pool.as_json() for pool in self.pools],
+            "caps": [cap_as_json(cap) for cap in self.caps],
         }
+
+
+def cap_as_json(cap: CapFigures) -> JsonObject:
+    return {"scope": cap.scope, "limit": cap.limit, "used": cap.used}
 
 
 async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: FigureSource) -> WorkersView:
@@ -104,6 +110,7 @@ async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: Figure
     return WorkersView(
         tuple(WorkerView(worker, tuple(held.get(worker.id, ()))) for worker in workers),
         tuple(PoolView(pool, waiting.get(pool, 0), free_slots(workers, pool)) for pool in pools),
+        tuple(await figures.caps()),
     )
 
 

@@ -9,6 +9,7 @@
     │   ├── InvalidToolError        a tool definition at registration
     │   ├── InvalidConfigError      a setting or a configuration file
     │   ├── TemplateError           a reference in a plan that names nothing
+    │   ├── LimitExceededError      a total that the deployment sets
     │   └── NotFoundError           a session, task, step, run … of that id
     ├── ConflictError               the rows say otherwise
     │   ├── LeaseLostError          a stale fence or a worker incarnation declared dead
@@ -80,6 +81,15 @@ class TemplateError(UsageError):
         self.reference = reference
         self.problem = problem
         super().__init__(f"the reference {'${' + reference + '}'!r}: {problem}")
+
+
+class LimitExceededError(UsageError):
+    """More of something than the deployment allows; the message names the setting.
+
+    It begins with ``MARK``, so that it is known again where it comes back as the words of a session's owner.
+    """
+
+    MARK = "limit_exceeded: "
 
 
 class NotFoundError(UsageError):

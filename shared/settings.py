@@ -85,6 +85,13 @@ class Settings(BaseSettings):
     )
     flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
 
+    max_concurrent_children_per_session: int = Field(
+        default=0, ge=0, description="Steps of one session that run at once; 0: as many as there are slots."
+    )
+    max_children_per_run: int = Field(
+        default=100_000, ge=0, description="Steps that a task may ever have, items of maps among them; 0: any number."
+    )
+
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="Port of an orchestrator's /metrics and /healthz; 0: none."
     )

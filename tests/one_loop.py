@@ -24,6 +24,7 @@ from shared.tasks.expansion import new_task
 from shared.tasks.functions import known_functions
 from shared.tasks.inputs import BoundStep
 from shared.tasks.plan import Known
+from shared.tasks.planner import Planner
 from shared.tasks.reading import plan_from_json
 from shared.tasks.step import Claim, StepEnd, Task
 from shared.testing.builders import make_session
@@ -145,7 +146,7 @@ class OneLoop:
         self.folders = NoFolders()
 
     async def __aenter__(self) -> Self:
-        clock = SystemClock()
+        clock, most = SystemClock(), self.settings.max_children_per_run
         self.broker = CallBroker(asyncio.get_running_loop(), self.workers)
         for worker in self.workers:
             await worker.start()
@@ -154,8 +155,8 @@ class OneLoop:
             ring=self.board,
             switchboard=self.board,
             clock=clock,
-            scheduler=Scheduler(self.store, self.store, Expander(self.store, self.store, clock), clock),
-            commands=Commands(self.store, self.store, self.store, self.board, clock),
+            scheduler=Scheduler(self.store, self.store, Expander(self.store, self.store, clock, most), clock),
+            commands=Commands(self.store, self.store, self.store, self.board, clock, Planner(max_children=most)),
             dispatcher=Dispatcher(self.store, self.store, self.broker),
             desk=NoQuestions(),
             recorder=self.folders,

@@ -49,6 +49,7 @@ COMMANDS = {
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),
     "workers": Entry("workers", "List the workers and what each holds."),
+    "caps": Entry("caps", "Limit how much runs at once: by pool, model, agent definition or session."),
     "metrics": Entry("metrics", "Print what to watch, in Prometheus' text form."),
     "doctor": Entry("doctor", "Say what is wrong here and how to mend it."),
     "flower": Entry("flower", "Open Flower on the running service."),

@@ -53,9 +53,17 @@ def command(
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
+    max_concurrent: int | None = typer.Option(
+        None,
+        "--max-concurrent",
+        min=1,
+        help="Most steps of it that run at once [SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION].",
+    ),
 ) -> None:
     """Run a plan and follow it to its end."""
-    settings = load_settings(model=model, workers=workers, slots=slots)
+    settings = load_settings(
+        model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_concurrent
+    )
     catalogue = Catalogue.of(settings)
     read, inputs = load_plan(plan, catalogue.known()), read_inputs(given)
     mode = answer_mode(answer, is_detached=detach)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 import typer
 
@@ -11,6 +12,7 @@ from orchestrator.workers import WorkersView, WorkerView, list_workers
 from shared.errors import UnavailableError
 from shared.sessions.session import ProcessState
 from shared.settings import Settings, load_settings
+from shared.tasks.figures import CapFigures
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -60,7 +62,13 @@ def text_of(view: WorkersView) -> str:
         for held in one.holds
     ]
     runs = [table(("run", "step", "title", "worker"), held)] if held else []
-    return "\n\n".join([workers, *([pools] if view.pools else []), *runs])
+    caps = [caps_text(view.caps)] if view.caps else []
+    return "\n\n".join([workers, *([pools] if view.pools else []), *caps, *runs])
+
+
+def caps_text(caps: Sequence[CapFigures]) -> str:
+    """Return the limits and how far each is used."""
+    return table(("cap", "used"), [(cap.scope, f"{cap.used}/{cap.limit}") for cap in caps])
 
 
 def _row(one: WorkerView) -> tuple[str, ...]:

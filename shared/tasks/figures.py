@@ -45,6 +45,15 @@ class Figures:
     open_tasks: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CapFigures:
+    """A limit on live leases, and how many there are of its scope."""
+
+    scope: str
+    limit: int
+    used: int
+
+
 class FigureSource(Protocol):
     """Reads figures; its cost grows with what is open now, not with what has ended."""
 
@@ -54,6 +63,10 @@ class FigureSource(Protocol):
 
     async def holdings(self) -> Sequence[Holding]:
         """Return what is held, by worker, oldest first. Raises: UnavailableError."""
+        ...
+
+    async def caps(self) -> Sequence[CapFigures]:
+        """Return the limits as they stand; of sessions, those of sessions with open tasks. Raises: UnavailableError."""
         ...
 
     async def close(self) -> None: ...

@@ -12,6 +12,7 @@ from shared.tasks.expansion import SurfaceOf, further_attempt, grown
 from shared.tasks.growth import Update, planned
 from shared.tasks.plan import Known, PlanStep
 from shared.tasks.step import Step, Task
+from shared.tasks.totals import check_total
 
 
 def no_tools(_step: PlanStep) -> JsonObject:
@@ -26,6 +27,8 @@ class Planner:
     known: Known = field(default_factory=Known)
     surface_of: SurfaceOf = no_tools
     default_model: str = ""
+    max_children: int = 0
+    """Most children of one run, 0 for any number (:mod:`shared.tasks.totals`)."""
 
     def change(
         self, update: Update, task: Task, steps: Sequence[Step], root: RunIdentity, last: Mapping[str, Run]
@@ -34,7 +37,9 @@ class Planner:
 
         Raises:
             InvalidPlanError: an added step has neither a model nor a script.
+            LimitExceededError: with the added steps the task would have too many.
         """
+        check_total(len(steps), len(update.steps), self.max_children)
         by_id = {step.step_id: step for step in steps}
         attempts = []
         for attempt in update.attempts:

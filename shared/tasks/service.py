@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from shared.clock import Clock
-from shared.errors import ConflictError, NotFoundError, UnavailableError
+from shared.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError
 from shared.identity import RunIdentity
 from shared.ids import new_id
 from shared.jsontext import Json, JsonObject
@@ -24,6 +24,7 @@ from shared.tasks.planner import Planner
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 from shared.tasks.store import TaskStore
+from shared.tasks.totals import check_total
 from shared.wire.ring import Ring, Switchboard
 
 COMMAND_LIMIT_S: Final = 30.0
@@ -59,6 +60,7 @@ class TaskService:
 
         Raises:
             InvalidPlanError: an input is missing or wrong, or a step has neither model nor script.
+            LimitExceededError: it has more steps than a run may have children.
             NotFoundError: there is no such session.
         """
         new = new_task(
@@ -71,6 +73,7 @@ class TaskService:
             task_id=task_id,
             agent=agent,
         )
+        check_total(0, len(new.steps), self.planner.max_children)
         if not await self._stands(new.id):
             await self.store.create_task(replace(new, session_id=session_id))
         await self.ring.wake_owners([session_id])
@@ -176,5 +179,7 @@ class TaskService:
             ) from error
         finally:
             await ear.close()
+        if asked.refusal.startswith(LimitExceededError.MARK):
+            raise LimitExceededError(asked.refusal)
         if asked.refusal:
             raise ConflictError(asked.refusal)

@@ -6,7 +6,7 @@ Owns the shapes that cross the store port. The plan's own language is :mod:`shar
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
@@ -280,11 +280,21 @@ class Backlog:
 class Cap:
     """A limit on live leases (DIS-03).
 
-    ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``.
+    ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``; the definition of a
+    python step is ``python:<function>``.
     """
 
     scope: str
     limit: int
+
+
+CAP_KINDS: Final = ("session", "definition", "model", "pool")
+"""What a cap may be of, in the order in which caps are locked."""
+
+
+def session_cap(session_id: str, limit: int) -> Cap:
+    """Return the limit on what one session has running at once (max_concurrent_children_per_session)."""
+    return Cap(f"session:{session_id}", limit)
 
 
 @dataclass(frozen=True, slots=True)

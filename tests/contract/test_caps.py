@@ -8,7 +8,7 @@ import pytest
 
 from shared.store import Store
 from shared.tasks.step import Cap, NewStep
-from shared.testing.builders import make_step
+from shared.testing.builders import make_step, make_task, open_session
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, completed, held
 
@@ -63,6 +63,29 @@ async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: Scene) -> N
     claims = [await scene.claim(1) for _ in range(3)]
 
     assert [len(claim) for claim in claims] == [1, 1, 0]
+
+
+async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: Scene) -> None:
+    await scene.store.set_caps([Cap("pool:default", 3)])
+    await scene.task(*(f"s{number}" for number in range(6)))
+    first = await scene.claim()
+    await scene.store.set_caps([Cap("pool:default", 1)])
+
+    begun = [len((await scene.advance([completed(claim)], claim=5)).claims) for claim in first]
+
+    assert (len(first), begun) == (3, [0, 0, 1])
+
+
+async def test_caps_of_many_sessions_each_limit_their_own(scene: Scene) -> None:
+    others = [await open_session(scene.store) for _ in range(3)]
+    for number, own in enumerate(others):
+        await scene.store.set_caps([Cap(f"session:{own.session_id}", number + 1)])
+        await scene.store.create_task(make_task(own.session_id, *(make_step(f"s{step}") for step in range(5))))
+
+    claims = await scene.claim(50)
+
+    held_of = [sum(claim.identity.session_id == own.session_id for claim in claims) for own in others]
+    assert held_of == [1, 2, 3]
 
 
 async def test_limit_below_one_removes_the_cap(scene: Scene) -> None:

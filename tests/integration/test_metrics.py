@@ -41,7 +41,7 @@ from tests.integration.roles import plain
 from tests.integration.sql_stores import opened
 
 FIGURES = (LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES)
-WATCHED = (*FIGURES, sql_figures.HOLDINGS)
+WATCHED = (*FIGURES, sql_figures.HOLDINGS, sql_figures.SHOWN_CAPS)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -124,6 +124,29 @@ async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: Scene
     seen = await watched(scene, source)
 
     assert (seen["soong_steps_ready{default}"], seen["soong_steps_claimable{default}"]) == (5, 2)
+
+
+@pytest.mark.spec("DIS-03")
+async def test_a_cap_is_shown_with_how_far_it_is_used(scene: Scene, source: SqlFigures) -> None:
+    of_session = f"session:{scene.own.session_id}"
+    idle = await open_session(scene.store)
+    caps = [Cap("pool:default", 2), Cap("model:x", 5), Cap(of_session, 9), Cap(f"session:{idle.session_id}", 1)]
+    await scene.store.set_caps(caps)
+    await scene.task("a", make_step("b", model="x"), "c")
+    await scene.claim()
+
+    shown = await source.caps()
+    figures = await watched(scene, source)
+    listed = text_of(await list_workers(scene.store, scene.store, source))
+
+    assert [(cap.scope, cap.used, cap.limit) for cap in shown] == [
+        ("model:x", 1, 5),
+        ("pool:default", 2, 2),
+        (of_session, 2, 9),
+    ]
+    assert figures["soong_cap_limit{pool:default}"] == figures["soong_cap_used{pool:default}"] == 2
+    assert not any("session:" in name for name in figures)
+    assert "pool:default" in listed
 
 
 async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(scene: Scene, source: SqlFigures) -> None:

@@ -28,7 +28,7 @@ from shared.settings import Settings
 from shared.tasks.expansion import new_task
 from shared.tasks.inputs import bind_inputs
 from shared.tasks.reading import load_plan, plan_from_json
-from shared.tasks.step import Step, Task
+from shared.tasks.step import Step, Task, session_cap
 
 T = TypeVar("T")
 
@@ -204,6 +204,7 @@ class Deployment:
         callback: PermissionCallback | None = None,
         answer_mode: AnswerMode = AnswerMode.ATTACHED,
         allow: tuple[str, ...] = (),
+        max_concurrent: int = 0,
     ) -> Task:
         """Write a session and a task, as a client does, and ring."""
         catalogue = Catalogue.of(self.settings)
@@ -223,6 +224,8 @@ class Deployment:
         if callback is not None:
             self.orchestrator.attach_callback(session.id, callback)
         await self.store.open_session(session)
+        if max_concurrent:
+            await self.store.set_caps([session_cap(session.id, max_concurrent)])
         await self.store.create_task(task)
         await self._wake(session.id)
         return await self.store.task(task.id)

@@ -54,7 +54,13 @@ HEADS: Final = Statement(
     """,
 )
 
-CAPS: Final = Statement("caps: all limits, as they are now", "SELECT scope, cap FROM caps")
+CAPS: Final = Statement(
+    "caps: the limits that may concern lanes: the deployment's, and those of the lanes' own sessions alone",
+    """
+    SELECT scope, cap FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    UNION ALL SELECT scope, cap FROM caps WHERE scope IN @scopes
+    """,
+)
 
 LOCK_CAPS: Final = Statement(
     "lock caps: one claim at a time for each scope, locked in one order by all",
@@ -160,7 +166,13 @@ def look(tx: Transaction, wish: Wish) -> Look:
     """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
     lanes, last_turn = read_lanes(tx, most_ready(wish))
-    return Look(is_live, lanes, frozenset(scope for scope, _ in tx.rows(CAPS)) if lanes else frozenset(), last_turn)
+    return Look(is_live, lanes, frozenset(caps_of(tx, lanes)), last_turn)
+
+
+def caps_of(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
+    """Return the limits, by scope, that may concern these lanes."""
+    sessions = sorted({f"session:{lane.session_id}" for lane in lanes})
+    return dict(tx.rows(CAPS, scopes=sessions)) if lanes else {}
 
 
 def most_ready(wish: Wish) -> int:

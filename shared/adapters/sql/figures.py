@@ -7,12 +7,12 @@ from typing import Final, TypeVar
 
 from sqlalchemy import URL
 
-from shared.adapters.sql.claiming import LIVE_LEASES, read_lanes
+from shared.adapters.sql.claiming import LIVE_LEASES, read_lanes, room_left
 from shared.adapters.sql.engine import driver_error, make_engine, our_errors
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import InvalidConfigError
-from shared.tasks.figures import Figures, Holding, PoolFigures
+from shared.tasks.figures import CapFigures, Figures, Holding, PoolFigures
 from shared.tasks.step import ClaimMode
 
 T = TypeVar("T")
@@ -81,6 +81,16 @@ HOLDINGS: Final = Statement(
     """,
 )
 
+SHOWN_CAPS: Final = Statement(
+    "shown caps: those of a deployment, and those of sessions with open tasks",
+    """
+    SELECT scope, cap FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    UNION
+    SELECT caps.scope, caps.cap FROM tasks JOIN caps ON caps.scope = 'session:' || tasks.session_id
+    WHERE tasks.status IN ('running', 'paused')
+    """,
+)
+
 
 class SqlFigures:
     """Implements :class:`shared.tasks.figures.FigureSource`. Safe from any loop and thread; close it once."""
@@ -93,6 +103,9 @@ class SqlFigures:
 
     async def holdings(self) -> Sequence[Holding]:
         return await asyncio.to_thread(self._read, lambda tx: [Holding(*row) for row in tx.rows(HOLDINGS)])
+
+    async def caps(self) -> Sequence[CapFigures]:
+        return await asyncio.to_thread(self._read, _caps)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.dispose)
@@ -127,3 +140,9 @@ def _figures(tx: Transaction) -> Figures:
         for pool in sorted(ready.keys() | pulled.keys() | running.keys())
     }
     return Figures(pools, questions, oldest_question, int(lost), open_tasks)
+
+
+def _caps(tx: Transaction) -> list[CapFigures]:
+    caps: dict[str, int] = dict(tx.rows(SHOWN_CAPS))
+    room = room_left(caps, tx.rows(LIVE_LEASES))
+    return [CapFigures(scope, caps[scope], caps[scope] - room[scope]) for scope in sorted(caps)]

@@ -91,7 +91,7 @@ END_AND_UNLOCK: Final = Statement(
 )
 
 LOOK: Final = Statement(
-    "look: whether the worker lives (held), all caps, what the owners of the ended steps' tasks have to do, the lanes",
+    "look: whether the worker lives (held), caps, what the owners of the ended steps' tasks have to do, the lanes",
     """
     WITH RECURSIVE lane(lane) AS (
         SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
@@ -102,7 +102,11 @@ LOOK: Final = Statement(
     touched AS (SELECT DISTINCT task_id, session_id FROM steps WHERE key IN @keys)
     SELECT 'live', NULL::json FROM live
     UNION ALL
-    SELECT 'cap', to_json(scope) FROM caps
+    SELECT 'cap', to_json(scope) FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    UNION ALL
+    SELECT 'cap', to_json(caps.scope) FROM lane AS l CROSS JOIN LATERAL (
+        SELECT s.session_id FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT 1
+    ) AS head JOIN caps ON caps.scope = 'session:' || head.session_id
     UNION ALL
     SELECT 'task', json_build_array(t.task_id,
         (SELECT 1 FROM steps

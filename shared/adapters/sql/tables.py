@@ -276,6 +276,8 @@ caps = Table(
     Column("scope", Text, primary_key=True),
     Column("cap", _Big, nullable=False),
     CheckConstraint("cap >= 1", name="cap"),
+    # The caps of sessions stay with them: what has ended is not to be read by every claim.
+    Index("ix_caps_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
 )
 
 # -- runs

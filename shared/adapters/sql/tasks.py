@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from shared.adapters.sql.advancing import advance
-from shared.adapters.sql.claiming import CAPS, LIVE_LEASES, read_lanes, room_left, share_out
+from shared.adapters.sql.claiming import LIVE_LEASES, caps_of, read_lanes, room_left, share_out
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.journal import Journal
@@ -230,7 +230,7 @@ def _set_caps(tx: Transaction, caps: Sequence[Cap]) -> None:
 def _backlog(tx: Transaction, limit: int) -> Backlog:
     """Count what could be claimed now, lane by lane, within the caps as they are."""
     lanes, last_turn = read_lanes(tx, most=limit)
-    room = room_left(dict(tx.rows(CAPS)), tx.rows(LIVE_LEASES)) if lanes else {}
+    room = room_left(caps_of(tx, lanes), tx.rows(LIVE_LEASES)) if lanes else {}
     ready: dict[str, int] = {}
     if not any(scope in room for lane in lanes for scope in lane.scopes):
         for lane in lanes:

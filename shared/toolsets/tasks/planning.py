@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from shared.errors import ConflictError, UnavailableError, UsageError
+from shared.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from shared.jsontext import Json, JsonObject
 from shared.tasks.reading import plan_from_json
 from shared.tasks.schema import step_schema
@@ -27,7 +27,7 @@ MAX_LISTED: Final = 100
 _REASON: Final[JsonObject] = {"type": "string", "description": "Why, for people and for the log.", "maxLength": 2000}
 _STEPS: Final[JsonObject] = {"type": "array", "items": step_schema()}
 _IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
-_ENDS: Final = (ErrorType.EXECUTION_FAILED,)
+_ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
 
 _UPDATE: Final[JsonObject] = {
     "task_id": TASK_ID,
@@ -235,6 +235,9 @@ async def _told(asking: Awaitable[T]) -> T:
     """Wait for the service; what it refuses becomes the tool's error, in its words."""
     try:
         return await asking
+    except LimitExceededError as error:
+        words = str(error).removeprefix(LimitExceededError.MARK)
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, words, hint="go on with the steps that there are") from error
     except UsageError as error:
         hint = "agent.plan_template shows how it is written"
         raise ToolError(ErrorType.INVALID_INPUT, str(error), hint=hint) from error

@@ -51,7 +51,8 @@ class Planning:
     """Of the task that was made last."""
 
     def __post_init__(self) -> None:
-        planner = Planner(Known(functions=frozenset(known_functions())))
+        most = self.service.settings.max_children_per_run
+        planner = Planner(Known(functions=frozenset(known_functions())), max_children=most)
         tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
         registry = owner_registry(Surroundings(), tasks, SystemClock())
         self.tools = registry.select(compute_surface(registry.definitions(), SurfaceRequest(self.identity.role)).tools)

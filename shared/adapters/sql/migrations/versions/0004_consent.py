@@ -24,11 +24,13 @@ def upgrade() -> None:
     _make_audit()
     where = sa.text("state <> 'gone'")
     op.create_index("ix_owners_alive", "owners", ["ordinal"], sqlite_where=where, postgresql_where=where)
+    _index_caps()
     # Last: where SQLite writes the table anew, indexes come back without their order.
     _index_ready("is_unparked DESC", "priority DESC")
 
 
 def downgrade() -> None:
+    op.drop_index("ix_caps_standing", table_name="caps")
     op.drop_index("ix_owners_alive", table_name="owners")
     _drop_claim_modes()
     _drop_parking()
@@ -136,6 +138,12 @@ def _drop_claim_modes() -> None:
     op.drop_index("ix_steps_holder", table_name="steps")
     for column in ("holder_run_id", "is_puller", "claim_mode"):
         op.drop_column("steps", column)
+
+
+def _index_caps() -> None:
+    """The caps that are no session's: all that a claim has to read beside those of the sessions that wait."""
+    where = sa.text("substr(scope, 1, 8) <> 'session:'")
+    op.create_index("ix_caps_standing", "caps", ["scope"], sqlite_where=where, postgresql_where=where)
 
 
 def _index_ready(*order: str) -> None:

@@ -1,0 +1,71 @@
+"""A limit on what runs at once holds over worker processes, however many slots they have (DIS-03)."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.jsontext import Json, JsonObject
+from shared.tasks.step import Cap
+from tests.system.auditor import read_effects
+from tests.system.deployment import Deployment
+from tests.system.faults.scene import begun, effects_file, prove, start_workers
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("DIS-03", "CARD-2")]
+
+LIMIT = 3
+STEPS = 12
+EFFECT_S = 0.15
+TOOL = "tests.system.faults.effect_tool"
+
+
+@pytest.fixture
+async def service(postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Deployment]:
+    async with Deployment(postgres_url, redis_url, tmp_path, extra={"tools": (TOOL,)}) as deployment:
+        yield deployment
+
+
+def plan(*, is_agent: bool, pool: str = "default") -> JsonObject:
+    """Return steps that could all run at once."""
+    work: dict[str, Json] = {"kind": "python", "call": "test.effect", "inputs": {"seconds": EFFECT_S}}
+    if is_agent:
+        script: list[Json] = [{"call": "test.effect", "with": {"seconds": EFFECT_S}}, {"finish": {"done": True}}]
+        work = {"instructions": "Do it.", "allowed_tools": ["test.effect"], "script": script}
+    return {"title": "wide", "steps": [{"id": f"s{number}", "pool": pool, **work} for number in range(STEPS)]}
+
+
+def most_at_once(service: Deployment) -> int:
+    """Return how many effects were under way at one moment, by one clock for all processes."""
+    now = most = 0
+    for effect in sorted(read_effects(effects_file(service)), key=lambda one: one["monotonic_us"]):
+        now += 1 if effect["at"] == "start" else -1
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope", "is_agent"),
+    [
+        ("session", "", False),
+        ("definition", "definition:python:test.effect", False),
+        ("model", "model:script", True),
+        ("pool", "pool:big", False),
+    ],
+    ids=["session", "definition", "model", "pool"],
+)
+async def test_two_worker_processes_fill_a_cap_and_never_exceed_it(
+    service: Deployment, kind: str, scope: str, is_agent: bool
+) -> None:
+    if scope:
+        await service.store.set_caps([Cap(scope, LIMIT)])
+    await start_workers(service, 2, slots=8, SOONG_POOLS="default,big", SOONG_TOOLS=TOOL)
+    capped = await service.submit(
+        plan(is_agent=is_agent, pool="big" if kind == "pool" else "default"), max_concurrent=0 if scope else LIMIT
+    )
+
+    await prove(service, capped)
+
+    processes = {effect["pid"] for effect in read_effects(effects_file(service))}
+    assert begun(service) == STEPS
+    assert most_at_once(service) == LIMIT
+    assert processes <= {worker.pid for worker in service.workers}

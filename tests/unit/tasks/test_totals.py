@@ -1,0 +1,105 @@
+"""The total of children of one run: a plan, a map or growth beyond it is refused with ``limit_exceeded``."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from shared.clock import SystemClock
+from shared.errors import ConflictError, LimitExceededError
+from shared.jsontext import Json, JsonObject
+from shared.tasks.planner import Planner
+from shared.tasks.reading import plan_from_json
+from shared.tasks.service import TaskService
+from shared.tasks.status import TaskStatus
+from shared.tasks.totals import check_total
+from shared.testing.builders import make_session, make_step, make_task
+from shared.testing.memory.ring import MemorySwitchboard
+from shared.testing.memory.store import MemoryStore
+from shared.tools.result import ErrorType
+from tests.one_loop import FAST, OneLoop
+from tests.unit.toolsets.test_task_planning import Planning
+
+pytestmark = pytest.mark.spec("DIS-03", "DIS-10")
+
+MOST = 4
+ECHO: JsonObject = {"kind": "python", "call": "builtin.echo"}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OneLoop]:
+    async with OneLoop(MemoryStore(), settings=FAST.model_copy(update={"max_children_per_run": MOST})) as service:
+        yield service
+
+
+def steps(number: int, prefix: str = "s", **more: Json) -> list[Json]:
+    return [{"id": f"{prefix}{place}", "kind": "python", "call": "builtin.echo", **more} for place in range(number)]
+
+
+@pytest.mark.parametrize(("standing", "added", "limit"), [(0, 4, 4), (4, 0, 4), (9, 0, 4), (0, 9, 0)])
+def test_up_to_the_total_nothing_is_refused(standing: int, added: int, limit: int) -> None:
+    check_total(standing, added, limit)
+
+
+@pytest.mark.parametrize(("standing", "added"), [(0, 5), (4, 1), (9, 1)])
+def test_beyond_the_total_the_setting_is_named(standing: int, added: int) -> None:
+    with pytest.raises(LimitExceededError, match="SOONG_MAX_CHILDREN_PER_RUN is 4"):
+        check_total(standing, added, 4)
+
+
+def mapped(items: int) -> JsonObject:
+    return {
+        "title": "t",
+        "steps": [{"id": "each", "kind": "map", "over": list(range(items)), "step": ECHO}],
+    }
+
+
+async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: OneLoop) -> None:
+    within = await service.run(mapped(MOST - 1))
+    beyond = await service.run(mapped(MOST))
+
+    (step,) = await service.store.steps(beyond.id)
+    assert within.status is TaskStatus.COMPLETED
+    assert beyond.status is TaskStatus.FAILED
+    assert step.error is not None
+    assert step.error.type == "limit_exceeded"
+    assert "5 children" in step.error.message
+
+
+async def test_an_agent_is_told_that_its_plan_or_its_growth_is_too_large(service: OneLoop) -> None:
+    session = make_session()
+    await service.store.open_session(session)
+    home = make_task(session.id, make_step("held", pool="nobody"))
+    await service.store.create_task(home)
+    planning = Planning(service, session, replace(home.root_run.identity, task_id=home.id))
+
+    refused = await planning.try_to("task_create", title="t", steps=steps(MOST + 1))
+    made = await planning.do("task_create", title="t", steps=steps(MOST))
+    grown = await planning.try_to("task_update", task_id=made["id"], add_steps=steps(1, "more"))
+
+    for result in (refused, grown):
+        assert result.error is not None
+        assert result.error.type is ErrorType.LIMIT_EXCEEDED
+        assert "SOONG_MAX_CHILDREN_PER_RUN" in result.error.message
+    assert len(await service.store.steps(made["id"])) == MOST
+
+
+async def test_other_refusals_of_the_owner_stay_what_they_were(service: OneLoop) -> None:
+    _, task = await service.submit({"title": "t", "steps": steps(1)})
+    tasks = TaskService(service.store, service.board, service.board, SystemClock(), Planner())
+    await service.finished(task.id)
+
+    with pytest.raises(ConflictError):
+        await tasks.update(task, {"add_steps": steps(1, "more")})
+
+
+async def test_nothing_is_written_of_a_plan_that_is_too_large() -> None:
+    store, board = MemoryStore(), MemorySwitchboard()
+    session = make_session()
+    await store.open_session(session)
+    tasks = TaskService(store, board, board, SystemClock(), Planner(max_children=MOST))
+
+    with pytest.raises(LimitExceededError):
+        await tasks.create(session.id, plan_from_json({"title": "t", "steps": steps(MOST + 1)}), {})
+
+    assert await store.tasks() == []

@@ -176,12 +176,25 @@ class SessionDesk:
                 log.error("question_failed", session=self.session_id, tool=lane[0].tool, error=str(error))
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
-        for request in lane:
+        """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
+        for place, request in enumerate(lane):
             ruling = await self._ruling(session, request)
             if ruling is not None:
                 await self._close(session, request, ruling)
             elif session.answer_mode is not AnswerMode.INBOX:
+                for picked in await self._picked(lane[place + 1 :]):
+                    ruling = await self._ruling(session, picked)
+                    if ruling is not None:
+                        await self._close(session, picked, ruling)
                 return  # it has to be answered before the next of its lane is shown
+
+    async def _picked(self, behind: Sequence[PermissionRequest]) -> Sequence[PermissionRequest]:
+        """Return what was answered although it was not shown: picked from a list (`soong approvals`)."""
+        if not behind:
+            return ()
+        questions = await self.tools.store.questions(session_id=self.session_id, limit=10_000)
+        answered = {question.request.id for question in questions if question.answer is not None}
+        return [request for request in behind if request.id in answered]
 
     async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
         entry = self.open[request.id]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
 from shared.runs.events import EventType
 from shared.tasks.step import Claim, Held
 from shared.testing.builders import make_answer, open_worker
@@ -265,3 +265,26 @@ async def test_a_question_of_another_session_is_none_of_the_desks(open_bench: Op
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert replace(claim).identity.session_id != bench.session_id
+
+
+@pytest.mark.spec("PER-07", "PER-15")
+async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_that_one(open_bench: OpenBench) -> None:
+    """Any client of the session can answer any question that it lists (openai/codex#45167)."""
+    silent = Callback(gate=asyncio.Event())
+    async with open_bench(silent) as bench:
+        (first, first_worker), (second, second_worker) = await bench.claim(2)
+        waiting = start(bench, first, first_worker)
+        await bench.pending()
+        asking = start(bench, second, second_worker)
+        _, behind = await bench.pending(2)
+        answer = Answer(behind.id, Choice.DENY, "local", "cli", behind.input_digest, 1, "not that one")
+
+        await bench.store.answer(answer)
+        await bench.desk.review([bench.session_id])
+
+        (verdict,) = await verdicts(asking)
+        assert (verdict.error, verdict.reason) == (ErrorType.PERMISSION_DENIED, "not that one")
+        assert [request.id for request in silent.shown] == [(await bench.pending())[0].id]
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

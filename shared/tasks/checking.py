@@ -13,8 +13,8 @@ from shared.jsontext import Json
 from shared.tasks.functions import known_functions, suggestion
 from shared.tasks.graph import find_cycle
 from shared.tasks.places import Path
-from shared.tasks.plan import Known, Plan, PlanStep, Report
-from shared.tasks.step import StepKind
+from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanStep, Report
+from shared.tasks.step import ClaimMode, StepKind
 from shared.tasks.template import Reference, references
 from shared.tools.schema import schema_offences
 
@@ -103,7 +103,20 @@ def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, repor
     if step.kind is StepKind.PYTHON:
         _check_function(step.call, (*path, "call"), known, report)
         return
+    if step.claim is ClaimMode.PULL:
+        _check_pulled(step, path, report)
     _check_agent(step, path, known, report)
+
+
+def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
+    """Report what a pulled step says of the agent that does it: that is whoever asks for it."""
+    remedy = "remove it; `soong tasks dispatch` says it for the runs that pull"
+    names = ("model", "allowed_tools", "script", "timeout_s")
+    said = [name for name in names if getattr(step, name) not in (None, "")]
+    said += ["agent"] if step.agent != DEFAULT_DEFINITION else []
+    said += ["asks"] if step.asks else []
+    for name in said:
+        report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
 
 
 def _check_agent(step: PlanStep, path: Path, known: Known, report: Report) -> None:

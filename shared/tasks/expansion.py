@@ -18,7 +18,7 @@ from shared.sessions.session import Session
 from shared.tasks.asks import rendered
 from shared.tasks.inputs import bind, scope_of
 from shared.tasks.plan import Plan, PlanStep, spec_of
-from shared.tasks.step import FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
+from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
 from shared.tasks.template import as_text, render, render_text
 from shared.wire.jobs import written_in
 
@@ -106,7 +106,8 @@ def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> 
     for index, step in enumerate(steps):
         work = step.step or step
         model = work.model or default_model
-        if work.kind is StepKind.AGENT and model == "script" and work.script is None:
+        is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
+        if is_own_agent and model == "script" and work.script is None:
             place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
             problem = f"step {step.id!r} has no script and would run on the model 'script'"
             offences.append(Offence(place, problem, "choose a model (`--model provider:name`) or add a `script:`"))
@@ -135,7 +136,7 @@ def _new_step(
     work = step.step or step
     if step.step is not None:
         # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
-        spec["child_surface"] = surface_of(step.step)
+        spec["child_surface"] = _surface(step.step, surface_of)
     made = NewStep(
         key=step_key(lineage.task_id, step.id),
         task_id=lineage.task_id,
@@ -153,8 +154,14 @@ def _new_step(
         max_attempts=1 + step.retries,
         backoff_s=step.backoff_s,
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
+        claim_mode=step.claim,
     )
-    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface_of(step)))
+    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, _surface(step, surface_of)))
+
+
+def _surface(step: PlanStep, surface_of: SurfaceOf) -> JsonObject:
+    """Return a step's surface; one that is pulled has none: whoever asks for it does it with its own."""
+    return {} if step.claim is ClaimMode.PULL else surface_of(step)
 
 
 def _needs(step: PlanStep) -> tuple[str, ...]:
@@ -229,6 +236,7 @@ def _child(
         on_failure=FailurePolicy(str(step.spec.get("on_item_failure", FailurePolicy.SKIP_DEPENDENTS))),
         map_key=step.key,
         item_index=index,
+        claim_mode=ClaimMode(str(child.get("claim", ClaimMode.ASSIGNED))),
     )
     return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
 
@@ -273,6 +281,8 @@ def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: Su
         on_failure=step.on_failure,
         map_key=step.map_key,
         item_index=step.item_index,
+        claim_mode=step.claim_mode,
+        is_puller=step.is_puller,
     )
     if plan is None:
         return replace(made, run=run)
@@ -289,16 +299,19 @@ def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: Su
         needs=_needs(plan),
         definition=_definition(plan),
         model=plan.model,
-        run=replace(run, identity=identity, surface=surface_of(plan)),
+        run=replace(run, identity=identity, surface=_surface(plan, surface_of)),
     )
 
 
 def _definition(work: PlanStep) -> str:
+    if work.claim is ClaimMode.PULL:
+        return ""
     return work.agent if work.kind is StepKind.AGENT else f"python:{work.call}"
 
 
 def _model(work: PlanStep, default_model: str) -> str:
-    return (work.model or default_model) if work.kind is StepKind.AGENT else ""
+    is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
+    return (work.model or default_model) if is_own_agent else ""
 
 
 def _title(title: str, scope: Mapping[str, Json]) -> str:

@@ -15,7 +15,7 @@ from shared.tasks.checking import Standing, check_plan
 from shared.tasks.fields import Fields
 from shared.tasks.functions import suggestion
 from shared.tasks.places import Path, show
-from shared.tasks.plan import Known, Plan, PlanInput, PlanStep, Report
+from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
 from shared.tasks.reading import read_step
 from shared.tasks.step import Step, StepKind, Task
 
@@ -88,9 +88,11 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
 
 
 def standing_of(steps: Sequence[Step]) -> Standing:
-    """Return what the steps of a task depend on, by id; the children of map steps are nobody's to depend on."""
+    """Return what the steps of a task depend on, by id; map children and pullers are nobody's to depend on."""
     ids = {step.key: step.step_id for step in steps}
-    return {step.step_id: [ids[key] for key in step.depends_on] for step in steps if not step.map_key}
+    return {
+        step.step_id: [ids[key] for key in step.depends_on] for step in steps if not (step.map_key or step.is_puller)
+    }
 
 
 def planned(step: Step) -> PlanStep:
@@ -104,7 +106,7 @@ def planned(step: Step) -> PlanStep:
         kind=step.kind,
         title=step.title,
         instructions=_instructions(spec),
-        agent=step.definition if step.kind is StepKind.AGENT else "",
+        agent=(step.definition or DEFAULT_DEFINITION) if step.kind is StepKind.AGENT else "",
         model=step.model,
         allowed_tools=tuple(map(str, tools)) if isinstance(tools, list | tuple) else None,
         asks=Asks.from_json(spec.get("asks")),
@@ -117,13 +119,14 @@ def planned(step: Step) -> PlanStep:
         call=str(spec.get("call") or ""),
         script=script if isinstance(script, list | tuple) else None,
         over=spec.get("over"),
+        claim=step.claim_mode,
     )
 
 
 def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
     """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items."""
     ids = {step.key: step.step_id for step in steps}
-    own = [step for step in steps if not step.map_key]
+    own = [step for step in steps if not (step.map_key or step.is_puller)]
     drawn = [replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on)) for step in own]
     return Plan(task.title, (), tuple(drawn), task.plan)
 
@@ -249,7 +252,7 @@ def _check_attempt(
         output=None,
         script=(),
         instructions=instructions,
-        agent=attempt.agent or step.definition,
+        agent=attempt.agent or step.definition or DEFAULT_DEFINITION,
         allowed_tools=attempt.allowed_tools,
         depends_on=tuple(ids[key] for key in step.depends_on),
     )

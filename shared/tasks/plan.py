@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from shared.jsontext import Json, JsonObject
 from shared.tasks.asks import Asks
 from shared.tasks.places import Path
-from shared.tasks.step import FailurePolicy, StepKind
+from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
 
@@ -56,6 +56,7 @@ class PlanStep:
     ``allowed_tools`` None takes the definition's. ``asks`` is what the step says it will ask people for. ``output`` is
     the schema that the result must hold to. ``over``, ``item_name``, ``item_key``, ``step``, ``max_items`` and
     ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
     A failure policy of None is the default (:class:`OnFailure`).
     """
 
@@ -85,6 +86,7 @@ class PlanStep:
     step: "PlanStep | None" = None
     max_items: int = 1000
     on_item_failure: FailurePolicy | None = None
+    claim: ClaimMode = ClaimMode.ASSIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,8 @@ def spec_of(step: PlanStep) -> dict[str, Json]:
         spec["inputs"] = step.inputs
     if step.allowed_tools is not None:
         spec["allowed_tools"] = list(step.allowed_tools)
+    if step.claim is not ClaimMode.ASSIGNED:
+        spec["claim"] = step.claim.value
     if step.asks:
         spec["asks"] = step.asks.as_json()
     if step.step is not None:

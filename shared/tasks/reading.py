@@ -30,7 +30,7 @@ from shared.tasks.plan import (
     Report,
     has_type,
 )
-from shared.tasks.step import FailurePolicy, StepKind
+from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 _T = TypeVar("_T")
 
@@ -44,6 +44,7 @@ _OTHER_KINDS: Mapping[str, str] = {
     "allowed_tools": "only a step of `kind: agent` has it",
     "asks": "only a step of `kind: agent` has it",
     "script": "only a step of `kind: agent` has it",
+    "claim": "only a step of `kind: agent` has it",
     "call": "only a step of `kind: python` has it; set the kind, or remove it",
     "over": "only a step of `kind: map` has it; set the kind, or remove it",
     "as": "only a step of `kind: map` has it; set the kind, or remove it",
@@ -212,6 +213,7 @@ def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0
         allowed_tools=fields.texts("allowed_tools") if is_agent else None,
         asks=_read_asks(fields) if is_agent else Asks(),
         script=fields.items("script") if is_agent else None,
+        claim=fields.word("claim", ClaimMode, ClaimMode.ASSIGNED) if is_agent else ClaimMode.ASSIGNED,
         call="" if is_agent else fields.text("call", is_required=True),
     )
 

@@ -10,7 +10,7 @@ from typing import Final, cast
 from shared.jsontext import Json, JsonObject
 from shared.tasks.plan import DEFAULT_DEFINITION, DEFAULT_RETRIES, INPUT_TYPES, MAX_MAP_ITEMS, OnFailure
 from shared.tasks.reading import LONGEST_S, NAME, STEP_ID
-from shared.tasks.step import FailurePolicy, StepKind
+from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 SCHEMA_ID: Final = "plan.schema.json"
 MODELINE: Final = "# yaml-language-server: $schema="
@@ -75,6 +75,12 @@ AGENT: Final[Mapping[str, JsonObject]] = {
     "agent": _text("Id of an agent definition.", default=DEFAULT_DEFINITION),
     "model": _text("A model of its own (provider:name); else the one that the task runs with."),
     "allowed_tools": _list("Tools it asks for instead of its definition's; names or globs."),
+    "claim": _text(
+        "Who claims it. `pull`: a run that asks for it with agent.task_claim_step and does it with its own agent, "
+        "model and tools; no worker begins it by itself.",
+        enum=[mode.value for mode in ClaimMode],
+        default=ClaimMode.ASSIGNED.value,
+    ),
     "script": {"type": "array", "description": "What the model `script` plays; no model is asked.", "items": {}},
     "asks": ASKS,
 }

@@ -95,12 +95,13 @@ class TaskStore(Protocol):
 
         The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
 
-        Claims: only ready steps of running tasks, of ``pools``, whose ``needs`` are within ``capabilities``; fair among
-        sessions (least recently claimed first, one step each in turn, also within one batch), then what was parked,
-        then by priority (higher first), then oldest; never beyond a cap, counted in live leases while its row is
-        locked; at most ceil(ready / live_workers) so that one worker does not take all. Claiming sets the fence to one more than ever
-        issued for the step, makes it running in one go, starts the run and appends step_claimed and run_started (or
-        run_resumed). A worker that is not live (draining, gone, unknown) claims nothing.
+        Claims: only ready steps of running tasks that are assigned, not pulled, of ``pools``, whose ``needs`` are
+        within ``capabilities``; fair among sessions (least recently claimed first, one step each in turn, also within
+        one batch), then what was parked, then by priority (higher first), then oldest; never beyond a cap, counted in
+        live leases while its row is locked; at most ceil(ready / live_workers) so that one worker does not take all.
+        Claiming sets the fence to one more than ever issued for the step, makes it running in one go, starts the run
+        and appends step_claimed and run_started (or run_resumed). A worker that is not live (draining, gone, unknown)
+        claims nothing.
         """
         ...
 

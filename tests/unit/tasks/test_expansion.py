@@ -15,7 +15,7 @@ from shared.tasks.inputs import bind_step
 from shared.tasks.plan import Plan, PlanStep
 from shared.tasks.reading import parse_plan
 from shared.tasks.status import StepStatus
-from shared.tasks.step import FailurePolicy, NewStep, NewTask, StepKind, StepResult
+from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, StepKind, StepResult
 from tests.unit.agents.parts import row_of, task_of
 
 SESSION = Session("sess_1", "/project", "/cwd", AnswerMode.ATTACHED, 0)
@@ -208,3 +208,25 @@ def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> 
     assert run.identity.run_id != last.id
     assert run.identity.agent_id != last.identity.agent_id
     assert run.token != made.steps[0].run.token
+
+
+# -- claim modes
+PULLED = """\
+title: Pulled
+steps:
+  - {id: a, instructions: x, claim: pull}
+  - {id: m, kind: map, over: [1], step: {instructions: x, claim: pull}}
+"""
+
+
+@pytest.mark.spec("DAG-03")
+def test_a_pulled_step_has_no_agent_model_or_tools_of_its_own() -> None:
+    made = make(parse_plan(PULLED, "p.yaml"))
+    map_step = row_of(made.steps[1])
+
+    (child,) = expand_map(map_step, task_of(made), {}, made.root_run.identity)
+
+    for step in (made.steps[0], child):
+        assert step.run is not None
+        assert step.claim_mode is ClaimMode.PULL
+        assert (step.definition, step.model, step.run.surface) == ("", "", {})

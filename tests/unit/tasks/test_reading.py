@@ -8,7 +8,7 @@ from shared.agents.script import check_script
 from shared.errors import InvalidPlanError
 from shared.tasks.plan import Known, Plan, PlanInput
 from shared.tasks.reading import load_plan, parse_plan, plan_from_json
-from shared.tasks.step import FailurePolicy, StepKind
+from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 KNOWN = Known(
     tools=frozenset({"code.read_file", "code.search"}),
@@ -356,3 +356,33 @@ def test_a_bad_head_is_refused(head: str, problem: str) -> None:
         parse("- {id: a, instructions: x}", head)
 
     assert any(problem in offence.problem for offence in raised.value.offences)
+
+
+# -- claim modes
+@pytest.mark.spec("DAG-03")
+def test_a_step_says_that_it_is_to_be_pulled() -> None:
+    plan = parse("- {id: a, instructions: look, claim: pull}\n- {id: b, instructions: look}\n")
+
+    assert [step.claim for step in plan.steps] == [ClaimMode.PULL, ClaimMode.ASSIGNED]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        pytest.param("{id: a, instructions: x, claim: grab}", "'grab' is not one of assigned, pull", id="unknown-mode"),
+        pytest.param("{id: a, kind: python, call: builtin.echo, claim: pull}", "does not belong here", id="python"),
+        pytest.param(
+            "{id: a, kind: map, over: [1], claim: pull, step: {instructions: x}}", "does not belong here", id="map"
+        ),
+        pytest.param("{id: a, instructions: x, claim: pull, agent: reviewer}", "has no agent of its own", id="agent"),
+        pytest.param("{id: a, instructions: x, claim: pull, model: m}", "has no model of its own", id="model"),
+        pytest.param("{id: a, instructions: x, claim: pull, allowed_tools: []}", "no allowed_tools", id="tools"),
+        pytest.param("{id: a, instructions: x, claim: pull, timeout_s: 5}", "has no timeout_s", id="timeout"),
+        pytest.param("{id: a, instructions: x, claim: pull, asks: {write: [x]}}", "has no asks", id="asks"),
+        pytest.param("{id: a, instructions: x, claim: pull, script: []}", "has no script of its own", id="script"),
+        pytest.param("{id: a, claim: pull}", "does not say what to do", id="no-instructions"),
+    ],
+)
+def test_what_a_pulled_step_cannot_say_is_refused(step: str, said: str) -> None:
+    with pytest.raises(InvalidPlanError, match=said):
+        parse(f"- {step}\n")

@@ -38,6 +38,7 @@ AGENT: dict[str, Json] = {
     "pool": "big",
     "needs": ["gpu"],
     "on_failure": "retry",
+    "claim": "assigned",
 }
 PYTHON: dict[str, Json] = {
     "id": "p",

@@ -1,7 +1,7 @@
 """What an owner rules on a question, before it is signed: pure, every way of not getting a yes told apart (PER-14)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shared.ids import new_id
@@ -25,7 +25,8 @@ class Ruling:
     """An outcome and its author. ``error`` is set exactly when the choice is deny.
 
     ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
-    the person's callback said beside its answer (PER-03, PER-19).
+    the person's callback said beside its answer (PER-03, PER-19). ``security`` names what did not hold of the question
+    or the answer; it is an event of its own.
     """
 
     choice: Choice
@@ -38,6 +39,7 @@ class Ruling:
     grant: str = ""
     metadata: JsonObject = field(default_factory=dict)
     state: RequestState = RequestState.DECIDED
+    security: str = ""
 
     def decision(self, request: PermissionRequest, *, now_us: int, ttl_us: int) -> Decision:
         """Return the unsigned decision of this ruling, bound to exactly the request."""
@@ -84,18 +86,17 @@ class Ruling:
             failed = {**facts, "reason": str(self.error), "message": self.reason}
             events.insert(0, NewEvent(EventType.PERMISSION_FAILED, failed, decision.decided_us))
         if self.state is RequestState.WITHDRAWN:
-            security = {**facts, "what": "forged_request"}
-            events = [
-                NewEvent(EventType.SECURITY, security, decision.decided_us),
-                NewEvent(EventType.PERMISSION_WITHDRAWN, facts, decision.decided_us),
-            ]
+            events = [NewEvent(EventType.PERMISSION_WITHDRAWN, facts, decision.decided_us)]
+        if self.security:
+            events.insert(0, NewEvent(EventType.SECURITY, {**facts, "what": self.security}, decision.decided_us))
         return tuple(events)
 
 
 def forged() -> Ruling:
     """Refuse a request that its run did not prove; nobody is asked."""
     reason = "the request does not carry the proof of its run"
-    return _refusal(ErrorType.PERMISSION_WITHDRAWN, reason, state=RequestState.WITHDRAWN)
+    refusal = _refusal(ErrorType.PERMISSION_WITHDRAWN, reason, state=RequestState.WITHDRAWN)
+    return replace(refusal, security="forged_request")
 
 
 def failed(reason: str) -> Ruling:
@@ -141,7 +142,7 @@ def offers_session(policy: Policy, request: PermissionRequest, home: str) -> boo
 
 def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> Ruling:
     """Turn a responder's words into a ruling; what does not fit the question is a failed answer, not a person's no."""
-    problem = _problem(session, request, answer, may_grant=may_grant)
+    security, problem = _problem(session, request, answer, may_grant=may_grant)
     if problem or answer.choice is None:
         return Ruling(
             Choice.DENY,
@@ -150,6 +151,7 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
             answer.channel,
             problem,
             ErrorType.PERMISSION_FAILED,
+            security=security,
         )
     error = ErrorType.PERMISSION_DENIED if answer.choice is Choice.DENY else None
     return Ruling(
@@ -157,16 +159,19 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
     )
 
 
-def _problem(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> str:
+def _problem(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> tuple[str, str]:
+    """Return what is wrong with an answer: the name of the security event, if it is one, and a sentence."""
     if session.answer_mode is AnswerMode.ATTACHED and answer.principal != session.principal:
-        return f"{answer.principal!r} answered, but the session is answered by {session.principal!r}"
+        foreign = f"{answer.principal!r} answered, but the session is answered by {session.principal!r}"
+        return "foreign_principal", foreign
     if answer.input_digest != request.input_digest:
-        return "the answer was given to another input than the one that waits"
+        return "wrong_digest", "the answer was given to another input than the one that waits"
     if answer.choice is None:
-        return answer.reason or "the responder failed without saying why"
+        return "", answer.reason or "the responder failed without saying why"
     if answer.choice is Choice.ALLOW_FOR_SESSION and not may_grant:
-        return "allow_for_session was answered to a question that offers only allow_once and deny"
-    return ""
+        unoffered = "allow_for_session was answered to a question that offers only allow_once and deny"
+        return "unoffered_choice", unoffered
+    return "", ""
 
 
 def _refusal(error: ErrorType, reason: str, state: RequestState = RequestState.DECIDED) -> Ruling:

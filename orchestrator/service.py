@@ -34,6 +34,8 @@ log = get_logger(__name__)
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
+HINTS_AT_ONCE = 1_000
+
 
 class PermissionDesk(Protocol):
     """What the service needs of the desk (orchestrator.desk)."""
@@ -271,13 +273,14 @@ class Orchestrator:
         async with _listening(self.parts.switchboard.permission_ear()) as ear:
             while True:
                 # An empty id says that the ear was away: the sweep looks at what it missed.
-                for request_id in filter(None, await ear.wait(self.settings.sweep_s)):
-                    await self._safely(self._review(request_id))
+                heard = [request_id for request_id in await ear.wait(self.settings.sweep_s) if request_id]
+                for start in range(0, len(heard), HINTS_AT_ONCE):
+                    await self._safely(self._review(heard[start : start + HINTS_AT_ONCE]))
 
-    async def _review(self, request_id: str) -> None:
-        request, _ = await self.parts.store.request(request_id)
-        if request.identity.session_id in self._owned:
-            await self.parts.desk.review([request.identity.session_id])
+    async def _review(self, request_ids: Sequence[str]) -> None:
+        """Look at what was rung for, in one read however much it is: hints cost nothing to whoever forges them."""
+        asking = await self.parts.store.sessions_asking(request_ids)
+        await self.parts.desk.review([session_id for session_id in asking if session_id in self._owned])
 
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""

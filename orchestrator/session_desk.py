@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from orchestrator import rulings
+from orchestrator.flood import MAX_READ, FloodGate
 from orchestrator.presence import Presence
 from orchestrator.responders import DirectResponder, Lane, lane_of
 from orchestrator.rulings import Ruling
@@ -87,6 +88,7 @@ class SessionDesk:
     callback: PermissionCallback | None = None
     epoch: int | None = None
     presence: Presence = field(init=False)
+    floods: FloodGate = field(init=False)
     grants: GrantBook = field(default_factory=GrantBook)
     open: dict[str, _Open] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
@@ -98,6 +100,7 @@ class SessionDesk:
     """Looks that have ended, well or badly."""
 
     def __post_init__(self) -> None:
+        self.floods = FloodGate(self.tools.store, self.tools.clock)
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
 
     def poke(self) -> None:
@@ -110,7 +113,8 @@ class SessionDesk:
     @property
     def is_idle(self) -> bool:
         """Say whether nothing is left to remember."""
-        return self.callback is None and not self.open and not len(self.grants) and (not self.task or self.task.done())
+        is_remembering = self.callback is not None or self.open or len(self.grants) or self.floods.flooding
+        return not is_remembering and (not self.task or self.task.done())
 
     async def close(self) -> None:
         tasks = [task for task in (self.task, *(entry.asking for entry in self.open.values())) if task is not None]
@@ -153,14 +157,15 @@ class SessionDesk:
 
     async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
-        pending = await self.tools.store.pending(self.session_id)
+        pending = await self.tools.store.pending(self.session_id, limit=MAX_READ)
         if pending and await self._withdraw_orphans():
-            pending = await self.tools.store.pending(self.session_id)
+            pending = await self.tools.store.pending(self.session_id, limit=MAX_READ)
         for request_id in self.open.keys() - {request.id for request in pending}:
             self._forget(request_id)
         if not pending:
             return
         session = await self._owned_session()
+        pending = await self.floods.bounded(session.ownership, pending, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
             self.open.setdefault(request.id, _Open())

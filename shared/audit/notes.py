@@ -98,6 +98,12 @@ def of_withdrawn(session_id: str, run_id: str, request_id: str, tool_call_id: st
     return AuditNote(AuditKind.WITHDRAWN, data, session_id)
 
 
+def of_flood(session_id: str, run_id: str, closed: int) -> AuditNote:
+    """Tell that a run asked too much at once, or that others did in its name; nobody was shown what was closed."""
+    data: dict[str, Json] = {"what": "question_flood", "run": run_id, "closed": closed}
+    return AuditNote(AuditKind.SECURITY, data, session_id)
+
+
 def of_report(identity: RunIdentity, type_: str, data: Mapping[str, Json]) -> AuditNote:
     """Tell what a worker reported of a run: what it refused to use, or a question that it took back."""
     kind = AuditKind.WITHDRAWN if type_ == EventType.PERMISSION_WITHDRAWN else AuditKind.SECURITY

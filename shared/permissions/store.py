@@ -26,8 +26,21 @@ class ConsentStore(KeyStore, Protocol):
         """Return the request with identity read from the run's row, not from what was sent. Raises: NotFoundError."""
         ...
 
-    async def pending(self, session_id: str) -> Sequence[PermissionRequest]:
+    async def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
         """Return the session's undecided requests, oldest first, identity from rows."""
+        ...
+
+    async def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
+        """Return the sessions that these requests are of, each once; ids that nobody raised say nothing."""
+        ...
+
+    async def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+        """Withdraw all pending requests of a run of the session but ``kept``, in one transaction; return how many.
+
+        One security event in the run's log and one audit entry tell of all of them.
+
+        Raises: NotOwnerError.
+        """
         ...
 
     async def questions(
@@ -46,7 +59,9 @@ class ConsentStore(KeyStore, Protocol):
         ...
 
     async def answer(self, answer: Answer) -> None:
-        """Insert the first answer of a pending request.
+        """Insert the first answer of a pending request; the very same one again is no second answer.
+
+        One that comes late or second is a security event, in the audit log and in the log of a run that goes on.
 
         Raises:
             AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired.

@@ -25,6 +25,7 @@ SILENCE_S = 15.0
 """After so long without a word the connection is tested: a half-open one says nothing for ever."""
 BLOCK_MS = 5_000
 BATCH = 500
+MAX_ID_CHARS = 64
 
 
 class Source(Protocol):
@@ -145,11 +146,15 @@ class ChannelSource:
 
 
 class StreamSource:
-    """A stream from its end at first, then from where we were: a short outage loses nothing."""
+    """A stream from its end at first, then from where we were: a short outage loses nothing.
 
-    def __init__(self, client: "Redis", stream: str) -> None:
+    ``cut_to`` entries are kept when more come at once than is read at once; 0 leaves that to whoever writes.
+    """
+
+    def __init__(self, client: "Redis", stream: str, *, cut_to: int = 0) -> None:
         self._client = client
         self._stream = stream
+        self._cut_to = cut_to
         self._position = ""
 
     async def open(self) -> None:
@@ -170,7 +175,10 @@ class StreamSource:
             for entry_id, fields in cast("list[tuple[str, Mapping[str, str] | None]]", entries):
                 self._position = entry_id
                 if fields and fields.get("request"):
-                    heard.append(fields["request"])
+                    heard.append(fields["request"][:MAX_ID_CHARS])
+        if self._cut_to and len(heard) >= BATCH:
+            # Whoever may add to it may leave the limit away: Redis's memory is not his to fill.
+            await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)
         return heard
 
     async def close(self) -> None:

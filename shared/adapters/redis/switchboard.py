@@ -4,7 +4,7 @@ from redis.asyncio import Redis
 
 from shared.adapters.redis.ears import ChannelSource, RedisEar, StreamSource, sessions_of
 from shared.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
-from shared.wire.permissions import REQUESTS, decisions_of
+from shared.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
 from shared.wire.ring import Ear
 
 
@@ -21,7 +21,7 @@ class RedisSwitchboard:
         return await RedisEar.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))
 
     async def permission_ear(self) -> Ear:
-        return await RedisEar.listen(StreamSource(self._client, REQUESTS))
+        return await RedisEar.listen(StreamSource(self._client, REQUESTS, cut_to=MAX_LENGTH))
 
     async def worker_ear(self, worker_id: str) -> Ear:
         return await self._subject_ear(worker_channel(worker_id), worker_id)

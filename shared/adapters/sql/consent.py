@@ -26,7 +26,7 @@ from shared.adapters.sql.runs import append_held
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
 from shared.adapters.sql.transaction import Transaction
-from shared.audit.notes import of_answer, of_decision, of_late_answer, of_stale_owner, of_withdrawn
+from shared.audit.notes import of_answer, of_decision, of_flood, of_late_answer, of_stale_owner, of_withdrawn
 from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
@@ -102,6 +102,18 @@ WITHDRAW_ORPHANS: Final = Statement(
     RETURNING id, run_id, tool_call_id
     """,
 )
+ASKING: Final = Statement(
+    "asking: the sessions of requests, however many hints named them",
+    "SELECT DISTINCT session_id FROM permission_requests WHERE id IN @ids",
+)
+SHED: Final = Statement(
+    "shed: all that a run asks but what is kept; how much that is decides nothing about the cost of the answer",
+    """
+    UPDATE permission_requests SET state = 'withdrawn'
+    WHERE session_id = :session_id AND run_id = :run_id AND state = 'pending' AND NOT (id IN @kept)
+    """,
+)
+
 _REQUESTS = select(permission_requests.c.body, permission_requests.c.state, runs).join(
     runs, runs.c.id == permission_requests.c.run_id
 )
@@ -121,11 +133,12 @@ class SqlConsent:
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
         return await self._database.read(lambda tx: _request(tx, request_id))
 
-    async def pending(self, session_id: str) -> Sequence[PermissionRequest]:
+    async def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
         wanted = (
             _REQUESTS.where(permission_requests.c.session_id == session_id)
             .where(permission_requests.c.state == literal_column("'pending'"))
             .order_by(permission_requests.c.ordinal)
+            .limit(limit)
         )
         rows = await self._database.read(lambda tx: tx.execute(wanted).all())
         return [request_of(row.body, identity_of(row)) for row in rows]
@@ -134,6 +147,24 @@ class SqlConsent:
         self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
     ) -> Sequence[Question]:
         return await self._database.read(lambda tx: _questions(tx, session_id, include_closed, beyond, limit))
+
+    async def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
+        return await self._database.read(lambda tx: [row[0] for row in tx.rows(ASKING, ids=list(request_ids))])
+
+    async def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+        def write(tx: Transaction) -> int:
+            check_owned(tx, ownership)
+            named = {"session_id": ownership.session_id, "run_id": run_id}
+            closed = tx.count(SHED, kept=list(kept), **named)
+            if closed:
+                journal = Journal(now_us)
+                note = of_flood(ownership.session_id, run_id, closed)
+                journal.note(run_id, EventType.SECURITY, **note.data)
+                journal.flush(tx)
+                self._trail.note(tx, [note], now_us)
+            return closed
+
+        return await self._database.write(write)
 
     async def run_token(self, run_id: str) -> str:
         wanted = select(runs.c.token).where(runs.c.id == run_id)

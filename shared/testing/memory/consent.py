@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.audit.notes import of_answer, of_decision, of_late_answer, of_stale_owner, of_withdrawn
+from shared.audit.notes import of_answer, of_decision, of_flood, of_late_answer, of_stale_owner, of_withdrawn
 from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import EventType, NewEvent
@@ -45,8 +45,25 @@ class MemoryConsent:
         return self._request(request_id), self.rows.request_states[request_id]
 
     @transaction
-    def pending(self, session_id: str) -> Sequence[PermissionRequest]:
-        return self._pending(session_id)
+    def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
+        return self._pending(session_id)[:limit]
+
+    @transaction
+    def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
+        known = [self.rows.requests[key] for key in request_ids if key in self.rows.requests]
+        return sorted({request.identity.session_id for request in known})
+
+    @transaction
+    def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+        self.rows.owned(ownership)
+        pending = [one.id for one in self._pending(ownership.session_id) if one.identity.run_id == run_id]
+        closed = [request_id for request_id in pending if request_id not in kept]
+        self.rows.request_states.update(dict.fromkeys(closed, RequestState.WITHDRAWN))
+        if closed:
+            note = of_flood(ownership.session_id, run_id, len(closed))
+            add_notes(self.rows, [note], now_us)
+            note_run(self.rows, run_id, EventType.SECURITY, now_us, **note.data)
+        return len(closed)
 
     @transaction
     def questions(

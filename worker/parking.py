@@ -26,7 +26,6 @@ from worker.interruption import Interruption
 log = get_logger(__name__)
 
 AGAIN_S: Final = 1.0
-"""A run that could not park (the session has as many as it may) tries again after this at the earliest."""
 
 
 @dataclass(slots=True)
@@ -37,6 +36,8 @@ class ParkingLot:
     clock: Clock
     after_s: float
     max_parked: int
+    again_s: float = AGAIN_S
+    """A run that could not park (the session has as many as it may) tries again after this at the earliest."""
     _here: set["Parking"] = field(default_factory=set)
     _is_hurried: bool = False
 
@@ -151,7 +152,7 @@ class Parking:
         if is_parked:
             self._stop()
         else:
-            self.look(AGAIN_S)
+            self.look(self.lot.again_s)
 
     def _stop(self) -> None:
         log.info("run_parked", run=self.held.run_id, step=self.held.step_key)

@@ -140,6 +140,7 @@ async def allowed_before(bench: Bench) -> tuple[object, str]:
 
 @pytest.mark.spec("PER-12")
 async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_asked_anew(open_bench: OpenBench) -> None:
+    """There is a way to ask again, and what expired is no person's no (use-agent-os/agent-os#1597)."""
     callback = Callback((Choice.ALLOW_ONCE, Choice.DENY))
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()

@@ -81,6 +81,7 @@ async def story(service: Deployment, request: PermissionRequest) -> Counter[str]
 async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_process(
     service: Deployment, file: Path
 ) -> None:
+    """The answer is resumed, and by whoever is there (microsoft/agent-framework#4963, makecindy/cindy#944)."""
     await service.start_workers(1, slots=1, **PARKS)
     task, request = await asking(service, file)
 

@@ -1,0 +1,225 @@
+"""Worker processes and a desk in one loop, with everything real but the processes: for runs that wait for consent."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.desk import Desk
+from orchestrator.submission import submission
+from shared.adapters.artifacts import FolderArtifacts
+from shared.clock import SystemClock
+from shared.jsontext import Json, JsonObject
+from shared.permissions.request import Choice, PermissionRequest
+from shared.permissions.signing import Signer
+from shared.sandbox.redact import Redactor
+from shared.sessions.session import AnswerMode, Ownership
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.reading import plan_from_json
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Step
+from shared.testing.builders import make_answer, make_owner
+from tests.integration.consent import BothPorts, until
+from tests.integration.waiting_tools import opened
+from worker.agent_step import AgentRuns
+from worker.flower import NoFlower
+from worker.gate import DecisionInbox
+from worker.incarnation import Incarnation
+from worker.process import WorkerProcess
+from worker.python_step import PythonSteps
+from worker.run import Runner
+
+SECRETS = ("a.pem", "b.pem")
+"""Files that may be read by a person's leave only: neighbouring calls of one turn that ask at the same time."""
+
+
+def ask(name: str = "a.pem", save: str = "read") -> JsonObject:
+    """Return a script's call that asks: it reads a sensitive file."""
+    return {"call": "code.read_file", "with": {"path": "${workplace.project}/" + name}, "save": save}
+
+
+def wait_for(name: str) -> JsonObject:
+    """Return a script's call that asks nobody, and takes until the test opens that name."""
+    return {"call": "test.wait_for", "with": {"name": name}, "save": name}
+
+
+def asking(id: str = "asks", *calls: JsonObject, **more: Json) -> JsonObject:
+    """Return a step that makes these calls in one turn (by default one that asks) and then ends."""
+    turn: list[Json] = [dict(call) for call in calls or (ask(),)]
+    return {
+        "id": id,
+        "instructions": "x",
+        "allowed_tools": ["code.read_file", "test.wait_for"],
+        "script": [{"together": turn}, {"finish": "done"}],
+        **more,
+    }
+
+
+def echo(id: str) -> JsonObject:
+    return {"id": id, "kind": "python", "call": "builtin.echo"}
+
+
+class _Soon:
+    """Hands a function from the heart's thread to the loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(function)
+
+
+@dataclass
+class Site:
+    """One session with its desk, a project, and as many worker processes as a test starts."""
+
+    store: Store
+    board: BothPorts
+    root: Path
+    settings: Settings
+    clock: SystemClock = field(default_factory=SystemClock)
+    own: Ownership = field(init=False)
+    desk: Desk = field(init=False)
+    task_id: str = ""
+    _tasks: list[asyncio.Task[object]] = field(default_factory=list)
+    _processes: list[WorkerProcess] = field(default_factory=list)
+
+    @property
+    def project(self) -> Path:
+        return self.root / "project"
+
+    async def submit(self, *steps: JsonObject, mode: AnswerMode = AnswerMode.INBOX) -> None:
+        catalogue = Catalogue.of(self.settings)
+        prepared = submission(
+            plan_from_json({"title": "t", "steps": list(steps)}, "plan", catalogue.known()),
+            {},
+            project=self.project,
+            answer_mode=mode,
+            model="script",
+            allow=(),
+            catalogue=catalogue,
+            clock=self.clock,
+        )
+        owner = make_owner()
+        await self.store.register_owner(owner)
+        await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.create_task(prepared.task)
+        self.own, self.task_id = Ownership(prepared.session.id, owner.id, 1), prepared.task.id
+        self.desk = Desk(
+            self.store, self.board, Signer.generate(), self.clock, self.settings, owner_id=lambda: owner.id
+        )
+        self._begin(self._hear_questions())
+
+    async def start_worker(self, slots: int = 1, **settings: object) -> WorkerProcess:
+        """Start a worker process; each of its slots takes a dispatch whenever there is something to claim."""
+        own = self.settings.model_copy(update={"slots": slots, **settings})
+        incarnation = Incarnation(self.store, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ())
+        inbox = DecisionInbox(self.store, self.board, "")
+        agents = AgentRuns(
+            self.store, self.board, inbox, incarnation, FolderArtifacts(self.root / "artifacts"), self.clock, own
+        )
+        process = WorkerProcess(
+            store=self.store,
+            ring=self.board,
+            switchboard=self.board,
+            clock=self.clock,
+            settings=own,
+            incarnation=incarnation,
+            runner=Runner(PythonSteps(ThreadPoolExecutor(1)), agents, Redactor()),
+            watcher=NoFlower(),
+            thread=_Soon(),
+            on_drain=agents.lot.hurry,
+            closers=(inbox.close,),
+        )
+        await process.start()
+        self._processes.append(process)
+        self._begin(self._dispatch(process))
+        return process
+
+    async def _dispatch(self, process: WorkerProcess) -> None:
+        while True:
+            if any((await self.store.backlog()).ready.values()):
+                self._begin(process.hold_slot())
+            await asyncio.sleep(0.01)
+
+    async def _hear_questions(self) -> None:
+        ear = await self.board.permission_ear()
+        try:
+            while True:
+                await ear.wait(1.0)
+                await self.desk.review([self.own.session_id])
+        finally:
+            await ear.close()
+
+    def _begin(self, work: object) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))  # type: ignore[arg-type]  # coroutines of ours
+
+    async def close(self) -> None:
+        for process in self._processes:
+            await process.drain(timedelta(seconds=0.01))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.desk.close()
+        for process in self._processes:
+            await process.stop()
+
+    # -- looking
+    async def steps(self) -> dict[str, Step]:
+        return {step.step_id: step for step in await self.store.steps(self.task_id)}
+
+    async def until_stands(self, **statuses: StepStatus) -> dict[str, Step]:
+        """Wait until the named steps stand so."""
+
+        async def do_stand() -> bool:
+            steps = await self.steps()
+            return all(steps[name].status is status for name, status in statuses.items())
+
+        await until(do_stand)
+        return await self.steps()
+
+    async def pending(self, count: int = 1) -> Sequence[PermissionRequest]:
+        """Wait until so many questions are open."""
+
+        async def are_open() -> bool:
+            return len(await self.store.pending(self.own.session_id)) == count
+
+        await until(are_open)
+        return await self.store.pending(self.own.session_id)
+
+    async def answer(self, *requests: PermissionRequest, choice: Choice = Choice.ALLOW_ONCE) -> None:
+        for request in requests:
+            await self.store.answer(make_answer(request, choice))
+            await self.board.permission_raised(request.id, self.own.session_id)
+
+    async def story(self, name: str = "asks") -> Counter[str]:
+        run_id = (await self.steps())[name].run_id
+        return Counter(str(event.type) for event in await self.store.events(run_id))
+
+
+@asynccontextmanager
+async def open_site(store: Store, board: BothPorts, root: Path, **settings: object) -> AsyncIterator[Site]:
+    """Open a site; its project has files that are read by a person's leave only."""
+    given: Mapping[str, object] = {
+        "agent_home": root / "home",
+        "tools": ("tests.integration.waiting_tools",),
+        "beat_s": 0.2,
+        "park_after_s": 0.05,
+        **settings,
+    }
+    site = Site(store, board, root, Settings(**given))  # type: ignore[arg-type]  # checked by pydantic
+    opened.clear()
+    (root / "home").mkdir(parents=True)
+    site.project.mkdir()
+    for name in SECRETS:
+        (site.project / name).write_text("KEY=1", encoding="utf-8")
+    try:
+        yield site
+    finally:
+        await site.close()

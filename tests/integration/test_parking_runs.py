@@ -1,0 +1,269 @@
+"""Real runs that wait for consent in real slots: when they park, what is kept of them, and how they go on (PER-13)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.store import open_store
+from shared.permissions.request import Choice
+from shared.runs.events import NodeKind
+from shared.sessions.session import AnswerMode
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Held
+from shared.testing.memory import MemoryStore
+from shared.testing.memory.ring import MemorySwitchboard
+from tests.contract.databases import sqlite_copy
+from tests.integration.consent import until
+from tests.integration.parking import Site, ask, asking, echo, open_site, wait_for
+from tests.integration.waiting_tools import opened
+
+OpenSite: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]
+
+BLOCKED, COMPLETED, READY, RUNNING = StepStatus.BLOCKED, StepStatus.COMPLETED, StepStatus.READY, StepStatus.RUNNING
+
+
+class RedisBoard(RedisRing, RedisSwitchboard):
+    """Both ports over one Redis."""
+
+    def __init__(self, clients: RedisClients) -> None:
+        RedisRing.__init__(self, clients.commands)
+        RedisSwitchboard.__init__(self, clients.blocking)
+
+
+@pytest.fixture(params=["memory", "sqlite and redis"])
+def open_here(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSite:
+    """Open a site over the in-memory parts, or over the embedded deployment's."""
+    if request.param == "memory":
+        return lambda **settings: open_site(MemoryStore(), MemorySwitchboard(), tmp_path, **settings)
+    url = sqlite_copy(request.getfixturevalue("sqlite_template"), tmp_path)
+    redis_url: str = request.getfixturevalue("redis_url")
+
+    @asynccontextmanager
+    async def opened(**settings: object) -> AsyncIterator[Site]:
+        clients = RedisClients.of(redis_url, name="parking")
+        async with open_site(await open_store(url), RedisBoard(clients), tmp_path, **settings) as site:
+            yield site
+        await clients.close()
+
+    return opened
+
+
+@pytest.mark.spec("PER-13", "DAG-04")
+async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_lost(open_here: OpenSite) -> None:
+    """Slots are not held by pure waits (makecindy/cindy#944, coalesce-labs/catalyst#1301)."""
+    async with open_here() as site:
+        await site.submit(asking(priority=1), echo("other"))
+        await site.start_worker()
+        steps = await site.until_stands(asks=BLOCKED, other=COMPLETED)
+        (request,) = await site.pending()
+
+        await site.answer(request)
+        again = await site.until_stands(asks=COMPLETED)
+
+        told = await site.story()
+        assert (told["run_parked"], told["run_resumed"], told["permission_requested"]) == (1, 1, 1)
+        assert told["aborted_tools"] == told["permission_withdrawn"] == told["step_handed_back"] == 0
+        assert (again["asks"].fence, again["asks"].attempt) == (steps["asks"].fence + 1, 1)
+        kinds = [node.kind for node in await site.store.nodes(again["asks"].run_id)]
+        assert kinds.count(NodeKind.ASSISTANT) == 2
+        assert kinds.count(NodeKind.TOOL_RESULT) == 1
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_run_parks_only_when_every_call_under_way_waits(open_here: OpenSite) -> None:
+    async with open_here() as site:
+        await site.submit(asking("asks", ask("a.pem", "a"), wait_for("slow one"), ask("b.pem", "b")))
+        await site.start_worker()
+        await site.pending(2)
+        await until(lambda: "slow one" in opened)
+        await until(lambda: _time_has_passed(site))
+        assert (await site.steps())["asks"].status is RUNNING
+
+        opened["slow one"].set()
+
+        await site.until_stands(asks=BLOCKED)
+        assert (await site.story())["tool_completed"] == 1
+
+
+async def _time_has_passed(site: Site) -> bool:
+    """Wait for ten times as long as a waiting run does before it parks, looking at the rows."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + 10 * site.settings.park_after_s
+    while loop.time() < end_s:
+        await site.store.steps(site.task_id)
+    return True
+
+
+@pytest.mark.spec("PER-13")
+async def test_calls_that_ask_at_the_same_time_are_parked_together_and_taken_up_one_by_one(open_here: OpenSite) -> None:
+    async with open_here() as site:
+        await site.submit(asking("asks", ask("a.pem", "a"), ask("b.pem", "b")))
+        await site.start_worker()
+        first, second = await site.pending(2)
+        await site.until_stands(asks=BLOCKED)
+
+        await site.answer(first)
+        await until(lambda: _has_parked(site, 2))
+        assert [one.id for one in await site.pending()] == [second.id]
+        await site.answer(second, choice=Choice.DENY)
+        await site.until_stands(asks=COMPLETED)
+
+        told = await site.story()
+        assert (told["permission_requested"], told["tool_completed"], told["tool_denied"]) == (2, 1, 1)
+
+
+async def _has_parked(site: Site, times: int) -> bool:
+    return (await site.story())["run_parked"] == times
+
+
+@pytest.mark.spec("PER-13")
+async def test_beyond_the_cap_a_run_keeps_its_slot_until_there_is_room(open_here: OpenSite) -> None:
+    async with open_here(max_parked=1) as site:
+        await site.submit(asking("one"), asking("two"))
+        await site.start_worker(2)
+        first, second = await site.pending(2)
+        await until(lambda: _statuses(site, {"one": BLOCKED, "two": RUNNING}, {"one": RUNNING, "two": BLOCKED}))
+        parked, kept = (first, second) if await _is_blocked(site, first.identity.step_key) else (second, first)
+
+        await site.answer(parked)
+        await until(lambda: _is_blocked(site, kept.identity.step_key))
+        await site.answer(kept)
+
+        await site.until_stands(one=COMPLETED, two=COMPLETED)
+
+
+async def _statuses(site: Site, *either: dict[str, StepStatus]) -> bool:
+    return {name: step.status for name, step in (await site.steps()).items()} in either
+
+
+async def _is_blocked(site: Site, step_key: str) -> bool:
+    return (await site.store.step(step_key)).status is BLOCKED
+
+
+async def test_a_cap_of_none_keeps_every_slot(open_here: OpenSite) -> None:
+    async with open_here(max_parked=0) as site:
+        await site.submit(asking())
+        await site.start_worker()
+        (request,) = await site.pending()
+        await until(lambda: _time_has_passed(site))
+
+        assert (await site.steps())["asks"].status is RUNNING
+        await site.answer(request)
+        await site.until_stands(asks=COMPLETED)
+
+
+@pytest.mark.spec("PER-13", "DAG-06")
+async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open_here: OpenSite) -> None:
+    async with open_here() as site:
+        await site.submit(asking("parked"), asking("waits"))
+        await site.start_worker(2)
+        await site.until_stands(parked=BLOCKED)
+        now_us = site.clock.now_us()
+
+        for worker in await site.store.cancel_task(site.own, site.task_id, reason="enough", now_us=now_us):
+            await site.board.wake_worker(worker)
+
+        await site.until_stands(parked=StepStatus.CANCELLED, waits=StepStatus.CANCELLED)
+        assert await site.store.pending(site.own.session_id) == []
+
+
+@pytest.mark.spec("PER-05", "PER-14", "PER-13")
+async def test_a_parked_run_of_a_session_that_is_left_alone_is_told_so(open_here: OpenSite) -> None:
+    async with open_here(responder_wait_s=0.5) as site:
+        await site.submit(asking(), mode=AnswerMode.ATTACHED)
+        await site.start_worker()
+
+        await site.until_stands(asks=COMPLETED)
+
+        told = await site.story()
+        assert (told["run_parked"], told["permission_failed"], told["tool_denied"]) == (1, 1, 1)
+
+
+# -- both at once
+class SlowToPark(MemoryStore):
+    """A store whose parking waits, before it is done or after, until a test says go."""
+
+    def __init__(self, *, is_done_first: bool) -> None:
+        super().__init__()
+        self.is_done_first = is_done_first
+        self.has_begun, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self.outcomes: list[bool] = []
+
+    async def park(
+        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+    ) -> bool:
+        if not self.is_done_first:
+            await self._wait()
+        outcome = await super().park(worker_id, held, request_ids, max_parked=max_parked, now_us=now_us)
+        self.outcomes.append(outcome)
+        if self.is_done_first:
+            await self._wait()
+        return outcome
+
+    async def _wait(self) -> None:
+        self.has_begun.set()
+        await self.may_go_on.wait()
+
+
+@pytest.mark.spec("PER-13")
+async def test_an_answer_that_comes_while_parking_lets_the_call_go_on_at_once(tmp_path: Path) -> None:
+    store = SlowToPark(is_done_first=False)
+    async with open_site(store, MemorySwitchboard(), tmp_path) as site:
+        await site.submit(asking())
+        await site.start_worker()
+        (request,) = await site.pending()
+        await store.has_begun.wait()
+
+        await site.answer(request)
+        await site.pending(0)
+        store.may_go_on.set()
+
+        steps = await site.until_stands(asks=COMPLETED)
+        assert True not in store.outcomes
+        assert steps["asks"].fence == 1
+        assert (await site.story())["run_parked"] == 0
+
+
+@pytest.mark.spec("PER-13", "DAG-03")
+async def test_an_answer_between_parking_and_stopping_is_used_once_by_the_next_life(tmp_path: Path) -> None:
+    """The former life learns too late that it is parked: what it still tries is refused, and nothing runs twice."""
+    store = SlowToPark(is_done_first=True)
+    async with open_site(store, MemorySwitchboard(), tmp_path) as site:
+        await site.submit(asking())
+        await site.start_worker()
+        (request,) = await site.pending()
+        await store.has_begun.wait()
+        await site.answer(request)
+        await site.pending(0)
+
+        await site.start_worker()
+        await site.until_stands(asks=COMPLETED)
+        store.may_go_on.set()
+
+        told = await site.story()
+        assert (told["run_parked"], told["run_resumed"], told["tool_completed"]) == (1, 1, 1)
+        assert len(store.rows.consumed) == 1
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_worker_that_stops_while_a_run_parks_leaves_it_parked(tmp_path: Path) -> None:
+    store = SlowToPark(is_done_first=True)
+    async with open_site(store, MemorySwitchboard(), tmp_path) as site:
+        await site.submit(asking())
+        process = await site.start_worker()
+        await store.has_begun.wait()
+        process.slots.stop_all("hand_back", "the worker stops")
+
+        await process.slots.until_idle()
+        store.may_go_on.set()
+
+        steps = await site.until_stands(asks=BLOCKED)
+        assert steps["asks"].lost_leases == 0
+        assert (await site.story())["step_handed_back"] == 0

@@ -1,0 +1,221 @@
+"""When a run parks: when every call of it that is under way has waited long enough, and the rows say that it may."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from shared.errors import LeaseLostError, UnavailableError
+from shared.tasks.step import Held
+from shared.testing.clock import FakeClock
+from shared.testing.memory import MemoryStore
+from worker.interruption import Interruption
+from worker.parking import Parking, ParkingLot
+
+HELD = Held("task_1/a", "run_1", 1)
+
+
+class Rows(MemoryStore):
+    """Rows that say to each wish to park what a test has told them to say, the last for ever."""
+
+    def __init__(self, *outcomes: bool | Exception) -> None:
+        super().__init__()
+        self.outcomes = list(outcomes)
+        self.asked: list[list[str]] = []
+
+    async def park(  # type: ignore[override]  # what a transaction looks like from outside
+        self, worker_id: str, held: Held, request_ids: list[str], *, max_parked: int, now_us: int
+    ) -> bool:
+        assert (worker_id, held, max_parked) == ("wrk_1", HELD, 5)
+        self.asked.append(sorted(request_ids))
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@dataclass
+class Scene:
+    """One run and its parking. ``flushed`` counts how often its log was written out before it parked."""
+
+    rows: Rows
+    lot: ParkingLot
+    parking: Parking
+    run: "asyncio.Task[object]"
+    flushed: list[int] = field(default_factory=list)
+
+    async def is_stopped(self) -> bool:
+        """Wait until the run was stopped; False when it still goes on after many turns of the loop."""
+        for _ in range(200):
+            if self.run.done():
+                return True
+            await asyncio.sleep(0)
+        return False
+
+    async def has_asked(self, times: int = 1) -> None:
+        """Wait until the rows were asked so often."""
+        async with asyncio.timeout(5):
+            while len(self.rows.asked) < times:  # noqa: ASYNC110  # rows have no event
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def scene(*outcomes: bool | Exception, after_s: float = 0.0, max_parked: int = 5) -> AsyncIterator[Scene]:
+    rows = Rows(*(outcomes or (True,)))
+    lot = ParkingLot(rows, FakeClock(), after_s, max_parked, again_s=0.001)
+    loop = asyncio.get_running_loop()
+    run: asyncio.Task[object] = loop.create_task(_for_ever())
+
+    async def flush() -> None:
+        made.flushed.append(len(rows.asked))
+
+    parking = Parking(lot, "wrk_1", HELD, Interruption(), run, flush)
+    made = Scene(rows, lot, parking, run)
+    with lot.entered(parking):
+        yield made
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_run_whose_only_call_waits_is_parked_and_then_stopped() -> None:
+    async with scene() as made:
+        with made.parking.call(), made.parking.waiting("req_1"):
+            assert await made.is_stopped()
+
+        assert made.rows.asked == [["req_1"]]
+        assert made.flushed == [0]
+        assert (made.parking.interruption.stop, made.parking.interruption.goes_on_elsewhere) == ("park", True)
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_run_with_a_call_that_still_works_is_not_parked_until_that_has_ended() -> None:
+    async with scene() as made:
+        with ExitStack() as waits:
+            waits.enter_context(made.parking.call())
+            waits.enter_context(made.parking.waiting("req_1"))
+            with made.parking.call():
+                assert not await made.is_stopped()
+                assert made.rows.asked == []
+
+            assert await made.is_stopped()
+
+
+@pytest.mark.spec("PER-13")
+async def test_calls_that_all_wait_are_parked_with_all_their_questions() -> None:
+    async with scene() as made:
+        with ExitStack() as waits:
+            for request in ("req_2", "req_1"):
+                waits.enter_context(made.parking.call())
+                waits.enter_context(made.parking.waiting(request))
+
+            assert await made.is_stopped()
+        assert made.rows.asked == [["req_1", "req_2"]]
+
+
+@pytest.mark.spec("PER-13")
+async def test_the_time_begins_with_the_call_that_has_waited_least() -> None:
+    async with scene(after_s=30.0) as made:
+        begun_s = asyncio.get_running_loop().time()
+        with made.parking.call(), made.parking.waiting("req_1"), made.parking.call(), made.parking.waiting("req_2"):
+            timer = made.parking._timer
+            assert timer is not None
+            assert timer.when() >= begun_s + 30.0
+            made.parking._waiting["req_1"] -= 29.0
+            made.parking.look()
+            again = made.parking._timer
+            assert again is not None
+            assert again.when() >= timer.when()
+
+
+async def test_a_run_that_waits_for_nothing_is_not_parked() -> None:
+    async with scene() as made:
+        made.parking.look()
+        with made.parking.call():
+            assert not await made.is_stopped()
+        assert made.rows.asked == []
+
+
+@pytest.mark.spec("PER-13")
+async def test_an_answer_in_time_leaves_the_run_where_it_is() -> None:
+    async with scene(after_s=30.0) as made:
+        with made.parking.call():
+            with made.parking.waiting("req_1"):
+                assert made.parking._timer is not None
+            assert made.parking._timer is None
+            assert not await made.is_stopped()
+
+
+@pytest.mark.spec("PER-13")
+@pytest.mark.parametrize(
+    "refusal",
+    [False, UnavailableError("the database is away"), LeaseLostError("run_1", 1), RuntimeError("a fault")],
+    ids=["no room", "unavailable", "lease lost", "fault"],
+)
+async def test_a_run_that_cannot_park_goes_on_waiting_and_tries_again(refusal: bool | Exception) -> None:
+    async with scene(refusal, refusal, True) as made:
+        with made.parking.call(), made.parking.waiting("req_1"):
+            await made.has_asked(3)
+
+            assert await made.is_stopped()
+
+
+async def test_a_cap_of_none_asks_the_rows_for_nothing() -> None:
+    async with scene(max_parked=0) as made:
+        with made.parking.call(), made.parking.waiting("req_1"):
+            assert not await made.is_stopped()
+        assert made.rows.asked == []
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_process_that_stops_parks_what_waits_at_once() -> None:
+    async with scene(after_s=3600.0) as made:
+        with made.parking.call(), made.parking.waiting("req_1"):
+            assert not await made.is_stopped()
+
+            made.lot.hurry()
+
+            assert await made.is_stopped()
+
+
+async def test_a_run_that_is_being_stopped_is_not_parked_besides() -> None:
+    async with scene() as made:
+        made.parking.interruption.stop = "cancel"
+        with made.parking.call(), made.parking.waiting("req_1"):
+            assert not await made.is_stopped()
+        assert made.rows.asked == []
+
+
+@pytest.mark.parametrize("stop", ["cancel", "hand_back", "drop"])
+async def test_a_stop_that_comes_while_parking_is_the_one_that_counts(stop: str) -> None:
+    async with scene() as made:
+        interruption = made.parking.interruption
+
+        async def flush() -> None:
+            pass
+
+        async def park(*_: object, **__: object) -> bool:
+            interruption.stop = stop  # type: ignore[assignment]  # one of them
+            made.rows.asked.append([])
+            return True
+
+        made.parking.flush = flush
+        made.rows.park = park  # type: ignore[method-assign]  # what happens in the middle of it
+        with made.parking.call(), made.parking.waiting("req_1"):
+            await made.has_asked()
+            assert not await made.is_stopped()
+        assert interruption.stop == stop
+
+
+async def test_a_run_that_is_held_no_longer_is_parked_no_more() -> None:
+    async with scene() as made:
+        with made.parking.call(), made.parking.waiting("req_1"):
+            made.parking.close()
+            assert not await made.is_stopped()
+        assert made.rows.asked == []

@@ -1,4 +1,4 @@
-"""What clients ask of a session's owner: pause, resume, cancel, retry, change, end, close. It alone writes the outcome.
+"""What clients ask of a session's owner: to pause, cancel, retry, change, end a task and more. It alone writes it.
 
 What may not be done twice (a change, a retry, an end) is carried out and marked as done in one transaction: an owner
 that dies in between leaves nothing for its successor to repeat.
@@ -16,6 +16,7 @@ from shared.tasks.again import rerun
 from shared.tasks.expansion import next_attempt
 from shared.tasks.growth import read_update
 from shared.tasks.planner import Planner
+from shared.tasks.pulling import read_dispatch
 from shared.tasks.status import TaskEvent
 from shared.tasks.store import TaskStore
 from shared.wire.ring import Ring
@@ -70,6 +71,8 @@ class Commands:
                 await self._end(ownership, command, TaskEvent.COMPLETE, reason, now_us)
             case CommandKind.FAIL:
                 await self._end(ownership, command, TaskEvent.FAIL, reason, now_us)
+            case CommandKind.DISPATCH:
+                await self._dispatch(ownership, command, now_us)
             case CommandKind.CLOSE:
                 await self.sessions.close_session(ownership)
             case other:
@@ -101,6 +104,15 @@ class Commands:
         if change.steps or change.edges:
             await self.tasks.recount(ownership, task.id, now_us=now_us)
         await self._wake(workers)
+
+    async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        """Insert the pullers that are asked for; they are claimed as every other step is."""
+        task = await self.tasks.task(command.subject)
+        steps = await self.tasks.steps(task.id)
+        dispatch = read_dispatch(command.detail, task, self.planner.known)
+        root = (await self.runs.run(task.root_run_id)).identity
+        change = self.planner.pullers(dispatch, task, steps, root)
+        await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
 
     async def _end(
         self,

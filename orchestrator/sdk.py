@@ -176,6 +176,35 @@ class Soong:
         """Cancel a task: nothing of it starts any more, what runs is stopped."""
         await self._tasks.cancel(await self._task(task_id), reason=reason)
 
+    async def dispatch_worker(
+        self,
+        task_id: str,
+        *,
+        count: int = 1,
+        max_steps: int | None = None,
+        agent: str = "",
+        model: str = "",
+        instructions: str = "",
+        allowed_tools: Sequence[str] | None = None,
+        script: Sequence[Json] | None = None,
+        pool: str = "",
+    ) -> None:
+        """Let ``count`` further runs take the task's ready steps one by one, each at most ``max_steps``.
+
+        They do what steps of ``claim: pull`` wait for, with this agent, model and these tools.
+        """
+        await self._tasks.dispatch_worker(
+            await self._task(task_id),
+            count=count,
+            max_steps=max_steps,
+            agent=agent,
+            model=model,
+            instructions=instructions,
+            allowed_tools=allowed_tools,
+            script=script,
+            pool=pool,
+        )
+
     async def update(self, task_id: str, change: Mapping[str, Json]) -> None:
         """Change a task that goes on, all or nothing: the arguments of the tool ``agent.task_update``."""
         await self._tasks.update(await self._task(task_id), change)

@@ -79,6 +79,8 @@ class CommandKind(StrEnum):
     """Change a task that goes on: grow it, try steps again, skip or cancel some (:mod:`shared.tasks.change`)."""
     COMPLETE = "complete"
     FAIL = "fail"
+    DISPATCH = "dispatch"
+    """Insert pullers: runs that take the steps of a task that are to be pulled (:mod:`shared.tasks.pulling`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from shared.tasks.change import TaskChange
 from shared.tasks.expansion import SurfaceOf, further_attempt, grown
 from shared.tasks.growth import Update, planned
 from shared.tasks.plan import Known, PlanStep
+from shared.tasks.pulling import Dispatch, pullers
 from shared.tasks.step import Step, Task
 from shared.tasks.totals import check_total
 
@@ -29,6 +30,16 @@ class Planner:
     default_model: str = ""
     max_children: int = 0
     """Most children of one run, 0 for any number (:mod:`shared.tasks.totals`)."""
+
+    def pullers(self, dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity) -> TaskChange:
+        """Return the change that adds pullers to a task.
+
+        Raises:
+            InvalidPlanError: they would run on the script model and have no script.
+            LimitExceededError: with them the task would have too many steps.
+        """
+        check_total(len(steps), dispatch.count, self.max_children)
+        return pullers(dispatch, task, steps, root, surface_of=self.surface_of, default_model=self.default_model)
 
     def change(
         self, update: Update, task: Task, steps: Sequence[Step], root: RunIdentity, last: Mapping[str, Run]

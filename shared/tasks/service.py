@@ -5,7 +5,7 @@ It owns nothing of a task: making one is an insert, everything else a command ro
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -126,6 +126,31 @@ class TaskService:
     async def update(self, task: Task, change: JsonObject, *, command_id: str = "") -> None:
         """Change a task that goes on (:mod:`shared.tasks.growth` says how it is written)."""
         await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
+
+    async def dispatch_worker(
+        self,
+        task: Task,
+        *,
+        count: int = 1,
+        max_steps: int | None = None,
+        agent: str = "",
+        model: str = "",
+        instructions: str = "",
+        allowed_tools: Sequence[str] | None = None,
+        script: Sequence[Json] | None = None,
+        pool: str = "",
+        command_id: str = "",
+    ) -> None:
+        """Let ``count`` runs take the task's ready steps one by one, each at most ``max_steps`` (DAG-03).
+
+        They take worker slots as every run does, and end when nothing is left for them to claim. ``allowed_tools`` are
+        theirs beside the tools for steps. What the owner refuses is a ConflictError with every offence.
+        """
+        detail: dict[str, Json] = {"count": count, "max_steps": max_steps, "agent": agent, "model": model}
+        detail |= {"instructions": instructions, "pool": pool}
+        detail["allowed_tools"] = None if allowed_tools is None else list(allowed_tools)
+        detail["script"] = None if script is None else list(script)
+        await self.ask(CommandKind.DISPATCH, task, detail, command_id=command_id)
 
     async def close_session(self, session_id: str) -> None:
         """Let a session's owner look at it no more once its tasks have ended."""

@@ -5,11 +5,16 @@ from collections import Counter
 
 import pytest
 
+from shared.errors import ConflictError
+from shared.sessions.session import CommandKind
 from shared.store import Store
-from shared.tasks.step import Claim, ClaimMode
+from shared.tasks.change import TaskChange
+from shared.tasks.status import TaskEvent, TaskStatus
+from shared.tasks.step import Claim, ClaimMode, FailurePolicy
+from shared.testing.builders import make_more
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, taken, work
-from tests.contract.scene import Scene, completed, step_ids
+from tests.contract.scene import Scene, cancelled, completed, failed, step_ids
 
 pytestmark = pytest.mark.spec("DAG-03")
 
@@ -92,3 +97,52 @@ async def test_pullers_on_several_workers_do_each_step_once(scene: Scene, open_a
     assert set(done.values()) == {1}
     counts = (await scene.store.counts(task_id)).by_status
     assert counts.get("completed") == total  # type: ignore[call-overload]  # a status is its word
+
+
+# -- pullers and the end of their task
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
+async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: Scene, end: str) -> None:
+    own = await scene.start(puller(priority=1, on_failure=FailurePolicy.KEEP), work("a"))
+    task_id = own.identity.task_id
+    await scene.complete(await scene.claim_one())
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+
+    await scene.advance([{"completed": completed, "failed": failed, "cancelled": cancelled}[end](own)])
+    for left in await scene.store.failures(scene.own):
+        await scene.store.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
+
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+
+
+async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alone(scene: Scene) -> None:
+    own = await scene.start(puller(on_failure=FailurePolicy.KEEP), pulled("p"))
+    task_id = own.identity.task_id
+    await scene.advance([failed(await taken(scene, own, "p")), failed(own)])
+    for left in await scene.store.failures(scene.own):
+        await scene.store.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
+
+    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
+    assert (await scene.store.task(task_id)).reason == "p"
+
+
+async def test_a_task_is_not_completed_by_its_planner_while_a_puller_goes_on(scene: Scene) -> None:
+    own = await scene.start(puller())
+
+    with pytest.raises(ConflictError, match="puller"):
+        await scene.store.end_task(scene.own, own.identity.task_id, TaskEvent.COMPLETE, reason="", now_us=scene.now_us)
+
+
+async def test_pullers_are_added_once_by_one_command(scene: Scene) -> None:
+    task_id = await scene.task(pulled("p"))
+    task = await scene.store.task(task_id)
+    root = (await scene.store.run(task.root_run_id)).identity
+    change = TaskChange(steps=make_more(task, root, puller("puller-1")))
+    command_id = await scene.command(task_id, CommandKind.DISPATCH)
+
+    await scene.store.update_task(scene.own, task_id, change, now_us=scene.now_us, command_id=command_id)
+
+    assert await scene.store.take_commands(scene.own) == []
+    with pytest.raises(ConflictError, match="puller-1"):
+        await scene.store.update_task(scene.own, task_id, change, now_us=scene.now_us)
+    own = await scene.claim_one()
+    assert (await scene.store.step(own.step_key)).is_puller

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shared.adapters.sql.claiming import CAPS, LIVE_WORKER, TURNS, Lane, lock_room, scopes_of
+from shared.adapters.sql.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, scopes_of
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.reading import Contexts, results_for
@@ -139,7 +139,7 @@ def _over_a_cap(tx: Transaction, step_id: str, row: Row) -> Unclaimable | None:
     session_id, definition, model, pool = row[9], row[10], row[11], row[4]
     scopes = scopes_of(session_id, definition, model, pool)
     lane = Lane("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
-    room = lock_room(tx, [lane], frozenset(scope for scope, _ in tx.rows(CAPS)))
+    room = lock_room(tx, [lane], frozenset(caps_of(tx, [lane])))
     full = [scope for scope in scopes if room.get(scope, 1) <= 0]
     return capped(step_id, full[0]) if full else None
 

@@ -53,7 +53,7 @@ OPEN_TASKS: Final = Statement(
 )
 LEFT: Final = Statement(
     "left: whether a task that has not ended has steps under way, steps that wait, retries not yet due, failures that "
-    "are not settled, steps that did not complete; one step each is looked at, however many there are",
+    "are not settled, steps of its own that did not complete; one step each is looked at, however many there are",
     """
     SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
                    AND status IN ('ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')),
@@ -62,13 +62,17 @@ LEFT: Final = Statement(
                    AND not_before_us IS NOT NULL AND task_id = :task_id AND open_deps = 0),
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
-           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped'))
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
+                   AND is_puller = 0)
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )
 IDS_BY_STATUS: Final = Statement(
-    "ids by status: of a task's steps that did not complete, in the order of insertion",
-    "SELECT status, step_id FROM steps WHERE task_id = :task_id AND status <> 'completed' ORDER BY ordinal",
+    "ids by status: of a task's own steps that did not complete, and pullers that go on, in the order of insertion",
+    """
+    SELECT status, step_id FROM steps WHERE task_id = :task_id AND status <> 'completed'
+      AND (is_puller = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
+    """,
 )
 _ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
     TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunStatus.COMPLETED, EndReason.COMPLETED),

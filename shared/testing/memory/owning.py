@@ -126,9 +126,13 @@ class MemoryOwning:
         unsettled = any(step.task_id == task_id for step in self._unsettled())
         if unsettled or any(step.status not in STEP_ENDS for step in steps):
             return None
-        if all(step.status is StepStatus.COMPLETED for step in steps):
+        left = [
+            (step.status, step.step_id)
+            for step in steps
+            if step.status is not StepStatus.COMPLETED and not step.is_puller
+        ]
+        if not left:
             return self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
-        left = [(step.status, step.step_id) for step in steps if step.status is not StepStatus.COMPLETED]
         return self._end_task(task, TaskEvent.FAIL, why_failed(left), now_us).status
 
     @transaction

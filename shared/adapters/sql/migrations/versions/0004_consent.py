@@ -19,6 +19,7 @@ _BLOCKED = "status = 'blocked'"
 def upgrade() -> None:
     _add_parking()
     _add_claim_modes()
+    _replace_command_kinds("'complete', 'fail', 'dispatch'")
     _make_api_tokens()
     _make_key_retirements()
     _make_audit()
@@ -32,6 +33,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_caps_standing", table_name="caps")
     op.drop_index("ix_owners_alive", table_name="owners")
+    _replace_command_kinds("'complete', 'fail'")
     _drop_claim_modes()
     _drop_parking()
     for table in ("api_tokens", "key_retirements", "audit", "reports"):
@@ -132,6 +134,14 @@ def _add_claim_modes() -> None:
         steps.add_column(sa.Column("holder_run_id", sa.Text(), server_default="", nullable=False))
     where = sa.text("holder_run_id <> ''")
     op.create_index("ix_steps_holder", "steps", ["holder_run_id"], sqlite_where=where, postgresql_where=where)
+
+
+def _replace_command_kinds(last: str) -> None:
+    """What a client may ask of a session's owner; the table is small whatever has run."""
+    condition = f"kind IN ('pause', 'resume', 'cancel', 'retry', 'close', 'update', {last})"
+    with op.batch_alter_table("commands") as commands:
+        commands.drop_constraint(op.f("ck_commands_kind"), type_="check")
+        commands.create_check_constraint(op.f("ck_commands_kind"), sa.text(condition))
 
 
 def _drop_claim_modes() -> None:

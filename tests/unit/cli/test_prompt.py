@@ -2,15 +2,22 @@
 
 import asyncio
 import io
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Awaitable, Callable
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from orchestrator.cli.console import inert, one_line, table
-from orchestrator.cli.prompt import TerminalPrompt, choices, preview_of, question, read_decision
+from orchestrator.cli.prompt import Keyboard, TerminalPrompt, choices, preview_of, question, read_decision
+from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
+from orchestrator.whole_input import EXACT, WholeInput
+from shared.errors import UnavailableError
 from shared.identity import Role, RunIdentity
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.testing.clock import FakeClock
 
 
 def make_request(**overrides: object) -> PermissionRequest:
@@ -189,6 +196,143 @@ def test_a_table_lines_up_wide_characters() -> None:
     lines = table(("a", "b"), [("日本", "x"), ("ab", "y")]).splitlines()
 
     assert lines == ["a     b", "日本  x", "ab    y"]
+
+
+def typed(*lines: str) -> Callable[[], Awaitable[str]]:
+    """Return a keyboard at which these lines are typed, and then nothing more."""
+    left = iter(lines)
+
+    async def read() -> str:
+        line = next(left, None)
+        if line is None:
+            raise NoMoreAnswersError("standard input ended")
+        return line
+
+    return read
+
+
+def prompt_of(read: Callable[[], Awaitable[str]], width: int = 100) -> tuple[TerminalPrompt, io.StringIO]:
+    output = io.StringIO()
+    console = Console(file=output, width=width, height=40, highlight=False, markup=False, force_terminal=False)
+    return TerminalPrompt(console, lambda _held: None, read, clock=FakeClock()), output
+
+
+THREE = [make_request(id=f"req_{name * 8}", shown=f"/project/{name}.md") for name in "abc"]
+
+
+@pytest.mark.spec("PER-06", "PER-13")
+async def test_of_several_questions_the_one_that_is_shown_is_marked_in_the_list() -> None:
+    """Who asks and for what is seen of each that waits (anomalyco/opencode#15332, openai/codex#45167)."""
+    prompt, output = prompt_of(typed("1"))
+    prompt.take_waiting(THREE)
+
+    await prompt(THREE[1])
+
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "3 questions wait"
+    assert [line[:10] for line in lines[1:4]] == ["  aaaaaaaa", "> bbbbbbbb", "  cccccccc"]
+    assert all("report  code.write_file  /project/" in line for line in lines[1:4])
+    assert "f full  l list  n next  ? help" in output.getvalue()
+
+
+async def test_a_single_question_has_no_list_and_no_next() -> None:
+    prompt, output = prompt_of(typed("n", "1"))
+    prompt.take_waiting(THREE[:1])
+
+    await prompt(THREE[0])
+
+    assert "wait" not in output.getvalue().splitlines()[0]
+    assert "n next" not in output.getvalue()
+    assert "no other question waits" in output.getvalue()
+
+
+@pytest.mark.spec("PER-13")
+@pytest.mark.parametrize("key", ["f", "l", "?", "", "y", "n", "yes please"])
+async def test_keys_that_look_and_slips_answer_nothing(key: str) -> None:
+    prompt, _ = prompt_of(typed(key))
+
+    with pytest.raises(NoMoreAnswersError):
+        await prompt(THREE[0])
+
+
+async def test_n_asks_for_another_question_first() -> None:
+    prompt, _ = prompt_of(typed("n"))
+    prompt.take_waiting(THREE)
+
+    with pytest.raises(AnotherFirstError):
+        await prompt(THREE[0])
+
+
+@pytest.mark.parametrize("waiting", [4, 60])
+async def test_the_list_above_a_question_is_short_and_l_shows_all_of_it(waiting: int) -> None:
+    many = [make_request(id=f"req_{number:08}") for number in range(waiting)]
+    prompt, output = prompt_of(typed("l", "1"))
+    prompt.take_waiting(many)
+
+    await prompt(many[0])
+
+    above, _, below = output.getvalue().partition("asks for permission")
+    assert above.count("code.write_file") == min(waiting, 5) + 1
+    assert ("more; l lists them" in above) is (waiting > 5)
+    assert below.count("/project/report.md") == waiting + 1
+
+
+@pytest.mark.parametrize("width", [20, 40, 59, 60, 200])
+async def test_every_line_fits_the_terminal_and_every_fact_is_there(width: int) -> None:
+    prompt, output = prompt_of(typed("f", "l", "1"), width)
+    prompt.take_waiting(THREE)
+
+    await prompt(make_request(id=THREE[0].id, scope="/a/very/long/folder/name/" * 3, is_dangerous=True))
+
+    shown = output.getvalue()
+    squeezed = "".join(char for char in shown if char.isalnum() or char in "/_.")
+    assert max(map(cell_len, shown.splitlines())) <= max(width, 40)
+    assert all(word in squeezed for word in ("agent_child", "run_parent", "DANGEROUS", "/project/report.md"))
+
+
+async def test_the_whole_input_is_shown_on_demand_and_says_what_it_is() -> None:
+    async def whole(_request: PermissionRequest) -> WholeInput:
+        return WholeInput({"content": "one\ntwo"}, EXACT, is_exact=True)
+
+    prompt, output = prompt_of(typed("f", "1"))
+    prompt.whole = whole
+
+    await prompt(make_request())
+
+    assert EXACT in output.getvalue()
+    assert "  content: 7 characters, 2 lines, no line break at the end\n  | one\n  | two\n" in output.getvalue()
+
+
+async def test_a_database_that_is_away_leaves_the_question_standing() -> None:
+    async def whole(_request: PermissionRequest) -> WholeInput:
+        raise UnavailableError("the database does not answer")
+
+    prompt, output = prompt_of(typed("f", "3 too much"))
+    prompt.whole = whole
+
+    assert await prompt(make_request()) == PermissionDecision(Choice.DENY, "too much")
+    assert "cannot be read now: the database does not answer" in output.getvalue()
+
+
+async def test_the_end_of_the_input_is_no_answer() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    try:
+        prompt, _ = prompt_of(Keyboard(reading).line)
+        with pytest.raises(NoMoreAnswersError, match="standard input ended"):
+            await prompt(make_request())
+    finally:
+        os.close(reading)
+
+
+def test_no_colour_is_written_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, highlight=False, markup=False)
+
+    console.print(question(make_request(), preview_of(make_request())))
+
+    assert not re.search("\x1b\\[[0-9;]*3[0-9]", output.getvalue())
 
 
 def _never() -> Callable[[], "asyncio.Future[str]"]:

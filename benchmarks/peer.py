@@ -31,10 +31,11 @@ class CeleryWorkbench:
     app: Celery
     client: redis.Redis
     pid: int
+    concurrency: int = PROCESSES
 
     @property
     def name(self) -> str:
-        return f"celery prefork -c {PROCESSES}"
+        return f"celery prefork -c {self.concurrency}"
 
     def run(self, workload: Workload) -> float:
         self.client.delete(COUNTER, DONE)
@@ -61,12 +62,12 @@ class CeleryWorkbench:
 
 
 @contextmanager
-def celery_workbench(redis_url: str) -> Iterator[CeleryWorkbench]:
-    """Start the peer's worker, wait until it has done one task, and stop it afterwards."""
+def celery_workbench(redis_url: str, concurrency: int = PROCESSES) -> Iterator[CeleryWorkbench]:
+    """Start the peer's worker with so many processes, wait until it has done one task, and stop it afterwards."""
     # redis-py gives a blocking read no more than its socket timeout, so this client has none.
     client = redis.Redis.from_url(redis_url, socket_timeout=None)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url]
+    command = [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url, str(concurrency)]
     silent = subprocess.DEVNULL
     worker = subprocess.Popen(command, env=environment, cwd="/", stdin=silent, stdout=silent, stderr=silent)
     app = make_app(redis_url)
@@ -75,7 +76,7 @@ def celery_workbench(redis_url: str) -> Iterator[CeleryWorkbench]:
         app.send_task("count", (1,))
         if client.blpop([DONE], timeout=RUN_LIMIT_S) is None:
             raise PeerError(f"the peer's worker did not start; see what it says: {' '.join(command)}")
-        yield CeleryWorkbench(app, client, worker.pid)
+        yield CeleryWorkbench(app, client, worker.pid, concurrency)
     finally:
         worker.terminate()
         try:

@@ -1,7 +1,7 @@
 """The peer: a bare Celery application whose tasks do nothing but tell that they ran. Nothing is durable.
 
 Settings are Celery's own defaults but for the result, which nobody wants. ``python -P -m benchmarks.peer_app URL`` is
-its worker: prefork, two processes.
+its worker: prefork, two processes unless a number follows.
 """
 
 import sys
@@ -38,12 +38,12 @@ def make_app(redis_url: str) -> Celery:
     return app
 
 
-def main(redis_url: str) -> int:
+def main(redis_url: str, processes: int = PROCESSES) -> int:
     app = make_app(redis_url)
-    options = ["worker", "--pool", "prefork", "--concurrency", str(PROCESSES), "--loglevel", "WARNING"]
+    options = ["worker", "--pool", "prefork", "--concurrency", str(processes), "--loglevel", "WARNING"]
     app.worker_main([*options, "--queues", QUEUE, "--hostname", "peer@benchmark"])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

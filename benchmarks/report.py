@@ -2,9 +2,10 @@
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.workbench import Sample
 from benchmarks.workload import Shape, Workload
@@ -22,6 +23,17 @@ class Figure:
     peer: str
     peer_value: float | None
     ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a part of the benchmark found: its figures, and in words which promises they break."""
+
+    figures: Sequence[Figure]
+    broken: Sequence[str] = ()
+
+    def and_also(self, other: "Finding") -> "Finding":
+        return Finding((*self.figures, *other.figures), (*self.broken, *other.broken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +90,15 @@ def _row(figure: Figure) -> tuple[str, ...]:
     return (figure.workload, figure.store, metric, f"{figure.ours:,.2f}", theirs, ratio)
 
 
-def write(lines: Iterable[Figure], path: Path) -> None:
-    path.write_text(json.dumps([asdict(figure) for figure in lines], indent=1) + "\n", encoding="utf-8")
+def write(lines: Sequence[Figure], path: Path) -> None:
+    """Write figures to the file in which those of other workloads and stores stand: they replace their own alone."""
+    fresh = [asdict(figure) for figure in lines]
+    measured = {_place(line) for line in fresh}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    kept = [line for line in known if _place(line) not in measured]
+    path.write_text(json.dumps([*kept, *fresh], indent=1) + "\n", encoding="utf-8")
+
+
+def _place(line: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kind of workload, which stands before its first hyphen, and the store."""
+    return line["workload"].partition("-")[0], line["store"]

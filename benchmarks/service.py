@@ -5,7 +5,6 @@ Reading the plan is not: the peer reads none.
 """
 
 import asyncio
-import os
 import subprocess
 import sys
 import time
@@ -14,30 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.handing_over import ServiceError, complete, environment_of, prepare
 from benchmarks.ledger import Ledger
 from benchmarks.plans import plan_of
 from benchmarks.workload import Workload
-from orchestrator.catalogue import Catalogue
 from orchestrator.client import Client
 from orchestrator.client_bootstrap import open_client
 from orchestrator.embedded.starter import living_service
-from orchestrator.submission import Submission, submission
-from shared.clock import SystemClock
 from shared.errors import SoongError
-from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
-from shared.tasks.reading import plan_from_json
-from shared.tasks.status import TaskStatus
 
 WORKERS = 2
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
-RUN_LIMIT_S = 300.0
-LOOK_EVERY_S = 0.5
-
-
-class ServiceError(RuntimeError):
-    """The service did not start, or did not complete a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,43 +44,13 @@ class ServiceWorkbench:
         return self.store
 
     def run(self, workload: Workload) -> float:
-        return self.runner.run(self._run(self._prepare(workload)))
+        return self.runner.run(complete(self.client, prepare(self.home, plan_of(workload))))
 
     def processes(self) -> Sequence[int]:
         return (self.pid,)
 
     def transactions(self) -> int | None:
         return self.ledger.transactions()
-
-    def _prepare(self, workload: Workload) -> Submission:
-        catalogue = Catalogue.of(load_settings(agent_home=self.home))
-        return submission(
-            plan_from_json(plan_of(workload), known=catalogue.known()),
-            {},
-            project=self.home,
-            answer_mode=AnswerMode.NONE,
-            model="script",
-            allow=(),
-            catalogue=catalogue,
-            clock=SystemClock(),
-        )
-
-    async def _run(self, prepared: Submission) -> float:
-        ear = await self.client.switchboard.session_ear(prepared.session.id)
-        try:
-            began = time.perf_counter()
-            await self.client.submit(prepared.session, prepared.task)
-            async with asyncio.timeout(RUN_LIMIT_S):
-                status = TaskStatus.RUNNING
-                while not status.is_terminal:
-                    await ear.wait(LOOK_EVERY_S)
-                    status = (await self.client.store.task(prepared.task.id)).status
-            elapsed_s = time.perf_counter() - began
-        finally:
-            await ear.close()
-        if status is not TaskStatus.COMPLETED:
-            raise ServiceError(f"{prepared.task.title} on {self.store} ended as {status}")
-        return elapsed_s
 
 
 @contextmanager
@@ -105,7 +63,7 @@ def service_workbench(
     with log_path.open("wb") as log, asyncio.Runner() as runner:
         service = subprocess.Popen(
             [Path(sys.executable).with_name("soong"), "up", "--workers", str(WORKERS)],
-            env=_environment(settings),
+            env=environment_of(settings),
             cwd=home,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -126,16 +84,6 @@ def service_workbench(
             except subprocess.TimeoutExpired:
                 service.kill()
                 service.wait(STOP_LIMIT_S)
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    ours = ("SOONG_", "PYTHONPATH")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment["SOONG_AGENT_HOME"] = environment["XDG_RUNTIME_DIR"] = str(settings.agent_home)
-    environment["SOONG_REDIS_URL"] = settings.redis_url
-    if settings.database_url:
-        environment["SOONG_DATABASE_URL"] = settings.database_url
-    return environment
 
 
 async def _connect(settings: Settings, service: subprocess.Popen[bytes]) -> Client | None:

@@ -39,7 +39,7 @@ from pydantic_ai.toolsets import FunctionToolset
 from pydantic_ai.usage import RunUsage
 
 from benchmarks.ledger import SqliteLedger
-from benchmarks.report import Figure, table
+from benchmarks.report import Figure, Finding, table
 from shared.adapters.sql.store import SqlStore, open_store
 from shared.clock import SystemClock
 from shared.identity import Role, RunIdentity
@@ -54,6 +54,7 @@ from shared.tools.ports import CallLog, GateCall, StartedCall, ToolCall, Verdict
 from shared.tools.result import ArtifactRef, ToolResult
 from worker.call_log import RunCallLog
 
+PART: Final = "tool-call"
 NAME: Final = "T1-tool-call"
 PEER: Final = "Pydantic AI ToolManager"
 LIMIT_US: Final = 200.0
@@ -150,6 +151,11 @@ class Found:
     def over_handler_us(self) -> float:
         """What the pipeline without persistence costs more than its handler; held to :data:`LIMIT_US`."""
         return self.pipeline.cpu_us - self.direct.cpu_us
+
+    def finding(self) -> Finding:
+        """Return the lines of the report and whether the limit held."""
+        cost = f"a tool call costs {self.over_handler_us:.0f} us more than its handler, not {LIMIT_US:.0f}"
+        return Finding(self.figures(), [cost] if self.over_handler_us > LIMIT_US else [])
 
     def figures(self) -> list[Figure]:
         """Return the lines of the report."""

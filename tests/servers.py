@@ -96,8 +96,9 @@ def redis_server(*options: str) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
-    """Run a PostgreSQL 18; without ``durable`` it does not wait for the disk.
+def postgres_server(*, durable: bool = False, settings: Sequence[str] = ()) -> Iterator[PostgresServer]:
+    """Run a PostgreSQL 18, with ``settings`` such as ``autovacuum=off``; without ``durable`` it does not wait for the
+    disk.
 
     PostgreSQL refuses to run as root, so root starts it as ``nobody``, who owns its folder.
     """
@@ -113,6 +114,7 @@ def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
         command = [
             *(str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-h", ""),
             *("-c", "max_connections=200", "-c", "shared_buffers=64MB"),
+            *(part for setting in settings for part in ("-c", setting)),
         ]
         if not durable:
             command += ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]

@@ -1,0 +1,70 @@
+"""What a client does in a benchmark: prepare a plan, hand its task over, wait until it has completed."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.client import Client
+from orchestrator.submission import Submission, submission
+from shared.clock import SystemClock
+from shared.jsontext import Json
+from shared.sessions.session import AnswerMode
+from shared.settings import Settings, load_settings
+from shared.tasks.reading import plan_from_json
+from shared.tasks.status import TaskStatus
+
+RUN_LIMIT_S: Final = 300.0
+LOOK_EVERY_S: Final = 0.5
+
+
+class ServiceError(RuntimeError):
+    """The service did not start, or did not complete a task."""
+
+
+def prepare(home: Path, plan: Mapping[str, Json]) -> Submission:
+    """Return a session and its task, ready to be written; reading the plan is no part of what is timed."""
+    catalogue = Catalogue.of(load_settings(agent_home=home))
+    return submission(
+        plan_from_json(dict(plan), known=catalogue.known()),
+        {},
+        project=home,
+        answer_mode=AnswerMode.NONE,
+        model="script",
+        allow=(),
+        catalogue=catalogue,
+        clock=SystemClock(),
+    )
+
+
+async def complete(client: Client, prepared: Submission) -> float:
+    """Submit and wait; return the seconds from handing over to reading that it completed. Raises: ServiceError."""
+    ear = await client.switchboard.session_ear(prepared.session.id)
+    try:
+        began = time.perf_counter()
+        await client.submit(prepared.session, prepared.task)
+        async with asyncio.timeout(RUN_LIMIT_S):
+            status = TaskStatus.RUNNING
+            while not status.is_terminal:
+                await ear.wait(LOOK_EVERY_S)
+                status = (await client.store.task(prepared.task.id)).status
+        elapsed_s = time.perf_counter() - began
+    finally:
+        await ear.close()
+    if status is not TaskStatus.COMPLETED:
+        raise ServiceError(f"{prepared.task.title} ended as {status}")
+    return elapsed_s
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Return the environment of a service's processes: ours, without what would configure them otherwise."""
+    ours = ("SOONG_", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment["SOONG_AGENT_HOME"] = environment["XDG_RUNTIME_DIR"] = str(settings.agent_home)
+    environment["SOONG_REDIS_URL"] = settings.redis_url
+    if settings.database_url:
+        environment["SOONG_DATABASE_URL"] = settings.database_url
+    return environment

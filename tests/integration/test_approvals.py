@@ -1,0 +1,416 @@
+"""Answering from outside: `soong approvals` by rows, and a terminal that answers for every session of its principal."""
+
+import asyncio
+import json
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.approval import approval_of
+from orchestrator.cli.approvals import find_question
+from orchestrator.cli.approvals_answer import Answering, ExitCode
+from orchestrator.cli.approvals_text import list_text, show_text
+from orchestrator.cli.approvals_watch import Stream
+from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError, RemoteResponder
+from orchestrator.target_now import Lookout
+from shared.errors import NotFoundError, UsageError
+from shared.permissions.policy import Mode, Policy
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question
+from shared.sessions.session import AnswerMode
+from shared.testing.builders import make_worker
+from shared.tools.ports import Verdict
+from shared.tools.result import ErrorType
+from tests.integration.conftest import OpenBench
+from tests.integration.consent import HOME, Bench, Callback, make_call, until, verdicts
+
+
+async def asked(bench: Bench, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:
+    """Have a worker ask; return its waiting call and the question."""
+    before = {question.request.id for question in await bench.store.questions()}
+    ((claim, worker),) = await bench.claim()
+    asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
+
+    async def new() -> list[Question]:
+        return [one for one in await bench.store.questions() if one.request.id not in before]
+
+    async def is_there() -> bool:
+        return bool(await new())
+
+    await until(is_there)
+    return asking, (await new())[0]
+
+
+def answering(bench: Bench, principal: str = "local") -> Answering:
+    settings = bench.settings.model_copy(update={"principal": principal})
+    return Answering(bench.store, bench.ring, settings, bench.clock)
+
+
+async def answer(bench: Bench, question: Question, choice: Choice, reason: str = "", **how: float) -> tuple[int, str]:
+    said = await answering(bench).answer(question, choice, reason, wait_s=how.get("wait_s", 10.0), home=HOME)
+    return said.exit_code, said.sentence
+
+
+# -- answering
+@pytest.mark.spec("PER-03", "PER-13", "PER-15")
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        (Choice.ALLOW_ONCE, "allowed once by local through soong approvals: seen"),
+        (Choice.ALLOW_FOR_SESSION, "allowed for the session by local through soong approvals: seen"),
+        (Choice.DENY, "denied by local through soong approvals: seen"),
+    ],
+)
+async def test_an_answer_from_another_terminal_reaches_exactly_its_call(
+    open_bench: OpenBench, choice: Choice, sentence: str
+) -> None:
+    """Any client of the session can answer, once / for the session / no (openai/codex#45167, claude-code#47339)."""
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+
+        code, said = await answer(bench, question, choice, "seen")
+
+        (verdict,) = await verdicts(asking)
+        assert (code, said.partition(": ")[2]) == (ExitCode.DONE, sentence)
+        assert verdict.is_allowed is (choice is not Choice.DENY)
+        assert (verdict.author, verdict.reason) == ("person", "seen")
+        stored = await bench.store.answer_of(question.request.id)
+        assert stored is not None
+        assert (stored.channel, stored.input_digest) == ("cli", question.request.input_digest)
+
+
+@pytest.mark.spec("PER-15")
+async def test_a_second_answer_is_told_who_was_first(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        await answer(bench, question, Choice.ALLOW_ONCE)
+        await verdicts(asking)
+
+        late = await answer(bench, question, Choice.DENY)
+        listed = await answer(bench, await find_question(bench.store, question.request.id[-8:]), Choice.DENY)
+
+        assert late == listed
+        assert late[0] == ExitCode.DECIDED
+        assert late[1].endswith("was allowed once by local through soong approvals")
+
+
+@pytest.mark.spec("PER-15")
+async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_bench: OpenBench) -> None:
+    """A prompt for a dead child is dismissed, not waited for (oh-my-openagent#4447, letta-ai/letta-code#2578)."""
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        code, said = await answer(bench, question, Choice.ALLOW_ONCE)
+
+        assert (code, "withdrawn" in said) == (ExitCode.DECIDED, True)
+        assert await bench.store.questions() == []
+        approval = await approval_of(
+            bench.store, await find_question(bench.store, question.request.id), Lookout((), bench.settings.home)
+        )
+        assert approval.withdrawn == "its call was cancelled"
+        assert "its call was cancelled" in show_text(approval, 0, is_full=False)
+
+
+@pytest.mark.spec("PER-13")
+async def test_an_answer_while_no_orchestrator_runs_is_kept_and_says_so(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        await bench.desk.close()
+        for task in bench.tasks:
+            task.cancel()
+
+        code, said = await answer(bench, question, Choice.ALLOW_ONCE, wait_s=0)
+
+        assert (code, "no orchestrator has acted on it yet" in said) == (ExitCode.DONE, True)
+        bench.desk = bench.new_desk(bench.ownership.owner_id)
+        await bench.desk.review([bench.session_id])
+        (verdict,) = await verdicts(asking)
+        assert (verdict.is_allowed, verdict.author) == (True, "person")
+
+
+@pytest.mark.spec("PER-13")
+async def test_another_principal_may_not_answer_and_the_question_stays(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+
+        said = await answering(bench, "mallory").answer(question, Choice.ALLOW_ONCE, "", wait_s=0, home=HOME)
+
+        assert said.exit_code == ExitCode.NOT_ALLOWED
+        assert (
+            said.sentence == "not answered: its session is answered by 'local', and you are 'mallory' (SOONG_PRINCIPAL)"
+        )
+        assert await bench.store.answer_of(question.request.id) is None
+        await answer(bench, question, Choice.ALLOW_ONCE)
+        assert (await verdicts(asking))[0].is_allowed
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_session_with_an_inbox_is_answered_by_whoever_may(open_bench: OpenBench) -> None:
+    async with open_bench(mode=AnswerMode.INBOX) as bench:
+        asking, question = await asked(bench)
+
+        said = await answering(bench, "grace").answer(question, Choice.DENY, "no", wait_s=10, home=HOME)
+
+        assert said.sentence.endswith("denied by grace through soong approvals: no")
+        assert (await verdicts(asking))[0].error is ErrorType.PERMISSION_DENIED
+
+
+@pytest.mark.spec("PER-13")
+async def test_what_a_run_has_started_cannot_answer(open_bench: OpenBench) -> None:
+    """Nothing that a run started answers for a person: this test is the child of such a worker."""
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        worker = replace(make_worker(), host=socket.gethostname(), pid=os.getppid())
+        await bench.store.register_worker(worker)
+
+        code, said = await answer(bench, question, Choice.ALLOW_ONCE)
+
+        assert (code, said) == (
+            ExitCode.NOT_ALLOWED,
+            "not answered: this command was started by a run, and runs do not answer for people",
+        )
+        assert await bench.store.answer_of(question.request.id) is None
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.spec("PER-08", "PER-20")
+@pytest.mark.parametrize(
+    ("policy", "folder", "why"),
+    [
+        (Policy(mode=Mode.STRICT), "/work/out", "no session grant is offered for this call"),
+        (Policy(), HOME, "no session grant is offered for this call"),
+    ],
+    ids=["strict", "a whole home"],
+)
+async def test_a_grant_is_refused_where_none_is_offered(
+    open_bench: OpenBench, policy: Policy, folder: str, why: str
+) -> None:
+    async with open_bench(policy=policy) as bench:
+        asking, question = await asked(bench, folder)
+
+        code, said = await answer(bench, question, Choice.ALLOW_FOR_SESSION)
+
+        assert (code, why in said) == (ExitCode.NOT_ALLOWED, True)
+        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == ExitCode.DONE
+        assert (await verdicts(asking))[0].is_allowed
+
+
+# -- looking
+@pytest.mark.spec("PER-06")
+async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cover(open_bench: OpenBench) -> None:
+    """No bare tool name (QwenLM/qwen-code#3960, github/copilot-cli#3684): step, agent, model, target, risk, scope."""
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        who = question.request.identity
+
+        text = list_text(await bench.store.questions(), bench.clock.now_us())
+
+        for word in (
+            question.request.id[-8:],
+            "code.write_file  write",
+            "/work/out/report.md",
+            who.step_title,
+            who.task_id,
+            who.agent_id,
+            who.definition,
+            who.model or "default",
+            "grant  /work/out",
+            "1 question waits",
+        ):
+            assert word in text
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.spec("PER-06")
+async def test_all_about_a_question_is_read_from_rows_with_its_lineage(open_bench: OpenBench) -> None:
+    """Risk, hook result, advice and reason are told (anthropics/claude-code#85023, #16529)."""
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        request = question.request
+
+        approval = await approval_of(bench.store, question, Lookout((), bench.settings.home))
+        said = json.loads(json.dumps(approval.as_json()))
+
+        assert [parent["run_id"] for parent in said["parents"]] == [request.identity.parent_run_id]
+        assert said["session"]["principal"] == "local"
+        assert said["whole"]["is_exact"] is True
+        assert {name: said[name] for name in ("risk", "hook_result", "suggested", "cwd", "session_grant")} == {
+            "risk": "write",
+            "hook_result": "none",
+            "suggested": "allow_once",
+            "cwd": "/project",
+            "session_grant": "/work/out",
+        }
+        text = show_text(approval, bench.clock.now_us(), is_full=True)
+        assert all(word in text for word in (request.id, request.input_digest, request.identity.parent_agent_id))
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_question_is_found_by_either_end_of_its_id_and_what_waits_goes_first(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        other, second = await asked(bench, "/work/two")
+        key = question.request.id
+
+        assert (await find_question(bench.store, key)).request.id == key
+        assert (await find_question(bench.store, key[-6:])).request.id == key
+        with pytest.raises(UsageError, match="fits 2 questions"):
+            await find_question(bench.store, "req_")
+        with pytest.raises(NotFoundError):
+            await find_question(bench.store, "zzzzzzzz")
+        await answer(bench, second, Choice.DENY)
+        await verdicts(other)
+        assert (await find_question(bench.store, "req_")).request.id == key
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.spec("PER-14", "PER-15")
+async def test_a_stream_tells_each_question_and_each_end_once(
+    open_bench: OpenBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has expired leaves the list, and its end is told (Agenta-AI/agenta#6823, librefang/librefang#1797)."""
+    async with open_bench() as bench:
+        stream = Stream(bench.store, "")
+        asking, question = await asked(bench)
+        for _ in range(2):
+            await stream.look()
+        await answer(bench, question, Choice.DENY, "no")
+        await verdicts(asking)
+        for _ in range(2):
+            await stream.look()
+
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(line["event"], line["id"], line["ending"]) for line in lines] == [
+            ("asked", question.request.id, "waits"),
+            ("closed", question.request.id, "denied"),
+        ]
+
+
+# -- a terminal that answers for all sessions
+def watcher(bench: Bench, callback: object, sentences: list[str], principal: str = "local") -> RemoteResponder:
+    responder = RemoteResponder(
+        bench.store,
+        bench.ring,
+        bench.switchboard,
+        "",
+        principal,
+        "cli",
+        callback,  # type: ignore[arg-type]  # callbacks of these tests
+        bench.settings,
+        notify=sentences.append,
+    )
+    bench.tasks.append(asyncio.get_running_loop().create_task(responder.run()))
+    return responder
+
+
+@pytest.mark.spec("PER-13", "PER-01")
+async def test_one_terminal_answers_for_every_session_of_its_principal_one_at_a_time(open_bench: OpenBench) -> None:
+    async with (
+        open_bench() as bench,
+        open_bench(store=bench.store, ring=bench.ring, switchboard=bench.switchboard) as other,
+    ):
+        person = Callback()
+        watcher(bench, person, [])
+        (first, _), (second, _) = await asked(bench), await asked(other)
+
+        answers = await verdicts(first, second)
+
+        assert all(verdict.is_allowed for verdict in answers)
+        assert {request.identity.session_id for request in person.shown} == {bench.session_id, other.session_id}
+        assert person.most_at_once == 1
+
+
+async def test_questions_of_other_principals_are_not_shown(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        stranger, person = Callback(), Callback()
+        watcher(bench, stranger, [], "mallory")
+        asking, _ = await asked(bench)
+        watcher(bench, person, [])
+
+        assert (await verdicts(asking))[0].is_allowed
+        assert stranger.shown == []
+
+
+async def test_a_question_that_is_put_off_comes_after_the_others_and_comes_again(open_bench: OpenBench) -> None:
+    order: list[str] = []
+
+    async def person(request: PermissionRequest) -> PermissionDecision:
+        order.append(request.scope)
+        if len(order) <= 2:
+            raise AnotherFirstError
+        return PermissionDecision(Choice.ALLOW_ONCE)
+
+    async with open_bench() as bench:
+        one, _ = await asked(bench, "/work/1")
+        two, _ = await asked(bench, "/work/2")
+        three, _ = await asked(bench, "/work/3")
+        watcher(bench, person, [])
+
+        assert all(verdict.is_allowed for verdict in await verdicts(one, two, three))
+        assert order == ["/work/1", "/work/2", "/work/3", "/work/1", "/work/2"]
+
+
+@pytest.mark.spec("PER-13")
+async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: OpenBench) -> None:
+    async def closed(_request: PermissionRequest) -> PermissionDecision:
+        raise NoMoreAnswersError("standard input ended")
+
+    async with open_bench() as bench:
+        sentences: list[str] = []
+        asking, question = await asked(bench)
+        watcher(bench, closed, sentences)
+        await until(lambda: len(sentences) == 2)
+
+        assert await bench.store.answer_of(question.request.id) is None
+        assert sentences[0] == "standard input ended"
+        assert sentences[1].startswith("1 question stays open; `soong approvals list`")
+        await until(lambda: _nobody_attached(bench))
+        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == ExitCode.DONE
+        assert (await verdicts(asking))[0].is_allowed
+
+
+async def _nobody_attached(bench: Bench) -> bool:
+    return not await bench.store.responders(bench.session_id)
+
+
+@pytest.mark.spec("PER-15")
+async def test_a_terminal_is_told_how_its_question_was_answered_elsewhere(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        sentences: list[str] = []
+        silent = Callback(gate=asyncio.Event())
+        watcher(bench, silent, sentences)
+        asking, question = await asked(bench)
+        await until(lambda: silent.at_once == 1)
+
+        await answer(bench, question, Choice.DENY, "not that folder")
+
+        await verdicts(asking)
+        await until(lambda: bool(sentences))
+        assert silent.at_once == 0
+        assert "was settled elsewhere: denied by local through soong approvals: not that folder" in sentences[0]
+
+
+async def test_a_terminal_attaches_to_a_session_only_while_it_asks(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        bench.settings = bench.settings.model_copy(update={"responder_lease_s": 0.3})
+        person = Callback(gate=asyncio.Event())
+        watcher(bench, person, [])
+        asking, _ = await asked(bench)
+        await until(lambda: _is_attached(bench))
+
+        assert person.gate is not None
+        person.gate.set()
+
+        assert (await verdicts(asking))[0].is_allowed
+        await until(lambda: _nobody_attached(bench))
+
+
+async def _is_attached(bench: Bench) -> bool:
+    return bool(await bench.store.responders(bench.session_id))

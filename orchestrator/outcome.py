@@ -115,7 +115,8 @@ class TaskOutcome:
     def last_steps(self) -> Sequence[Step]:
         """The steps that nothing waits for: what the task was for."""
         waited_for = {key for step in self.view.steps for key in step.depends_on}
-        return [step for step in self.view.steps if step.key not in waited_for and not step.map_key]
+        own = [step for step in self.view.steps if not (step.map_key or step.is_puller)]
+        return [step for step in own if step.key not in waited_for]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -126,7 +127,7 @@ class TaskOutcome:
                 return ExitCode.INTERRUPTED
             case TaskStatus.COMPLETED:
                 # A failure that its plan tolerates (`keep`) is still a step that failed.
-                if any(step.status is StepStatus.FAILED for step in self.view.steps):
+                if any(step.status is StepStatus.FAILED and not step.is_puller for step in self.view.steps):
                     return ExitCode.FAILED
                 return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
 
@@ -201,6 +202,9 @@ def step_json(step: Step) -> dict[str, Json]:
         "lost_leases": step.lost_leases,
         "depends_on": [key.partition("/")[2] for key in step.depends_on],
         "map": step.map_key.partition("/")[2],
+        "claim": str(step.claim_mode),
+        "is_puller": step.is_puller,
+        "held_by": step.holder_run_id,
         "started": None if step.started_us is None else rfc3339(step.started_us),
         "ended": None if step.ended_us is None else rfc3339(step.ended_us),
         "output": step.output,

@@ -8,6 +8,7 @@ from typing import Protocol
 from orchestrator.cli.console import one_line, say
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
+from shared.tasks.pulling import waiting_for_a_puller
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Outcome, Step
 
@@ -55,6 +56,7 @@ class Lines:
         self._seen: dict[str, StepStatus] = {}
         self._asked: set[str] = set()
         self._workers = 0
+        self._told_to_pull = ""
 
     def show(self, view: View) -> None:
         live = [worker for worker in view.workers if worker.state is ProcessState.LIVE]
@@ -66,6 +68,9 @@ class Lines:
                 self._seen[step.key] = step.status
                 if step.status in TOLD:
                     say(f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{_facts(step)}")
+        if (sentence := pull_text(view)) and not self._told_to_pull:
+            say(f"  {sentence}")
+        self._told_to_pull = sentence
         for question in view.questions:
             if question.id not in self._asked:
                 self._asked.add(question.id)
@@ -88,6 +93,15 @@ def make_display(*, is_plain: bool) -> Display:
     from orchestrator.cli.live import Live  # rich, only for terminals
 
     return Live()
+
+
+def pull_text(view: View) -> str:
+    """Say what to do about steps that nobody is there to pull; empty when there are none."""
+    number = 0 if view.task.status.is_terminal else waiting_for_a_puller(view.steps)
+    if not number:
+        return ""
+    steps = "1 step waits" if number == 1 else f"{number} steps wait"
+    return f"{steps} for a puller: soong tasks dispatch {view.task.id}"
 
 
 def seconds_of(step: Step) -> float | None:

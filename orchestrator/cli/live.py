@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.console import one_line
-from orchestrator.cli.display import SYMBOLS, seconds_of, time_text
+from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, time_text
 from orchestrator.cli.prompt import terminal_console
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
@@ -73,6 +73,8 @@ class Live:
         """Return the picture of a view."""
         room = max(3, self.console.height - OTHER_LINES)
         parts: list[RenderableType] = [self._title(view), self._bar(view), _steps(view, room), _workers(view)]
+        if sentence := pull_text(view):
+            parts.append(Text(f"  {sentence}", style="yellow"))
         parts += [
             Text(f"  ? {question.tool} waits for an answer: {one_line(question.shown)}", style="yellow")
             for question in view.questions[:3]

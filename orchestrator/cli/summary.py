@@ -1,7 +1,7 @@
 """How a task's outcome is told to people: a table of its steps, what it wrote, what was denied, what to try next."""
 
 from orchestrator.cli.console import compact, inert, one_line, table, visible
-from orchestrator.cli.display import SYMBOLS, seconds_of, status_text, time_text
+from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, status_text, time_text
 from orchestrator.outcome import TaskOutcome
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Step
@@ -18,7 +18,17 @@ def text_of(outcome: TaskOutcome) -> str:
         head += f" in {time_text((task.ended_us - task.created_us) / 1_000_000)}"
     if task.reason:
         head += f" ({one_line(task.reason, 200)})"
-    parts = [head, "", _steps(outcome), *_results(outcome), *_denials(outcome), *_unknown(outcome), "", "next:"]
+    parts = [
+        head,
+        "",
+        _steps(outcome),
+        *_waiting(outcome),
+        *_results(outcome),
+        *_denials(outcome),
+        *_unknown(outcome),
+        "",
+        "next:",
+    ]
     return "\n".join([*parts, *(f"  {line}" for line in _next(outcome))])
 
 
@@ -27,6 +37,11 @@ def _steps(outcome: TaskOutcome) -> str:
     text = table(("step", "status", "time", "attempt", "why"), [_row(step) for step in steps[:ROWS_SHOWN]])
     more = len(steps) - ROWS_SHOWN
     return text + (f"\n… and {more} steps more" if more > 0 else "")
+
+
+def _waiting(outcome: TaskOutcome) -> list[str]:
+    sentence = pull_text(outcome.view)
+    return ["", sentence] if sentence else []
 
 
 def _row(step: Step) -> tuple[str, ...]:

@@ -106,6 +106,42 @@ def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
 
 
 @app.command()
+def dispatch(
+    task: str = _TASK,
+    *,
+    count: int = typer.Option(1, "--count", min=1, help="How many pullers; each takes a worker's slot."),
+    max_steps: int = typer.Option(0, "--max-steps", min=0, help="Most steps that each takes; 0: as many as there are."),
+    agent: str = typer.Option("", "--agent", help="Agent definition of the pullers."),
+    model: str = typer.Option("", "--model", help="Their model, as provider:name; else the service's."),
+    instructions: str = typer.Option("", "--instructions", help="What they are told besides how to pull."),
+    tools: list[str] = typer.Option([], "--tool", help="A tool that they have beside those for steps; repeatable."),
+    script: Path | None = typer.Option(
+        None, "--script", help="What they play on the model `script`, a YAML or JSON list."
+    ),
+    pool: str = typer.Option("", "--pool", help="Queue that they wait in."),
+) -> None:
+    """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
+    from orchestrator.cli.pullers import read_script
+
+    played = None if script is None else read_script(script)
+
+    def ask(service: "TaskService", found: "Task") -> Awaitable[None]:
+        return service.dispatch_worker(
+            found,
+            count=count,
+            max_steps=max_steps or None,
+            agent=agent,
+            model=model,
+            instructions=instructions,
+            allowed_tools=tools or None,
+            script=played,
+            pool=pool,
+        )
+
+    asyncio.run(_asked(task, ask, f"has {count} more puller{'s' if count > 1 else ''}"))
+
+
+@app.command()
 def retry(
     task: str = _TASK,
     *,

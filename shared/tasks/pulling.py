@@ -126,7 +126,13 @@ def pullers(
 
 
 def waiting_for_a_puller(steps: Sequence[Step]) -> int:
-    """Return how many ready steps wait to be pulled while no puller of the task is there to take them."""
-    if any(step.is_puller and not step.status.is_terminal for step in steps):
-        return 0
-    return sum(step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL for step in steps)
+    """Return how many ready steps wait to be pulled while nothing of the task goes on that could take them."""
+    waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL]
+    goes_on = any(step.status in _GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)
+    return 0 if goes_on else len(waiting)
+
+
+_GOES_ON: Final = frozenset(
+    {StepStatus.READY, StepStatus.CLAIMED, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING}
+)
+"""What an assigned step is from the moment when its run may begin; a map step that waits for its items is not."""

@@ -1,0 +1,139 @@
+"""What may be asked of pullers, what they become, and when a task waits for one (DAG-03)."""
+
+from dataclasses import replace
+
+import pytest
+
+from shared.agents.script import check_script
+from shared.errors import InvalidPlanError, LimitExceededError
+from shared.identity import Role, RunIdentity
+from shared.jsontext import JsonObject
+from shared.sessions.session import AnswerMode, Session
+from shared.tasks.expansion import new_task
+from shared.tasks.growth import planned_task, standing_of
+from shared.tasks.plan import Known
+from shared.tasks.planner import Planner
+from shared.tasks.pulling import PULLER_TOOLS, read_dispatch, waiting_for_a_puller
+from shared.tasks.reading import parse_plan
+from shared.tasks.status import StepStatus
+from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
+from tests.unit.agents.parts import row_of, task_of
+
+pytestmark = pytest.mark.spec("DAG-03")
+
+KNOWN = Known(
+    tools=frozenset({*PULLER_TOOLS, "code.read_file"}),
+    definitions=frozenset({"default_worker_agent", "reviewer"}),
+    check_script=check_script,
+)
+ROOT = RunIdentity("sess_1", "run_root", "agent_root", Role.ORCHESTRATOR, "orchestrator")
+PLAN = """\
+title: t
+inputs: {folder: .}
+steps:
+  - {id: p, instructions: x, claim: pull}
+  - {id: q, instructions: x, claim: pull, depends_on: [p]}
+"""
+
+
+def made() -> tuple[Task, list[Step]]:
+    session = Session("sess_1", "/p", "/p", AnswerMode.NONE, 0)
+    task = new_task(
+        parse_plan(PLAN, "p.yaml"), {"folder": "."}, session, surface_of=lambda _: {}, default_model="m", now_us=1
+    )
+    steps = [replace(row_of(step), claim_mode=step.claim_mode, status=StepStatus.READY) for step in task.steps]
+    return task_of(task), steps
+
+
+def pullers(document: JsonObject, *more: Step, planner: Planner | None = None) -> tuple[NewStep, ...]:
+    task, steps = made()
+    dispatch = read_dispatch(document, task, KNOWN)
+    return (planner or Planner(KNOWN, default_model="m")).pullers(dispatch, task, [*steps, *more], ROOT).steps
+
+
+def test_pullers_are_agents_beside_the_plan_under_the_tasks_root_run() -> None:
+    first, second = pullers({"count": 2, "max_steps": 5, "instructions": "Be quick in ${inputs.folder}."})
+
+    assert [step.step_id for step in (first, second)] == ["puller-1", "puller-2"]
+    assert first.is_puller
+    assert first.run is not None
+    assert (first.run.identity.role, first.run.identity.parent_run_id) == (Role.WORKER, "run_root")
+    assert (first.depends_on, first.on_failure, first.max_attempts) == ((), FailurePolicy.KEEP, 1)
+    assert first.spec["max_steps"] == 5
+    assert "at most 5" in str(first.spec["instructions"])
+    assert "Be quick in ${inputs.folder}." in str(first.spec["instructions"])
+    assert first.claim_mode is ClaimMode.ASSIGNED
+
+
+def test_further_pullers_get_other_ids() -> None:
+    (first,) = pullers({})
+    standing = replace(row_of(first), is_puller=True)
+
+    (second,) = pullers({}, standing)
+
+    assert second.step_id == "puller-2"
+
+
+def test_the_tools_for_steps_are_always_among_a_pullers() -> None:
+    asked: list[object] = []
+
+    def surface_of(step: object) -> JsonObject:
+        asked.append(getattr(step, "allowed_tools", None))
+        return {}
+
+    pullers({"allowed_tools": ["code.read_file"]}, planner=Planner(KNOWN, surface_of, "m"))
+
+    assert asked == [(*PULLER_TOOLS, "code.read_file")]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        pytest.param({"count": 0}, "count", id="none"),
+        pytest.param({"count": 1001}, "count", id="too-many"),
+        pytest.param({"max_steps": 0}, "max_steps", id="no-steps"),
+        pytest.param({"max_steps": True}, "max_steps", id="no-number"),
+        pytest.param({"agent": "revewer"}, "reviewer", id="unknown-agent"),
+        pytest.param({"allowed_tools": ["code.raed_file"]}, "code.read_file", id="unknown-tool"),
+        pytest.param({"instructions": "${p.output}"}, "not a dependency|no step|not known", id="reference"),
+        pytest.param({"script": [{"cal": "x"}]}, "script", id="script"),
+        pytest.param({"colour": "red"}, "colour", id="unknown-field"),
+    ],
+)
+def test_what_cannot_be_dispatched_is_refused_by_name(document: JsonObject, said: str) -> None:
+    task, _ = made()
+
+    with pytest.raises(InvalidPlanError, match=said):
+        read_dispatch(document, task, KNOWN)
+
+
+def test_pullers_on_the_script_model_need_a_script() -> None:
+    with pytest.raises(InvalidPlanError, match="no script"):
+        pullers({}, planner=Planner(KNOWN, default_model="script"))
+    assert pullers({"script": []}, planner=Planner(KNOWN, default_model="script"))
+
+
+@pytest.mark.spec("DIS-10")
+def test_pullers_count_as_children_of_the_task() -> None:
+    with pytest.raises(LimitExceededError):
+        pullers({"count": 3}, planner=Planner(KNOWN, default_model="m", max_children=4))
+
+
+def test_a_puller_is_in_no_drawing_and_nobodys_to_depend_on() -> None:
+    task, steps = made()
+    (puller,) = pullers({})
+    rows = [*steps, replace(row_of(puller), is_puller=True)]
+
+    assert [step.id for step in planned_task(task, rows).steps] == ["p", "q"]
+    assert standing_of(rows).keys() == {"p", "q"}
+
+
+def test_a_task_waits_for_a_puller_while_nothing_goes_on_that_could_take_its_steps() -> None:
+    _, steps = made()
+    (puller,) = pullers({})
+    row = replace(row_of(puller), is_puller=True, status=StepStatus.RUNNING)
+
+    assert waiting_for_a_puller(steps) == 2
+    assert waiting_for_a_puller([*steps, row]) == 0
+    assert waiting_for_a_puller([*steps, replace(row, status=StepStatus.COMPLETED)]) == 2
+    assert waiting_for_a_puller([replace(step, status=StepStatus.COMPLETED) for step in steps]) == 0

@@ -32,7 +32,7 @@ def make_app(api: Api, borders: Borders) -> Gate:
     app = _routes()
     app.state.api = api
     add_handlers(app)
-    return Gate(app, borders, api.authenticator)
+    return Gate(app, borders, api.authenticator, api.limits)
 
 
 def description() -> dict[str, Any]:

@@ -12,7 +12,8 @@ from fastapi import Request
 from orchestrator.catalogue import Catalogue
 from orchestrator.client import Client
 from orchestrator.http.authentication import Authenticator, Caller
-from orchestrator.http.gate import CALLER, MOST_STREAMS, MOST_STREAMS_EACH, Room
+from orchestrator.http.gate import CALLER, Room
+from orchestrator.http.limits import Limits
 from orchestrator.http.problems import Problem, ProblemError
 from orchestrator.http.watching import SharedEars
 from shared.access.token import Right
@@ -31,15 +32,17 @@ class Api:
     client: Client
     figures: FigureSource
     home: str = field(default_factory=lambda: str(Path.home()))
+    limits: Limits = field(default_factory=Limits)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     authenticator: Authenticator = field(init=False)
     ears: SharedEars = field(init=False)
-    streams: Room = field(default_factory=lambda: Room(MOST_STREAMS, MOST_STREAMS_EACH))
+    streams: Room = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.authenticator = Authenticator(self.client.store, self.client.clock)
+        self.streams = Room(self.limits.streams, self.limits.streams_each)
         self.ears = SharedEars(self.client.switchboard)
 
     async def catalogue(self) -> Catalogue:

@@ -19,7 +19,6 @@ from shared.jsontext import Json, dump
 from shared.runs.events import Event
 from shared.tasks.status import TaskStatus
 
-KEEP_ALIVE_S: Final = 15.0
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 TASKS_TOLD: Final = 100
@@ -97,22 +96,21 @@ class KeptAlive:
     frames: AsyncGenerator[str]
     api: Api
     caller: Caller
-    every_s: float = KEEP_ALIVE_S
     _coming: asyncio.Task[str | None] | None = None
     _stopping: asyncio.Task[Any] | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        loop = asyncio.get_running_loop()
+        loop, every_s = asyncio.get_running_loop(), self.api.limits.keep_alive_s
         self._stopping = loop.create_task(self.api.stopping.wait())
         checked_s = loop.time()
         yield RETRY.encode()
         while True:
             self._coming = self._coming or loop.create_task(self._next())
             either = {self._coming, self._stopping}
-            await asyncio.wait(either, timeout=self.every_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.done():
                 return
-            if loop.time() - checked_s >= self.every_s:
+            if loop.time() - checked_s >= every_s:
                 checked_s = loop.time()
                 if not await self.api.authenticator.still(self.caller):
                     return

@@ -15,16 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from orchestrator.http.authentication import Authenticator
 from orchestrator.http.borders import Borders
+from orchestrator.http.limits import Limits
 from orchestrator.http.problems import Problem, ProblemError, problem_of
-
-MAX_BODY_BYTES: Final = 2 * 1024 * 1024
-BODY_LIMIT_S: Final = 20.0
-MOST_REQUESTS: Final = 256
-"""Requests held at once, long polls and streams among them."""
-MOST_STREAMS: Final = 192
-"""Long polls and streams, so that ordinary requests always find room beside them."""
-MOST_STREAMS_EACH: Final = 64
-"""Of one principal: nobody takes all."""
 
 OPEN_PATHS: Final = frozenset({"/v1/health", "/v1/ready", "/v1/openapi.json"})
 """What is told without a token: that we live, and what can be asked."""
@@ -78,11 +70,11 @@ class Gate:
     inner: App
     borders: Borders
     authenticator: Authenticator
-    room: Room = field(default_factory=lambda: Room(MOST_REQUESTS, MOST_REQUESTS))
-    max_body_bytes: int = MAX_BODY_BYTES
-    body_limit_s: float = BODY_LIMIT_S
+    limits: Limits = field(default_factory=Limits)
+    room: Room = field(init=False)
 
     def __post_init__(self) -> None:
+        self.room = Room(self.limits.requests, self.limits.requests)
         if self.borders.origins:
             self.inner = _for_pages(self.inner, sorted(self.borders.origins))
 
@@ -116,7 +108,7 @@ class Gate:
         self._check_size(int(headers.get(b"content-length", b"0")))  # its form has been checked by the HTTP parser
         body = bytearray()
         try:
-            async with asyncio.timeout(self.body_limit_s):
+            async with asyncio.timeout(self.limits.body_s):
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
@@ -126,13 +118,13 @@ class Gate:
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            detail = f"the body was not complete within {self.body_limit_s:g} s"
+            detail = f"the body was not complete within {self.limits.body_s:g} s"
             raise ProblemError(Problem.BODY_TIMEOUT, detail) from None
         return _replay(bytes(body), receive)
 
     def _check_size(self, size: int) -> None:
-        if size > self.max_body_bytes:
-            raise ProblemError(Problem.BODY_TOO_LARGE, f"at most {self.max_body_bytes} bytes of a body are read")
+        if size > self.limits.body_bytes:
+            raise ProblemError(Problem.BODY_TOO_LARGE, f"at most {self.limits.body_bytes} bytes of a body are read")
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from orchestrator.rulings import offers_session
 from shared.access.token import Right
 from shared.clock import rfc3339
 from shared.errors import InvalidConfigError
-from shared.jsontext import Json
+from shared.jsontext import Json, JsonObject
 from shared.permissions.policy import Policy
 from shared.permissions.request import Choice, Question
 from shared.sessions.session import AnswerMode, Session
@@ -88,6 +88,9 @@ class ApprovalShape(Shape):
     preview: str
     hook_result: str
     suggested: str
+    unknown_effects: list[AnyObject] = Field(
+        default_factory=list, description="Earlier calls of the run that may or may not have happened."
+    )
     answer: AnswerShape | None
     decision: DecisionShape | None
     choices: list[str] = Field(description="The answers that are offered; none once it is answered.")
@@ -118,7 +121,6 @@ class ApprovalDetail(ApprovalShape):
     parents: list[IdentityShape] = Field(description="From the asking run's parent up to the session's first run.")
     whole: WholeShape
     is_tainted: bool = Field(description="The run has read, or inherited, untrusted content.")
-    unknown_effects: list[AnyObject] = Field(description="Earlier calls of the run that may or may not have happened.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +159,11 @@ class Shown:
         return ""
 
     def shape(self) -> ApprovalShape:
-        return ApprovalShape.model_validate({**question_json(self.question), **self._answering()})
+        return ApprovalShape.model_validate(_known(ApprovalShape, question_json(self.question), self._answering()))
 
     def detail(self, approval: Approval) -> ApprovalDetail:
-        # How the target is now is told from where the person is, which this server need not be.
-        told = {name: value for name, value in approval.as_json().items() if name != "now"}
-        return ApprovalDetail.model_validate({**told, **self._answering()})
+        # Not among it: how the target is now. That is told from where the person is, which this server need not be.
+        return ApprovalDetail.model_validate(_known(ApprovalDetail, approval.as_json(), self._answering()))
 
     def _answering(self) -> dict[str, Json]:
         hindrance = self.hindrance or ("" if self.is_open else f"it is {ending_of(self.question).word}")
@@ -171,6 +172,11 @@ class Shown:
             "may_answer": not hindrance,
             "may_not_because": hindrance,
         }
+
+
+def _known(shape: type[Shape], *told: JsonObject) -> JsonObject:
+    """Return what is told that the shape has a field for."""
+    return {name: value for one in told for name, value in one.items() if name in shape.model_fields}
 
 
 def who_answered(question: Question) -> dict[str, Json]:

@@ -16,15 +16,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.http.app import make_app
 from orchestrator.http.borders import Borders
 from orchestrator.http.context import Api
+from orchestrator.http.limits import Limits
 from shared.log import get_logger
 from shared.settings import Settings
 
 log = get_logger(__name__)
 
-MOST_CONNECTIONS: Final = 512
-HEADERS_LIMIT_S: Final = 15.0
-"""From the first byte of a request, or the connection, to the end of its headers."""
-KEEP_ALIVE_S: Final = 30
 MAX_HEADER_BYTES: Final = 16 * 1024
 STOP_LIMIT_S: Final = 10
 
@@ -32,11 +29,12 @@ STOP_LIMIT_S: Final = 10
 class BoundedConnection(H11Protocol):
     """A connection that is closed when too many are open, or when its request's headers do not come to an end."""
 
+    limits = Limits()
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the class above
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > self.limits.connections:
             log.warning("http_connection_refused", open=len(self.connections))
             transport.abort()
             return
@@ -44,18 +42,25 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        is_between = self.conn.their_state is h11.IDLE
-        if is_between and self.conn.trailing_data[0] and self._deadline is None:
-            self._arm()  # a further request has begun
-        elif not is_between:
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Give the headers of a request that has begun their time; one whose headers have come has others."""
+        if self.conn.their_state is not h11.IDLE:
             self._disarm()
+        elif self.conn.trailing_data[0] and self._deadline is None:
+            self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
 
     def _arm(self) -> None:
-        self._deadline = self.loop.call_later(HEADERS_LIMIT_S, self._too_slow)
+        self._deadline = self.loop.call_later(self.limits.headers_s, self._too_slow)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -85,7 +90,7 @@ async def serve(
     app = make_app(api, Borders.of(settings.http_allow_hosts, settings.http_origins))
     config = uvicorn.Config(
         cast(Any, app),
-        http=BoundedConnection,
+        http=type("Connection", (BoundedConnection,), {"limits": api.limits}),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -94,7 +99,7 @@ async def serve(
         log_level="critical",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=api.limits.idle_s,
         timeout_graceful_shutdown=STOP_LIMIT_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )

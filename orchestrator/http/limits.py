@@ -1,0 +1,25 @@
+"""How much one server takes and holds, and for how long, so that no one caller is all that it has."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Constants of the product; tests move them instead of waiting."""
+
+    body_bytes: int = 2 * 1024 * 1024
+    body_s: float = 20.0
+    """From the end of the headers to the end of the body."""
+    headers_s: float = 15.0
+    """From the connection, or the first byte of a further request, to the end of its headers."""
+    idle_s: int = 30
+    """Between two requests of a connection."""
+    connections: int = 512
+    requests: int = 256
+    """Held at once, long polls and streams among them."""
+    streams: int = 192
+    """Long polls and streams, so that ordinary requests always find room beside them."""
+    streams_each: int = 64
+    """Of one principal: nobody takes all."""
+    keep_alive_s: float = 15.0
+    """Between two signs of life on a stream; so often its caller's token is looked at, too."""

@@ -1,0 +1,196 @@
+"""A deployment behind a real HTTP server on the loopback interface: SQL, Redis, an owner with its desk, workers' gates.
+
+The owner and the server live in the test's own loop, over one store; time stands still until a test moves it.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from orchestrator.client import Client
+from orchestrator.client_bootstrap import open_figures
+from orchestrator.commands import Commands
+from orchestrator.http.context import Api
+from orchestrator.http.limits import Limits
+from orchestrator.http.server import serve
+from orchestrator.listening import address_of, listen
+from shared.access.token import Right, make_token
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.store import open_store
+from shared.permissions.request import PermissionRequest
+from shared.runs.events import NewEvent
+from shared.sessions.session import AnswerMode
+from shared.settings import Settings
+from shared.tasks.planner import Planner
+from shared.tasks.step import Claim
+from shared.tools.ports import Verdict
+from tests.integration.consent import Bench, make_call, open_bench, until
+
+ALL = tuple(Right)
+ADA, BOB = "ada", "bob"
+
+
+@dataclass(slots=True)
+class HttpScene:
+    """What a test speaks through. ``caller`` has every right and is the principal ``ada``."""
+
+    bench: Bench
+    api: Api
+    address: str
+    port: int
+    caller: httpx.AsyncClient
+    clients: list[httpx.AsyncClient] = field(default_factory=list)
+    asking: list[asyncio.Task[Verdict]] = field(default_factory=list)
+
+    async def token(self, principal: str = ADA, rights: Sequence[Right] = ALL, expires_us: int | None = None) -> str:
+        """Make a token as `soong tokens create` does; return its text."""
+        token, text = make_token(principal, rights, now_us=self.bench.clock.now_us(), expires_us=expires_us)
+        await self.bench.store.add_token(token)
+        return text
+
+    async def someone(self, principal: str = BOB, *rights: Right) -> httpx.AsyncClient:
+        """Return a client of another principal, or with fewer rights."""
+        return self.with_token(await self.token(principal, rights or ALL))
+
+    def with_token(self, text: str, **headers: str) -> httpx.AsyncClient:
+        given = {**({"Authorization": f"Bearer {text}"} if text else {}), **headers}
+        client = httpx.AsyncClient(base_url=self.address, headers=given, timeout=30, trust_env=False)
+        self.clients.append(client)
+        return client
+
+    async def ask(self, call_id: str = "call_1", folder: str = "/work/out") -> PermissionRequest:
+        """Let a worker ask for a write; return the question as it stands."""
+        before = {one.request.id for one in await self.bench.store.questions()}
+        ((claim, worker_id),) = await self.bench.claim()
+        gate = self.bench.gate(claim, worker_id)
+        self.asking.append(asyncio.get_running_loop().create_task(gate.decide(make_call(claim, call_id, folder))))
+        found: list[PermissionRequest] = []
+
+        async def is_asked() -> bool:
+            found.extend(one.request for one in await self.bench.store.questions() if one.request.id not in before)
+            return bool(found)
+
+        await until(is_asked)
+        return found[0]
+
+    async def verdict(self, number: int = 0) -> Verdict:
+        """Return what became of a question for the worker that asked it."""
+        async with asyncio.timeout(10):
+            return await self.asking[number]
+
+    async def run_with(self, count: int) -> Claim:
+        """Return a claimed run with ``count`` events of its own in its log."""
+        ((claim, _),) = await self.bench.claim()
+        await self.append(claim, count)
+        return claim
+
+    async def append(self, claim: Claim, count: int, start: int = 0) -> None:
+        events = [NewEvent("tool_progress", {"number": start + number}) for number in range(count)]
+        now_us = self.bench.clock.now_us()
+        await self.bench.store.append(claim.identity.run_id, claim.fence, events=events, now_us=now_us)
+        await self.bench.ring.wake_runs([claim.identity.run_id])
+
+    async def raw(self, request: bytes) -> bytes:
+        """Send bytes as they are on a connection of their own; return all that comes back until it ends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        async with asyncio.timeout(20):
+            said = await reader.read()
+        writer.close()
+        return said
+
+
+def code_of(response: httpx.Response) -> str:
+    """Return the code of a problem, which is one in every respect."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    document: dict[str, Any] = response.json()
+    assert document["status"] == response.status_code
+    assert document["type"] == f"urn:soong:problem:{document['code']}"
+    assert document["detail"]
+    return str(document["code"])
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One server-sent event."""
+
+    id: str = ""
+    event: str = ""
+    data: Any = None
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[Sent]:
+    """Yield the events of a stream as a browser would; comments are left out."""
+    fields: dict[str, str] = {}
+    async for line in response.aiter_lines():
+        if line:
+            name, _, value = line.partition(":")
+            fields[name] = value.removeprefix(" ")
+            continue
+        if "data" in fields:
+            yield Sent(fields.get("id", ""), fields.get("event", ""), json.loads(fields["data"]))
+        fields = {}
+
+
+@asynccontextmanager
+async def open_scene(
+    url: str,
+    redis_url: str,
+    home: Path,
+    mode: AnswerMode = AnswerMode.INBOX,
+    limits: Limits | None = None,
+    **settings: Any,
+) -> AsyncIterator[HttpScene]:
+    """Serve the deployment at these addresses until the context ends."""
+    loaded = Settings(agent_home=home, database_url=url, redis_url=redis_url, **settings)
+    clients = RedisClients.of(redis_url)
+    ring, switchboard, store = RedisRing(clients.commands), RedisSwitchboard(clients.blocking), await open_store(url)
+    stop = asyncio.Event()
+    async with open_bench(mode=mode, store=store, ring=ring, switchboard=switchboard) as bench:
+        listener = listen("127.0.0.1", 0, ())
+        client = Client(store, ring, switchboard, bench.clock, loaded)
+        api = Api(client, open_figures(loaded), limits=limits or Limits())
+        scene = await _scene(bench, api, listener)
+        loop = asyncio.get_running_loop()
+        bench.tasks.append(loop.create_task(_carry_out(bench)))
+        serving = loop.create_task(serve(api, loaded, listener, stop.wait(), lambda: None))
+        try:
+            yield scene
+        finally:
+            for one in scene.clients:
+                await one.aclose()
+            for task in scene.asking:
+                task.cancel()
+            stop.set()
+            await asyncio.gather(serving, *scene.asking, return_exceptions=True)
+            await api.close()
+    await ring.close()
+    await clients.close()
+    await store.close()
+
+
+async def _scene(bench: Bench, api: Api, listener: socket.socket) -> HttpScene:
+    scene = HttpScene(bench, api, address_of(listener), listener.getsockname()[1], httpx.AsyncClient(trust_env=False))
+    await scene.caller.aclose()
+    scene.caller = await scene.someone(ADA)
+    return scene
+
+
+async def _carry_out(bench: Bench) -> None:
+    """Carry out what clients ask of sessions, as their owner: adopt new ones first."""
+    ear = await bench.switchboard.owner_ear()
+    commands = Commands(bench.store, bench.store, bench.store, bench.ring, bench.clock, Planner())
+    while True:
+        await ear.wait(0.2)
+        await bench.store.adopt_sessions(bench.ownership.owner_id)
+        for session in await bench.store.sessions(owner_id=bench.ownership.owner_id):
+            await commands.carry_out(session.ownership)

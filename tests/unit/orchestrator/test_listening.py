@@ -1,0 +1,49 @@
+"""Where the HTTP API listens: on this machine alone unless told, and nowhere where somebody else does."""
+
+import pytest
+
+from orchestrator.http.borders import Borders
+from orchestrator.listening import address_of, is_loopback, listen
+from shared.errors import UsageError
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_it_listens_beyond_this_machine_only_with_a_name(host: str) -> None:
+    with pytest.raises(UsageError, match="allow-host"):
+        listen(host, 0, ())
+
+
+def test_a_port_that_is_taken_is_said_so() -> None:
+    with listen("127.0.0.1", 0, ()) as first, pytest.raises(UsageError, match="another program listens there"):
+        listen("127.0.0.1", first.getsockname()[1], ())
+
+
+def test_a_free_port_is_taken_and_told() -> None:
+    with listen("127.0.0.1", 0, ()) as listener:
+        assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("[::1]", True), ("localhost", True), ("0.0.0.0", False)],
+)
+def test_loopback_is_known_by_its_addresses(host: str, is_ours: bool) -> None:
+    assert is_loopback(host) is is_ours
+
+
+@pytest.mark.parametrize("host", ["http://console", "console:8080", "a b", "", "*"])
+def test_a_host_is_allowed_by_its_bare_name(host: str) -> None:
+    with pytest.raises(UsageError, match="without scheme and port"):
+        Borders.of([host], [])
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "console.example", "https://console.example/", "null", "ftp://console.example"]
+)
+def test_an_origin_is_allowed_written_out(origin: str) -> None:
+    with pytest.raises(UsageError, match="write it as"):
+        Borders.of([], [origin])
+
+
+def test_allowed_hosts_are_known_in_every_spelling() -> None:
+    assert {"console.example", "2001:db8::1", "localhost"} <= Borders.of(["Console.Example", "[2001:db8::1]"], []).hosts

@@ -96,6 +96,7 @@ def question_json(question: Question) -> dict[str, Json]:
         "risk_summary": request.risk_summary,
         "preview": request.preview,
         "hook_result": request.hook_result,
+        "unknown_effects": list(request.unknown_effects),
         "suggested": str(request.suggested),
         "answer": None if question.answer is None else _answer_json(question.answer),
         "decision": None if question.decision is None else _decision_json(question.decision),

@@ -6,7 +6,7 @@ those of its session. This is where the ports of the agent loop and of the pipel
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -129,13 +129,15 @@ class AgentRuns:
         runs = ToldRuns(self.store, self.ring)
         log = self._log(claim, runs, interruption)
         parking = self._parking(claim, log, interruption)
-        gate = self._gate(claim, policy, log, interruption, parking)
+        # One list: the loop adds to it what it finds, every later question of the run tells it (DAG-09).
+        unknown: list[JsonObject] = []
+        gate = replace(self._gate(claim, policy, log, interruption, parking), unknown=unknown)
         scope = RunScope(claim.identity, claim.fence, workplace)
         calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
         transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
         try:
             with self.lot.entered(parking):
-                end = await run_agent(task, model, calls, transcript, log, self.clock)
+                end = await run_agent(task, model, calls, transcript, log, self.clock, unknown=unknown)
         except asyncio.CancelledError:
             if not interruption.goes_on_elsewhere:
                 await unbroken(log.flush())  # what the aborted calls noted after their ends

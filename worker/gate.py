@@ -160,6 +160,8 @@ class WorkerGate:
     """Is told the tool of each call that waits for consent."""
     waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Is entered for as long as a call waits for a request: its run may park."""
+    unknown: Sequence[JsonObject] = ()
+    """The run's effects of which nobody knows the end, as far as they are known by now: every question tells them."""
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
@@ -223,6 +225,7 @@ class WorkerGate:
             home=self.home,
             now_us=now_us,
             env=self.env,
+            unknown_effects=self.unknown,
         )
         event = audit.asked(fresh, verdict, call, self.redactor)
         stored = await self.store.raise_request(fresh, events=(event,), now_us=now_us)

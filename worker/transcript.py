@@ -14,7 +14,7 @@ from shared.runs.store import CallRow, RunStore
 from shared.sandbox.redact import Redactor
 from shared.tasks.step import StepEnd
 from shared.tools.bounds import UnfitError, check_incoming
-from shared.tools.ports import CallInputs, ToolCall
+from shared.tools.ports import CallInputs, ToolCall, effect_id_of
 from worker.call_log import RunCallLog
 
 
@@ -61,7 +61,7 @@ class RunTranscript:
             run_id=self.run_id,
             tool_call_id=call.id,
             tool=call.tool,
-            effect_id=f"{self.run_id}/{call.id}",
+            effect_id=effect_id_of(self.run_id, call.id),
             is_write=False,
             input_digest="",
             inputs=CallInputs(shown).as_json(),

@@ -89,7 +89,7 @@ def _head(approval: Approval, now_us: int) -> str:
 def _rows(approval: Approval) -> Iterator[tuple[str, str]]:
     request, session = approval.request, approval.session
     for name, value in facts_of(request):
-        if name != "parent":
+        if name not in ("parent", "unknown"):  # told below, from rows
             yield name, value
     for parent in approval.parents:
         yield "under", _lineage(parent)

@@ -56,6 +56,8 @@ def facts_of(request: PermissionRequest) -> Iterator[tuple[str, str]]:
     yield "in", request.cwd
     yield "with env", ", ".join(request.env)
     yield "arguments", "" if request.preview else compact(request.arguments, VALUE_CHARS)
+    for effect in request.unknown_effects:
+        yield "unknown", f"{effect.get('tool')} {effect.get('shown') or ''}: it may or may not have happened already"
     yield "advice", request.suggested.value.replace("_", " ")
 
 

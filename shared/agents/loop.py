@@ -35,7 +35,7 @@ from shared.jsontext import Json, JsonObject
 from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.record import Usage
 from shared.runs.status import EndReason
-from shared.runs.store import CallStatus
+from shared.runs.store import CallRow, CallStatus
 from shared.tasks.step import Outcome, StepError
 from shared.tools.naming import NameTable, unmangle
 from shared.tools.normalise import refusal
@@ -43,6 +43,7 @@ from shared.tools.ports import CallLog, ToolCall
 from shared.tools.result import ErrorType, ToolFailure, ToolResult
 from shared.tools.schedule import Executor, run_turn
 
+MAX_SHOWN_CHARS: Final = 1000
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
 
@@ -55,14 +56,18 @@ async def run_agent(
     clock: Clock,
     *,
     sleep: Sleep = asyncio.sleep,
+    unknown: list[JsonObject] | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
+
+    ``unknown`` takes the run's unknown effects as they are found, for whoever asks people about its calls (DAG-09).
 
     Raises:
         LeaseLostError: the run is no longer ours.
         asyncio.CancelledError: it was interrupted.
     """
-    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock), sleep)
+    found = unknown if unknown is not None else []
+    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock), sleep, unknown=found)
     return await loop.run(transcript)
 
 
@@ -114,8 +119,9 @@ class _Loop:
         if not nodes:
             self.talk.begin(opening_nodes(task.system, task.instructions, task.inputs, task.workplace))
             return
+        tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
         for result in self.talk.restore(nodes):
-            self._account(result, "")
+            self._account(result, tools.get(result.tool_call_id, ""))
         for message in self.talk.messages:
             if isinstance(message, ModelResponse):
                 self.usage = add(self.usage, usage_of(message))
@@ -130,7 +136,7 @@ class _Loop:
         if not self.talk.open_calls:
             return
         rows = await transcript.calls()
-        started = {row.tool_call_id for row in rows if row.is_write and row.status is CallStatus.STARTED}
+        started = {row.tool_call_id: row for row in rows if row.is_write and row.status is CallStatus.STARTED}
         for row in rows:
             if row.open_input is not None:
                 self.talk.whole[row.tool_call_id] = row.open_input.get("arguments")
@@ -140,11 +146,7 @@ class _Loop:
             if part.tool_call_id in done:
                 continue
             if part.tool_call_id in started:
-                failure = ToolFailure(
-                    ErrorType.UNKNOWN_AFTER_CRASH,
-                    f"the worker died while {call.tool} ran: it may or may not have happened",
-                    "look before you do it again",
-                )
+                failure = _unknown(started[part.tool_call_id])
                 is_after_unknown = True
             elif is_after_unknown:
                 failure = ToolFailure(ErrorType.NOT_RUN, "not run: an earlier write of this turn did not succeed")
@@ -237,7 +239,7 @@ class _Loop:
         if result.error.type.is_denial:
             self.denials.append(entry)
         elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
-            self.unknown.append(entry)
+            self.unknown.append({**entry, **result.error.details})
 
     def _call(self, part: ToolCallPart, names: NameTable) -> ToolCall:
         """Return a call under its canonical name (REG-04, REG-10)."""
@@ -271,3 +273,16 @@ class _Loop:
         return AgentEnd(
             reason, output, outcome, self.usage, tuple(self.denials), tuple(self.unknown), error, nodes, events
         )
+
+
+def _unknown(row: CallRow) -> ToolFailure:
+    """Return how a write ends that had started when its worker died: with what it was about to touch, as permitted."""
+    facts = row.facts.get("facts")
+    shown = str(facts.get("shown") or "") if isinstance(facts, Mapping) else ""
+    details: dict[str, Json] = {"effect_id": row.effect_id, "shown": shown[:MAX_SHOWN_CHARS]}
+    return ToolFailure(
+        ErrorType.UNKNOWN_AFTER_CRASH,
+        f"the worker died while {row.tool} ran: it may or may not have happened",
+        "look before you do it again",
+        details=details,
+    )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shared.errors import ForgedError
 from shared.ids import new_id
-from shared.jsontext import Json
+from shared.jsontext import Json, JsonObject
 from shared.permissions.policy import Policy, PolicyVerdict
 from shared.permissions.request import Choice, Decision, PermissionRequest
 from shared.permissions.rules import Effect, Facts
@@ -22,6 +22,7 @@ from shared.tools.result import ErrorType
 MAX_SHOWN_CHARS = 4_000
 """Longer texts of an argument summary, target or place are cut, with a mark that says how much is missing."""
 MAX_PREVIEW_CHARS = 32_000
+MAX_UNKNOWN_EFFECTS = 20
 MAX_ITEMS = 100
 MAX_DEPTH = 8
 
@@ -36,10 +37,12 @@ def request_of(
     home: str,
     now_us: int,
     env: Sequence[str] = (),
+    unknown_effects: Sequence[JsonObject] = (),
 ) -> PermissionRequest:
     """Make the question of a call that the policy wants asked, redacted for people, bound to the real input.
 
-    ``env`` names the variables that programs of the run get; only a command is asked for with them.
+    ``env`` names the variables that programs of the run get; only a command is asked for with them. Of more
+    ``unknown_effects`` of the run than are shown the last ones are.
     """
     facts = Facts.of(call)
     target = call.target
@@ -69,6 +72,7 @@ def request_of(
         created_us=now_us,
         fence=call.fence,
         is_outward=facts.is_outward,
+        unknown_effects=tuple(redactor.mapping(entry) for entry in unknown_effects[-MAX_UNKNOWN_EFFECTS:]),
     )
     return replace(request, proof=prove(token, request))
 

@@ -64,6 +64,8 @@ class PermissionRequest:
     fence: int = 0
     is_outward: bool = False
     """It may reach the network: a session grant does not answer it once its run is tainted (PER-21)."""
+    unknown_effects: tuple[JsonObject, ...] = ()
+    """Earlier calls of the run that may or may not have happened when a worker died (DAG-09)."""
     proof: str = field(default="", repr=False)
 
     @property

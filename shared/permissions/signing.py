@@ -143,6 +143,8 @@ def proven_fields(request: PermissionRequest) -> Mapping[str, Json]:
         for name in request.__slots__
         if name not in {"identity", "proof", "created_us", "fence"}
     }
+    if not request.unknown_effects:  # so that what a worker of the version before has proven is proven still
+        del own["unknown_effects"]
     return {**own, "session_id": request.identity.session_id, "run_id": request.identity.run_id}
 
 

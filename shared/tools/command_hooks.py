@@ -250,6 +250,7 @@ def _told(call: HookCall) -> dict[str, Json]:
     tool = call.definition
     return {
         "tool_call_id": call.tool_call_id,
+        "effect_id": call.effect_id,
         "tool": {"name": tool.name, "permission": str(tool.permission), "tags": sorted(tool.tags)},
         "input": call.call_input,
         "derived": call.derived,

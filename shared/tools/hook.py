@@ -38,7 +38,8 @@ class HookCall:
 
     ``call_input`` is the validated input with what earlier hooks made of it; it is the hook's own copy. ``derived``
     holds facts that follow from it (:func:`derived_fields`): computed anew from whatever the input is now, they are no
-    part of the input and are never fed back. ``progress`` shows people what a slow hook does.
+    part of the input and are never fed back. ``progress`` shows people what a slow hook does. ``effect_id`` names what
+    the call does, the same when the run makes it again after a crash (DAG-09).
     """
 
     identity: RunIdentity
@@ -48,6 +49,7 @@ class HookCall:
     workplace: Workplace
     derived: JsonObject = field(default_factory=dict)
     progress: Progress = field(default_factory=_Silence)
+    effect_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ from shared.tools.ports import (
     StartedCall,
     ToolCall,
     Verdict,
+    effect_id_of,
 )
 from shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from shared.tools.risk import Classifier, by_keywords
@@ -179,7 +180,8 @@ class ToolPipeline:
         if not self._hooks.pre:
             return PreResult("none", "", model_input)
         run, call = self._run, course.call
-        hook_call = HookCall(run.identity, call.id, definition, model_input, run.workplace)
+        effect_id = effect_id_of(run.identity.run_id, call.id)
+        hook_call = HookCall(run.identity, call.id, definition, model_input, run.workplace, effect_id=effect_id)
         pre = await self._hooks.before(hook_call, self._wires(course, definition))
         if pre.action in ("deny", "stop"):
             details: dict[str, Json] = {"hook": pre.decided_by}
@@ -216,7 +218,7 @@ class ToolPipeline:
     def _context(self, course: Course) -> ToolContext:
         run, call = self._run, course.call
         progress = CallProgress(self._log, self._redactor, course, self._clock)
-        effect_id = f"{run.identity.run_id}/{call.id}"
+        effect_id = effect_id_of(run.identity.run_id, call.id)
         return ToolContext(
             run.identity, run.workplace, call.id, effect_id, run.fence, progress, keep_partial=course.keep_partial
         )
@@ -306,7 +308,8 @@ class ToolPipeline:
         """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
         workplace = self._run.workplace
         derived = derived_fields(course.target, workplace)
-        call = HookCall(self._run.identity, course.call.id, definition, pre.call_input, workplace, derived)
+        identity, effect_id = self._run.identity, effect_id_of(self._run.identity.run_id, course.call.id)
+        call = HookCall(identity, course.call.id, definition, pre.call_input, workplace, derived, effect_id=effect_id)
         told = self._fitter.redact(withheld(course, result) if course.is_withheld else result)
         post = await self._hooks.after(call, told, self._wires(course, definition))
         return post.applied_to(result)
@@ -352,7 +355,7 @@ class ToolPipeline:
             facts=course.facts,
             decision=course.decision,
             input_digest="" if gate_call is None else gate_call.input_digest,
-            effect_id=f"{self._run.identity.run_id}/{course.call.id}",
+            effect_id=effect_id_of(self._run.identity.run_id, course.call.id),
             is_write=gate_call is not None and not gate_call.traits.is_read_only,
             decision_id="" if verdict is None else verdict.decision_id,
             event_id=event_id,

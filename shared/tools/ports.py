@@ -14,6 +14,15 @@ from shared.tools.definition import Permission, Risk, Target, ToolDefinition, Tr
 from shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 
+def effect_id_of(run_id: str, tool_call_id: str) -> str:
+    """Return the name of a call's effect (DAG-09).
+
+    The same whenever this run makes this call again, in whatever process; another for each further call and for a
+    further attempt of the step, which is a run of its own.
+    """
+    return f"{run_id}/{tool_call_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call as it came from the model (or SDK, CLI): canonical name and raw arguments.

@@ -64,6 +64,18 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
     assert await scene.store.pending("sess_other") == []
 
 
+@pytest.mark.spec("DAG-09")
+async def test_question_keeps_what_it_says_of_unknown_effects(scene: Scene) -> None:
+    claim = await scene.start("a")
+    told = replace(make_request(claim), unknown_effects=({"tool": "code.run_command", "shown": "make deploy"},))
+
+    raised = await scene.store.raise_request(told, events=[ASKED], now_us=scene.now_us)
+
+    assert raised.unknown_effects == told.unknown_effects
+    assert (await scene.store.request(raised.id))[0].unknown_effects == told.unknown_effects
+    assert [one.unknown_effects for one in await scene.store.pending(scene.own.session_id)] == [told.unknown_effects]
+
+
 @pytest.mark.spec("PER-13")
 async def test_resumed_run_finds_the_question_it_has_asked_before(scene: Scene) -> None:
     first = await scene.start("a")

@@ -258,12 +258,15 @@ def call_of(row: Any) -> CallRow:
 def request_body(request: PermissionRequest) -> str:
     """Return a request as its row keeps it: without what other columns and the run's row say."""
     kept = {name.name: getattr(request, name.name) for name in fields(request) if name.name != "identity"}
+    if not request.unknown_effects:  # so that an owner of the version before reads it
+        del kept["unknown_effects"]
     return pack(kept)
 
 
 def request_of(body: str, identity: RunIdentity) -> PermissionRequest:
     kept = unpack(body)
     kept.update(tags=tuple(kept["tags"]), env=tuple(kept["env"]), suggested=Choice(kept["suggested"]))
+    kept["unknown_effects"] = tuple(kept.get("unknown_effects", ()))
     return PermissionRequest(identity=identity, **kept)
 
 

@@ -22,6 +22,8 @@ from shared.toolsets.declarative.definition import Bounds, CommandTool, is_insid
 from shared.toolsets.declarative.template import Argument, render_arguments, render_shell
 
 SHELL: Final = "/bin/sh"
+EFFECT_VARIABLE: Final = "SOONG_EFFECT_ID"
+"""What names the call's effect to its program; nothing else of that name is passed on (DAG-09)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +125,5 @@ def _cwd(tool: CommandTool, bounds: Bounds, place: Workplace) -> Path:
 
 def _preview(tool: CommandTool, made: Invocation) -> str:
     kind = "shell line" if tool.is_shell else "program"
-    names = ", ".join(sorted(made.environment))
+    names = ", ".join(sorted({*made.environment, EFFECT_VARIABLE}))
     return f"{kind} declared in {tool.origin}\nruns in {made.cwd}\ngets {names}, and the arguments as JSON on stdin"

@@ -16,7 +16,7 @@ from shared.sandbox.threads import run_blocking
 from shared.tools.definition import Progress, ToolContext
 from shared.tools.result import ErrorType, ToolError, ToolResult
 from shared.toolsets.declarative.definition import Bounds, CommandTool
-from shared.toolsets.declarative.invocation import Invocation
+from shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
 from shared.toolsets.declarative.plaintext import last_lines
 from shared.toolsets.declarative.protocol import read_result
 
@@ -51,7 +51,7 @@ async def run_tool(
             argv=made.argv,
             cwd=cwd,
             cwd_path=made.cwd,
-            env=made.environment,
+            env={**made.environment, EFFECT_VARIABLE: context.effect_id},
             timeout=tool.timeout or bounds.max_timeout,
             max_stdout_bytes=tool.stdout_limit_bytes,
             stdin=dump(call_input).encode("utf-8"),

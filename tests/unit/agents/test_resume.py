@@ -57,7 +57,9 @@ class World:
         return self.writes[-1]
 
 
-async def play(notebook: Notebook, world: World, *, is_resumed: bool) -> AgentEnd:
+async def play(
+    notebook: Notebook, world: World, *, is_resumed: bool, unknown: list[JsonObject] | None = None
+) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
         ToolDefinition("test.store", "Stores.", NUMBER, world.store, Permission.WRITE),
@@ -65,7 +67,8 @@ async def play(notebook: Notebook, world: World, *, is_resumed: bool) -> AgentEn
     task = make_task(tools=tools, inputs={"numbers": [1, 2, 3]}, output_schema=OUTPUT, is_resumed=is_resumed)
     place = Workplace(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
-    return await run_agent(task, resolve_model("script", SCRIPT), pipeline, notebook, notebook, FakeClock())
+    model = resolve_model("script", SCRIPT)
+    return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), unknown=unknown)
 
 
 async def whole_run() -> list[NewNode]:
@@ -98,7 +101,8 @@ async def test_a_write_that_had_started_is_not_repeated_and_ends_as_unknown() ->
     nodes = await whole_run()
     second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
     before_write = nodes[: second_turn + 2]  # the answer, and the result of its read
-    row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.STARTED)
+    facts: JsonObject = {"facts": {"shown": "shelf 7"}}
+    row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, facts, status=CallStatus.STARTED)
     world, notebook = World(), Notebook(written=before_write, calls_=[row])
 
     end = await play(notebook, world, is_resumed=True)
@@ -107,8 +111,25 @@ async def test_a_write_that_had_started_is_not_repeated_and_ends_as_unknown() ->
     assert world.writes == []
     assert errors == {"t2c2": "unknown_after_crash", "t2c3": "not_run"}
     assert end.outcome is Outcome.PARTIAL
-    assert [one["type"] for one in end.unknown_effects] == ["unknown_after_crash"]
+    (unknown,) = end.unknown_effects
+    assert (unknown["type"], unknown["tool"]) == ("unknown_after_crash", "test.store")
+    assert (unknown["effect_id"], unknown["shown"]) == ("run_1/t2c2", "shelf 7")
     assert end.output == {"sum": 212}
+
+
+@pytest.mark.spec("DAG-09", "DAG-10")
+async def test_a_second_crash_forgets_neither_the_unknown_effect_nor_what_it_was() -> None:
+    nodes = await whole_run()
+    second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
+    row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.STARTED)
+    notebook = Notebook(written=nodes[: second_turn + 2], calls_=[row])
+    first = await play(notebook, World(), is_resumed=True)
+    told: list[JsonObject] = []
+
+    again = await play(Notebook(written=notebook.written), World(), is_resumed=True, unknown=told)
+
+    assert list(again.unknown_effects) == list(first.unknown_effects) == told
+    assert again.outcome is Outcome.PARTIAL
 
 
 async def test_a_write_whose_end_is_recorded_is_not_unknown() -> None:

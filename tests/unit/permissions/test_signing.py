@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from shared.errors import ForgedError, InvalidConfigError
-from shared.jsontext import dump, parse_strict
+from shared.jsontext import Json, dump, parse_strict
 from shared.permissions.gate import request_of
 from shared.permissions.policy import Policy, evaluate
 from shared.permissions.request import Choice, Decision, PermissionRequest
@@ -141,3 +141,29 @@ def test_a_key_that_can_be_neither_made_nor_read_says_where(tmp_path: Path) -> N
     (tmp_path / "folder").mkdir()
     with pytest.raises(InvalidConfigError, match="cannot be read"):
         Signer.load(tmp_path / "folder")
+
+
+@pytest.mark.spec("DAG-09", "PER-12")
+def test_what_a_question_says_of_unknown_effects_is_proven_and_can_be_neither_added_nor_taken_away() -> None:
+    made = make_call()
+    effect: dict[str, Json] = {"tool": "code.run_command", "shown": "make deploy"}
+    verdict = evaluate(Policy(), made)
+    with_one, without = (
+        request_of(
+            made,
+            Policy(),
+            verdict,
+            token="token",
+            redactor=Redactor(),
+            home="/home/someone",
+            now_us=1,
+            unknown_effects=effects,
+        )
+        for effects in ([effect], [])
+    )
+
+    assert with_one.unknown_effects == (effect,)
+    assert check_proof("token", with_one)
+    assert check_proof("token", without)
+    assert not check_proof("token", replace(with_one, unknown_effects=()))
+    assert not check_proof("token", replace(without, unknown_effects=(effect,)))

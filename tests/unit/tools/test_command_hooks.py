@@ -48,6 +48,7 @@ async def test_a_program_is_told_of_the_call_in_one_document(programs: Programs)
     assert told["workplace"] == {"project": str(programs.project), "cwd": str(programs.project)}
     assert (told["derived"]["target"]["shown"], told["derived"]["cwd"]) == ("/p/x", str(programs.project))
     assert (told["run"]["run_id"], told["run"]["role"]) == ("run_1", "worker")
+    assert told["effect_id"] == "run_1/call_1"
     assert "result" not in told
 
 
@@ -117,8 +118,9 @@ async def test_after_a_call_a_program_is_told_the_result(programs: Programs) -> 
     await programs.bench().call("test.echo", text="said")
 
     told: Any = parse_strict((programs.home / "told.json").read_bytes())
-    assert (told["stage"], told["result"]) == (
+    assert (told["stage"], told["effect_id"], told["result"]) == (
         "post",
+        "run_1/call_1",
         {"is_error": False, "error": None, "summary": "said", "content": ["said"]},
     )
 

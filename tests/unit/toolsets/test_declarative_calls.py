@@ -76,7 +76,7 @@ async def test_a_program_gets_the_default_variables_the_configured_ones_and_its_
     variables = (await declared.data())["env"]
 
     variables.pop("LC_CTYPE", None)  # Python's own, when it is started without a locale
-    assert set(variables) == {"PATH", "HOME", "TMPDIR", "SHARED", "OWN", "DECLARED_SECRET"}
+    assert set(variables) == {"PATH", "HOME", "TMPDIR", "SHARED", "OWN", "DECLARED_SECRET", "SOONG_EFFECT_ID"}
 
 
 @pytest.mark.spec("CMD-05")

@@ -1,0 +1,111 @@
+"""The effect ledger: what a dead worker left half done is told and never repeated by itself (DAG-09)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.jsontext import Json, JsonObject
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Outcome
+from tests.servers import RedisServer
+from tests.system.deployment import Deployment
+from tests.system.faults.refund_tool import lines_of
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-09")]
+
+TOOLS = "tests.system.faults.refund_tool"
+
+
+@pytest.fixture
+async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with Deployment(url, redis_live.socket_url, tmp_path, extra={"tools": (TOOLS,)}) as deployment:
+        yield deployment
+
+
+async def start_worker(service: Deployment) -> None:
+    await service.start_workers(1, SOONG_TOOLS=TOOLS, REFUNDS=str(service.home / "refunds.jsonl"))
+
+
+def plan(*script: Json, tool: str) -> JsonObject:
+    step: dict[str, Json] = {"id": "pay", "instructions": "Pay.", "allowed_tools": [tool], "script": list(script)}
+    return {"title": "pay", "steps": [step]}
+
+
+async def until_killed_in_the_call(service: Deployment, refunds: Path) -> None:
+    """Wait until the tool has done what it does, and kill the worker before anybody can write that down."""
+
+    async def is_done() -> bool:
+        return len(lines_of(refunds)) == 1
+
+    await service.until(is_done)
+    service.workers[0].kill()
+    await asyncio.to_thread(service.workers[0].wait, 5)
+
+
+async def test_a_write_cut_off_by_a_crash_is_told_to_model_and_approver_and_done_again_only_when_asked_for(
+    service: Deployment, tmp_path: Path
+) -> None:
+    """microsoft/agent-framework#3938, crewAIInc/crewAI#5802: refunds were repeated by every recovery.
+
+    openai/openai-agents-python#4254 leaves that to user code: here the tool is given what it needs to know better.
+    """
+    refunds = tmp_path / "refunds.jsonl"
+    asked: list[PermissionRequest] = []
+
+    async def allow(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request)
+        return PermissionDecision(Choice.ALLOW_ONCE)
+
+    call: dict[str, Json] = {"call": "shop.refund", "with": {"order": "A7"}}
+    script = (
+        {**call, "save": "first"},
+        {**call, "save": "second", "when": {"eq": ["${first.error.type}", "unknown_after_crash"]}},
+        {"finish": {"first": "${first.error.type}", "second": "${second.value.done}"}},
+    )
+    await start_worker(service)
+    task = await service.submit(plan(*script, tool="shop.refund"), project=tmp_path, callback=allow)
+    await until_killed_in_the_call(service, refunds)
+    await start_worker(service)
+
+    ended = await service.finished(task)
+
+    step = (await service.steps(task))["pay"]
+    result = await service.store.result(step.key)
+    done = lines_of(refunds)
+    assert (ended.status, step.outcome) == (TaskStatus.COMPLETED, Outcome.PARTIAL)
+    assert result.output == {"first": "unknown_after_crash", "second": 2}
+    assert len(done) == len({str(line["effect_id"]) for line in done}) == 2
+    (unknown,) = result.unknown_effects
+    assert (unknown["tool"], unknown["shown"], unknown["effect_id"]) == (
+        "shop.refund",
+        "order A7",
+        done[0]["effect_id"],
+    )
+    assert [len(request.unknown_effects) for request in asked] == [0, 1]
+    assert asked[1].unknown_effects[0]["effect_id"] == done[0]["effect_id"]
+    assert "may or may not have happened" in str(asked[1].unknown_effects[0]["message"])
+
+
+async def test_a_read_cut_off_by_a_crash_is_made_again_under_its_id_and_a_further_attempt_has_another(
+    service: Deployment, tmp_path: Path
+) -> None:
+    refunds = tmp_path / "refunds.jsonl"
+    look: tuple[Json, ...] = ({"call": "shop.look", "with": {"order": "A7"}}, {"finish": {}})
+    await start_worker(service)
+    task = await service.submit(plan(*look, tool="shop.look"), project=tmp_path)
+    await until_killed_in_the_call(service, refunds)
+    await start_worker(service)
+    await service.finished(task)
+    await service.command(task, "retry", {"from": "pay"})
+
+    ended = await service.finished(task)
+
+    first, again, other = lines_of(refunds)
+    step = (await service.steps(task))["pay"]
+    assert (ended.status, step.outcome, step.attempt) == (TaskStatus.COMPLETED, Outcome.CLEAN, 2)
+    assert first["effect_id"] == again["effect_id"] != other["effect_id"]
+    assert first["pid"] != again["pid"]

@@ -24,7 +24,7 @@ from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
 from shared.runs.status import EndReason
 from shared.sessions.session import CommandKind, ProcessState, Session
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, NewStep, StepEnd
+from shared.tasks.step import Cap, Claim, NewStep, StepEnd
 from shared.testing.builders import (
     make_answer,
     make_call,
@@ -45,7 +45,7 @@ STEPS: Final = 100
 """Steps of the template's task, and so of every copy."""
 
 LAYERS: Final = 10
-_SHARED: Final = frozenset({"surfaces", "caps", "signing_keys"})
+_SHARED: Final = frozenset({"surfaces", "signing_keys"})
 """Tables whose rows all tasks have in common."""
 
 _KEEP_INDEXES: Final = b"""
@@ -111,6 +111,7 @@ async def _run_one(store: SqlStore) -> None:
     await store.register_owner(owner)
     await store.register_worker(worker)
     await store.open_session(session)
+    await store.set_caps([Cap(f"session:{session.id}", STEPS)])
     task = make_task(session.id, *_layers())
     await store.create_task(task)
     claims = await _advance(store, worker.id, ())

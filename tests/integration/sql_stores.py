@@ -27,9 +27,9 @@ async def opened(url: str, *, migrate: bool = True) -> AsyncIterator[SqlStore]:
 
 
 @contextmanager
-def connected(url: str) -> Iterator[Connection]:
-    """A connection as the writer has it."""
-    engine = make_engine(parse_url(url), size=1, is_writer=True)
+def connected(url: str, *, is_writer: bool = True) -> Iterator[Connection]:
+    """A connection as the writer has it, or as a reader does."""
+    engine = make_engine(parse_url(url), size=1, is_writer=is_writer)
     try:
         with engine.connect() as connection:
             yield connection

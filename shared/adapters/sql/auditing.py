@@ -48,7 +48,11 @@ INSERT_ENTRIES: Final = Insert(
 )
 INSERT_REPORTS: Final = Insert("reports", {"run_id": "text", "type": "text", "data": "text", "time_us": "bigint"})
 TAKE_REPORTS: Final = Statement(
-    "take reports", "UPDATE reports SET is_taken = 1 FROM @taken t(place bigint) WHERE reports.ordinal = t.place"
+    "take reports: those that nobody has taken",
+    """
+    UPDATE reports SET is_taken = 1 FROM @taken t(place bigint)
+    WHERE reports.ordinal = t.place AND reports.is_taken = 0
+    """,
 )
 
 

@@ -42,8 +42,9 @@ UNUSED: Final = Statement(
     """,
 )
 LAPSE_ALL: Final = Statement(
+    # By id: "state || ''" keeps PostgreSQL from walking all questions that were ever decided.
     "lapse all: their calls may be asked about anew",
-    "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state = 'decided'",
+    "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
 )
 ENDED: Final = Statement(
     "ended: whether a key may no longer sign what bears this date",

@@ -1,6 +1,7 @@
 """What the engine promises of steps, in as few words as possible: the oracle of the state machine.
 
-No store, no events, no times: who waits for whom, who holds what under which fence, and what each act does to that.
+No store, no events, no times: who waits for whom, who holds what under which fence, which questions are open, and what
+each act does to that.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from shared.tasks.step import FailurePolicy
 
 P, S = FailurePolicy, StepStatus
-OPEN = frozenset({S.PENDING, S.READY, S.EXPANDING, S.WAITING})
+OPEN = frozenset({S.PENDING, S.READY, S.BLOCKED, S.EXPANDING, S.WAITING})
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Node:
     is_stopping: bool = False
     is_due: bool = False
     """It waits for the time of its retry."""
+    run: str = ""
+    """The run that was claimed with it; none before its next attempt is."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class Model:
     nodes: dict[str, Node] = field(default_factory=dict)
     tasks: dict[str, TaskStatus] = field(default_factory=dict)
     below: dict[str, set[str]] = field(default_factory=dict)
+    questions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The open questions, with the step and the run that asked."""
 
     # -- making
     def create(self, task: str, nodes: Iterable[Node]) -> None:
@@ -71,9 +76,9 @@ class Model:
         running = {task for task, status in self.tasks.items() if status is TaskStatus.RUNNING}
         return {node.key for node in self.nodes.values() if node.status is S.READY and node.task in running}
 
-    def claim(self, key: str, worker: str) -> None:
+    def claim(self, key: str, worker: str, run: str) -> None:
         node = self.nodes[key]
-        node.status, node.holder, node.fence = S.RUNNING, worker, node.fence + 1
+        node.status, node.holder, node.run, node.fence = S.RUNNING, worker, run, node.fence + 1
 
     def holds(self, worker: str, key: str, fence: int) -> bool:
         node = self.nodes[key]
@@ -93,6 +98,38 @@ class Model:
         node.status = S.CANCELLED if node.is_stopping else S.READY
         node.is_stopping = False
 
+    def open_of(self, run: str) -> set[str]:
+        return {request for request, (_, asker) in self.questions.items() if asker == run}
+
+    def may_park(self, worker: str, key: str, fence: int, requests: set[str], most: int) -> bool:
+        node = self.nodes[key]
+        is_wanted = not node.is_stopping and self.tasks[node.task] is TaskStatus.RUNNING
+        has_room = sum(other.status is S.BLOCKED for other in self.nodes.values()) < most
+        return self.holds(worker, key, fence) and is_wanted and has_room and requests <= self.open_of(node.run)
+
+    def park(self, key: str) -> None:
+        self.nodes[key].status, self.nodes[key].holder = S.BLOCKED, ""
+
+    def close(self, request: str) -> bool:
+        """Close an open question; say whether a parked step goes on with it."""
+        key, run = self.questions.pop(request)
+        node = self.nodes[key]
+        if node.status is not S.BLOCKED or node.run != run:
+            return False
+        node.status = S.READY
+        return True
+
+    def withdraw_orphans(self) -> set[str]:
+        """Close the questions of runs that have ended, and return them."""
+        ended = {
+            request
+            for request, (key, run) in self.questions.items()
+            if self.nodes[key].run != run or self.nodes[key].status in STEP_ENDS
+        }
+        for request in ended:
+            del self.questions[request]
+        return ended
+
     def expire(self, worker: str, most: int) -> None:
         for node in self.nodes.values():
             if node.status is S.RUNNING and node.holder == worker:
@@ -109,7 +146,7 @@ class Model:
         return node.status is S.FAILED and not node.is_settled and not node.is_map
 
     def retry(self, key: str) -> None:
-        self.nodes[key].status, self.nodes[key].is_due = S.PENDING, True
+        self.nodes[key].status, self.nodes[key].is_due, self.nodes[key].run = S.PENDING, True, ""
 
     def promote(self) -> None:
         for node in self.nodes.values():
@@ -167,7 +204,13 @@ class Model:
             if node.task == task:
                 node.is_stopping = node.is_stopping or node.status is S.RUNNING
                 node.is_settled = node.is_settled or node.status is S.FAILED
-                node.status = S.CANCELLED if node.status in OPEN else node.status
+                if node.status in OPEN:
+                    node.status = S.CANCELLED
+                    self._withdraw_of(node.run)
+
+    def _withdraw_of(self, run: str) -> None:
+        for request in self.open_of(run):
+            del self.questions[request]
 
     def _skip_below(self, key: str) -> None:
         rest, seen = [key], {key}

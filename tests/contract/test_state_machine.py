@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 )
 
 from shared.adapters.sql.store import open_store
-from shared.errors import InvalidTransitionError, LeaseLostError, NotOwnerError
+from shared.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError, NotOwnerError
+from shared.permissions.request import PermissionRequest, RequestState
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
 from shared.store import Store
@@ -32,8 +33,10 @@ from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, FailurePolicy, NewStep, StepEnd, StepError
 from shared.testing.builders import (
     make_children,
+    make_decision,
     make_map,
     make_owner,
+    make_request,
     make_retry,
     make_session,
     make_step,
@@ -75,6 +78,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         self.roots: dict[str, str] = {}
         self.workers: list[str] = []
         self.claims: list[tuple[str, Claim]] = []
+        self.requests: dict[str, PermissionRequest] = {}
         self.do(self.store.open_session(self.session))
         self.take_over()
 
@@ -102,6 +106,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         self.new_worker()
         self.new_worker()
         self.create(plan)
+        self.claim(0, 2)  # most of what is interesting happens to steps that somebody holds
 
     def new_worker(self) -> None:
         worker = make_worker()
@@ -168,7 +173,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         assert {claim.step_key for claim in advance.claims} <= claimable
         assert len(advance.claims) == min(count, len(claimable))
         for claim in advance.claims:
-            self.model.claim(claim.step_key, worker)
+            self.model.claim(claim.step_key, worker, claim.identity.run_id)
             assert claim.fence == self.model.nodes[claim.step_key].fence
             self.claims.append((worker, claim))
 
@@ -181,6 +186,58 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         assert stale == (frozenset() if is_held else {claim.identity.run_id})
         if is_held:
             self.model.hand_back(claim.step_key)
+
+    # -- consent
+    @precondition(lambda self: self.held())
+    @rule(which=ANY, count=st.integers(1, 2), then=st.sampled_from(["it is answered", "it parks", "it waits"]))
+    def ask(self, which: int, count: int, then: str) -> None:
+        worker, claim = _one(self.held(), which)
+        for _ in range(count):
+            request = make_request(claim, f"call_{len(self.requests)}")
+            self.requests[request.id] = self.do(self.store.raise_request(request, events=(), now_us=NOW))
+            self.model.questions[request.id] = (claim.step_key, claim.identity.run_id)
+        asked = self.model.open_of(claim.identity.run_id)
+        if then != "it waits":
+            self.park(worker, claim, asked)
+        if then == "it is answered":
+            self.answer(min(asked))
+            self.advance(_one(self.workers, which + 1), (), 1)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=ANY, whose=ANY)
+    def park_late(self, which: int, whose: int) -> None:
+        """Park what a worker was once given, held or not, with a question that need be neither its own nor open."""
+        worker, claim = _one(self.claims, which)
+        self.park(worker, claim, self.model.open_of(claim.identity.run_id) or {_one(sorted(self.requests), whose)})
+
+    def park(self, worker: str, claim: Claim, asked: set[str]) -> None:
+        may_park = self.model.may_park(worker, claim.step_key, claim.fence, asked, 2)
+        park = self.store.park(worker, held(claim), sorted(asked), max_parked=2, now_us=NOW)
+        assert self.do(park) is may_park
+        if may_park:
+            self.model.park(claim.step_key)
+
+    @precondition(lambda self: self.model.questions)
+    @rule(which=ANY)
+    def decide(self, which: int) -> None:
+        self.answer(_one(sorted(self.model.questions), which))
+
+    def answer(self, request_id: str) -> None:
+        request = self.requests[request_id]
+        decision = make_decision(request)
+
+        def act(own: Ownership) -> Coroutine[object, object, bool]:
+            return self.store.decide(own, decision, state=RequestState.DECIDED, events=(), now_us=NOW)
+
+        assert self.owned(act) is self.model.close(request.id)
+        with pytest.raises(AlreadyDecidedError):
+            self.do(act(self.own))
+
+    @precondition(lambda self: self.model.questions)
+    @rule()
+    def withdraw_orphans(self) -> None:
+        withdrawn = self.do(self.store.withdraw_orphans(self.session.id, now_us=NOW))
+        assert set(withdrawn) == self.model.withdraw_orphans()
 
     @precondition(lambda self: self.claims)
     @rule(which=ANY)
@@ -283,6 +340,10 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         unsettled = {key for key in self.that_are(StepStatus.FAILED) if not self.model.nodes[key].is_settled}
         assert {step.key for step in self.do(self.store.failures(self.own))} == unsettled
 
+    @invariant()
+    def questions_are_those_of_the_model(self) -> None:
+        assert {request.id for request in self.do(self.store.pending(self.session.id))} == set(self.model.questions)
+
     def check_logs(self) -> None:
         for run in self.do(self.store.runs(session_id=self.session.id)):
             numbers = [event.seq for event in self.do(self.store.events(run.id))]
@@ -344,7 +405,7 @@ async def _open_memory(_: Path) -> Store:
     return MemoryStore()
 
 
-@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "EVT-02")
+@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "EVT-02", "PER-13")
 def test_steps_stand_as_the_model_says(opening: tuple[OpenOne, int]) -> None:
     search(*opening)
 
@@ -354,7 +415,7 @@ def test_a_store_that_takes_stale_ends_does_not_stand_as_the_model_says() -> Non
         return FencelessStore()
 
     with pytest.raises(AssertionError):
-        search(open_fenceless, 40)
+        search(open_fenceless, 120)
 
 
 def search(open_one: OpenOne, examples: int) -> None:

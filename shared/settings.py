@@ -142,7 +142,7 @@ class Settings(BaseSettings):
     parallel_reads: int = Field(
         default=10, ge=1, le=100, description="Neighbouring reading calls of one model turn that run at once."
     )
-    max_turns: int = Field(default=50, ge=1, description="Model turns of a run before it ends as max_turns.")
+    max_turns: int = Field(default=50, ge=1, description="Model turns of a run; as many again for each further step.")
 
     @property
     def home(self) -> Path:

@@ -31,11 +31,12 @@ from shared.agents.turn import (
 )
 from shared.clock import Clock
 from shared.errors import TemplateError
-from shared.jsontext import Json, JsonObject
+from shared.jsontext import Json
 from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.record import Usage
 from shared.runs.status import EndReason
 from shared.runs.store import CallRow, CallStatus
+from shared.tasks.outcomes import Suffered
 from shared.tasks.step import Outcome, StepError
 from shared.tools.naming import NameTable, unmangle
 from shared.tools.normalise import refusal
@@ -44,6 +45,9 @@ from shared.tools.result import ErrorType, ToolFailure, ToolResult
 from shared.tools.schedule import Executor, run_turn
 
 MAX_SHOWN_CHARS: Final = 1000
+STEP_REPORT: Final = "agent.task_update_step"
+"""The tool by which a run ends a step that it holds beside its own; such a report's data has its status."""
+
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
 
@@ -56,18 +60,18 @@ async def run_agent(
     clock: Clock,
     *,
     sleep: Sleep = asyncio.sleep,
-    unknown: list[JsonObject] | None = None,
+    suffered: Suffered | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
-    ``unknown`` takes the run's unknown effects as they are found, for whoever asks people about its calls (DAG-09).
+    ``suffered`` takes denials and unknown effects as they are found, also for others than the run's end (DAG-10).
 
     Raises:
         LeaseLostError: the run is no longer ours.
         asyncio.CancelledError: it was interrupted.
     """
-    found = unknown if unknown is not None else []
-    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock), sleep, unknown=found)
+    found = Suffered() if suffered is None else suffered
+    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock), sleep, suffered=found)
     return await loop.run(transcript)
 
 
@@ -81,11 +85,16 @@ class _Loop:
     talk: Conversation
     sleep: Sleep
     usage: Usage = NOTHING_USED
-    denials: list[JsonObject] = field(default_factory=list)
-    unknown: list[JsonObject] = field(default_factory=list)
+    suffered: Suffered = field(default_factory=Suffered)
     reasks: int = 0
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
+    steps_done: int = 0
+    """How many steps the run has ended beside its own: each gives it the turns of one step more (DIS-07)."""
+
+    @property
+    def max_turns(self) -> int:
+        return self.task.limits.max_turns * (1 + self.steps_done)
 
     async def run(self, transcript: Transcript) -> AgentEnd:
         try:
@@ -100,8 +109,8 @@ class _Loop:
             if response is None:
                 if self.stop:
                     return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
-                if self.talk.turns >= self.task.limits.max_turns:
-                    return self._failed(EndReason.MAX_TURNS, f"the run had {self.task.limits.max_turns} model turns")
+                if self.talk.turns >= self.max_turns:
+                    return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns")
                 try:
                     response = await self._ask(parameters)
                 except ProviderFailedError as error:
@@ -228,6 +237,7 @@ class _Loop:
 
     def _account(self, result: ToolResult, tool: str) -> None:
         if result.error is None:
+            self.steps_done += tool == STEP_REPORT and isinstance(result.data, Mapping) and "status" in result.data
             return
         self.stop = self.stop or stop_of(result)
         entry: dict[str, Json] = {
@@ -237,9 +247,9 @@ class _Loop:
             "message": result.error.message,
         }
         if result.error.type.is_denial:
-            self.denials.append(entry)
+            self.suffered.denials.append(entry)
         elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
-            self.unknown.append({**entry, **result.error.details})
+            self.suffered.unknown_effects.append({**entry, **result.error.details})
 
     def _call(self, part: ToolCallPart, names: NameTable) -> ToolCall:
         """Return a call under its canonical name (REG-04, REG-10)."""
@@ -251,7 +261,7 @@ class _Loop:
 
     # -- ends
     def _completed(self, output: Json) -> AgentEnd:
-        outcome = Outcome.PARTIAL if self.denials or self.unknown else Outcome.CLEAN
+        outcome = Outcome.PARTIAL if self.suffered else Outcome.CLEAN
         return self._end(EndReason.COMPLETED, output, outcome, None)
 
     def _failed(self, reason: EndReason, message: str, *, type: str = "", is_retryable: bool = False) -> AgentEnd:
@@ -264,15 +274,13 @@ class _Loop:
             "end_reason": str(reason),
             "output": output,
             "outcome": str(outcome),
-            "denials": list(self.denials),
-            "unknown_effects": list(self.unknown),
+            **self.suffered.lists(),
             "tools": [tool.name for tool in self.task.tools],
         }
         self.talk.add_node(NewNode(NodeKind.RESULT, payload))
         nodes, events = self.talk.take()
-        return AgentEnd(
-            reason, output, outcome, self.usage, tuple(self.denials), tuple(self.unknown), error, nodes, events
-        )
+        denials, unknown = tuple(self.suffered.denials), tuple(self.suffered.unknown_effects)
+        return AgentEnd(reason, output, outcome, self.usage, denials, unknown, error, nodes, events)
 
 
 def _unknown(row: CallRow) -> ToolFailure:

@@ -252,6 +252,32 @@ async def test_a_run_that_never_finishes_ends_at_its_last_turn() -> None:
     assert end.error.type == "max_turns"
 
 
+@pytest.mark.spec("DIS-07", "DAG-03")
+@pytest.mark.parametrize(
+    ("reported", "turns"),
+    [
+        pytest.param({"step": "a", "status": "completed"}, 6, id="a-step-that-is-done"),
+        pytest.param({"step": "a", "progress": "half"}, 3, id="progress"),
+    ],
+)
+async def test_each_step_that_a_run_ends_beside_its_own_gives_it_the_turns_of_one_more(
+    reported: Json, turns: int
+) -> None:
+    async def report(_context: ToolContext, _call_input: JsonObject) -> Json:
+        return reported
+
+    tool = replace(BREAK, name="agent.task_update_step", handler=report)
+    talker = Talker(
+        calls(("agent__task_update_step", {}, "c0")),
+        *(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(1, 9)),
+    )
+
+    end, _ = await run(talker, make_task(tools=(SHOUT, tool), limits=AgentLimits(max_turns=3)))
+
+    assert len(talker.told) == turns
+    assert end.end_reason is EndReason.MAX_TURNS
+
+
 @pytest.mark.spec("EXE-03")
 @pytest.mark.parametrize(("limit", "at_once"), [(1, 1), (2, 2), (10, 4)])
 async def test_reads_of_a_turn_run_beside_each_other_up_to_the_limit(limit: int, at_once: int) -> None:

@@ -1,0 +1,140 @@
+"""Steps that are pulled, by real worker processes: each is done once, whoever dies; and the example of the docs."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.jsontext import Json, JsonObject
+from shared.tasks.status import StepStatus, TaskStatus
+from soong import Soong
+from tests.system.auditor import audit
+from tests.system.cli_scene import scene
+from tests.system.deployment import ROOT, Deployment, kill
+from tests.system.faults.scene import start_workers
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-03", "CARD-2")]
+
+TOOL = "tests.system.faults.effect_tool"
+STEPS = 20
+PULLERS = 3
+
+PULL: list[Json] = [
+    {"call": "agent.task_query_steps", "save": "open"},
+    {
+        "while": "${open.value.ready}",
+        "limit": 100,
+        "do": [
+            {"call": "agent.task_claim_step", "with": {"step_id": "${open.value.ready[0].id}"}, "save": "taken"},
+            {"call": "test.effect", "with": {"seconds": 0.05}, "when": {"not": "${taken.is_error}"}},
+            {
+                "call": "agent.task_update_step",
+                "with": {"step_id": "${taken.value.claimed.id}", "output": {"n": "${taken.value.claimed.inputs.n}"}},
+                "when": {"not": "${taken.is_error}"},
+            },
+            {"call": "agent.task_query_steps", "save": "open"},
+        ],
+    },
+    {"finish": "nothing is left"},
+]
+
+
+def plan() -> JsonObject:
+    output: Json = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+    work: list[Json] = [
+        {"id": f"p{number}", "claim": "pull", "instructions": "Say n.", "inputs": {"n": number}, "output": output}
+        for number in range(STEPS)
+    ]
+    last: Json = {
+        "id": "last",
+        "kind": "python",
+        "call": "builtin.echo",
+        "depends_on": [f"p{number}" for number in range(STEPS)],
+        "inputs": {"first": "${p0.output.n}", "last": f"${{p{STEPS - 1}.output.n}}"},
+    }
+    return {"title": "pulled", "steps": [*work, last]}
+
+
+@pytest.fixture
+async def service(postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Deployment]:
+    async with Deployment(postgres_url, redis_url, tmp_path, extra={"tools": (TOOL,)}) as deployment:
+        yield deployment
+
+
+@pytest.mark.spec("DAG-07")
+async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worker_is_killed(
+    service: Deployment,
+) -> None:
+    await start_workers(service, 2, slots=2, SOONG_TOOLS=TOOL)
+    task = await service.submit(plan())
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        await soong.dispatch_worker(task.id, count=PULLERS, model="script", allowed_tools=["test.effect"], script=PULL)
+
+        async def is_midway() -> bool:
+            counts = (await service.store.counts(task.id)).by_status
+            held = [step for step in await service.store.steps(task.id) if step.holder_run_id and step.status.is_leased]
+            victims = {step.worker_id for step in held}
+            return counts.get(StepStatus.COMPLETED, 0) >= 3 and len(victims) == 2
+
+        await service.until(is_midway, within_s=30)
+        lost = [step for step in await service.store.steps(task.id) if step.status.is_leased and step.holder_run_id]
+        victim = await service.worker_of(lost[0])
+        kill(victim)
+        outcome = await soong.wait(task.id)
+
+    steps = await service.steps(task)
+    work = [steps[f"p{number}"] for number in range(STEPS)]
+    assert outcome.status is TaskStatus.COMPLETED
+    assert [step.output for step in work] == [{"n": number} for number in range(STEPS)]
+    assert steps["last"].output == {"first": 0, "last": STEPS - 1}
+    assert sum(step.lost_leases for step in work) >= 1
+    assert {step.status for step in steps.values()} == {StepStatus.COMPLETED}
+    for step in work:
+        ends = Counter(event.type for event in await service.store.events(step.run_id))
+        assert (ends["step_completed"], ends["run_completed"]) == (1, 1)
+    pullers = {step.run_id for step in steps.values() if step.is_puller}
+    assert len(pullers) == PULLERS
+    assert {step.holder_run_id for step in work} <= pullers
+    assert not audit(service.database_url, at_rest=True).broken
+
+
+def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
+    with scene() as cli:
+        (cli.folder / "a.txt").write_text("TODO one\nFIXME two\nTODO three\n")
+
+        done = cli.json("run", str(ROOT / "examples" / "pull.yaml"))
+
+        steps: dict[str, Any] = {step["id"]: step for step in done["steps"]}
+        assert (done["status"], done["exit_code"]) == ("completed", 0)
+        assert steps["tell"]["output"] == {"said": "2 TODO, 1 FIXME, 0 NOTE."}
+        assert steps["lead"]["output"] == {"done": 3}
+        assert {steps[name]["held_by"] for name in ("todos", "fixmes", "notes")} == {steps["lead"]["run"]}
+
+
+def test_a_task_says_that_it_waits_for_a_puller_until_one_is_dispatched_on_the_command_line() -> None:
+    with scene() as cli:
+        (cli.folder / "pull.json").write_text(
+            '[{"call": "agent.task_claim_step", "with": {"step_id": "a"}}, {"finish": "I was here"}]'
+        )
+        text = "title: t\nsteps:\n  - {id: a, claim: pull, instructions: x}\n"
+        task = cli.json("run", cli.plan(text), "--detach")["task"]
+        shown = cli.run("tasks", "show", task).stdout
+
+        refused = cli.run("tasks", "dispatch", task, "--agent", "nobody")
+        dispatched = cli.run("tasks", "dispatch", task, "--model", "script", "--script", "pull.json")
+        cli.run("runs", "tail", f"{task}/a", "-f")  # until its run has ended
+        ended = cli.json("tasks", "show", task)
+        for _ in range(50):
+            if ended["status"] == "completed":
+                break
+            ended = cli.json("tasks", "show", task)
+
+    steps = {step["id"]: step for step in ended["steps"]}
+    assert f"1 step waits for a puller: soong tasks dispatch {task}" in shown
+    assert refused.returncode == 1
+    assert "there is no agent definition 'nobody'" in refused.stderr
+    assert dispatched.returncode == 0, dispatched.stderr
+    assert ended["status"] == "completed"
+    assert (steps["a"]["output"], steps["puller-1"]["is_puller"]) == ("I was here", True)

@@ -6,7 +6,7 @@ those of its session. This is where the ports of the agent loop and of the pipel
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -129,15 +129,13 @@ class AgentRuns:
         runs = ToldRuns(self.store, self.ring)
         log = self._log(claim, runs, interruption)
         parking = self._parking(claim, log, interruption)
-        # One list: the loop adds to it what it finds, every later question of the run tells it (DAG-09).
-        unknown: list[JsonObject] = []
-        gate = replace(self._gate(claim, policy, log, interruption, parking), unknown=unknown)
+        gate = self._gate(claim, policy, log, interruption, parking)
         scope = RunScope(claim.identity, claim.fence, workplace)
         calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
         transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
         try:
             with self.lot.entered(parking):
-                end = await run_agent(task, model, calls, transcript, log, self.clock, unknown=unknown)
+                end = await run_agent(task, model, calls, transcript, log, self.clock, suffered=interruption.suffered)
         except asyncio.CancelledError:
             if not interruption.goes_on_elsewhere:
                 await unbroken(log.flush())  # what the aborted calls noted after their ends
@@ -179,6 +177,8 @@ class AgentRuns:
             note=log.note,
             on_asked=partial(self.watcher.approval_waiting, claim.identity),
             waiting=parking.waiting,
+            # The loop adds to it what it finds; every later question of the run tells it (DAG-09).
+            unknown=interruption.suffered.unknown_effects,
         )
 
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:

@@ -5,8 +5,10 @@ have no result, and its open question stays open, for whoever takes the run up a
 parked, which has given up its lease already.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from shared.tasks.outcomes import Suffered
 
 Stop = Literal["cancel", "hand_back", "drop", "park"]
 
@@ -22,6 +24,8 @@ class Interruption:
     stop: Stop | None = None
     reason: str = ""
     aborted_calls: int = 0
+    suffered: Suffered = field(default_factory=Suffered)
+    """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
 
     @property
     def is_set(self) -> bool:

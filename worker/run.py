@@ -13,6 +13,7 @@ from shared.log import get_logger
 from shared.runs.status import EndReason
 from shared.sandbox.redact import Redactor
 from shared.tasks.inputs import BoundStep, bind_step
+from shared.tasks.outcomes import with_report
 from shared.tasks.step import Claim, StepEnd, StepKind
 from worker.interruption import Interruption
 from worker.python_step import PythonSteps, failed
@@ -38,7 +39,8 @@ class Runner:
 
     async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
         """Run the step; cancellation and a lost lease pass through to the slot. Its end holds no secret (EVT-05)."""
-        return clean_end(await self._ended(claim, interruption), self.redactor)
+        end = with_report(await self._ended(claim, interruption), interruption.suffered)
+        return clean_end(end, self.redactor)
 
     async def _ended(self, claim: Claim, interruption: Interruption) -> StepEnd:
         limit_s = _seconds(claim.spec.get("timeout_s"))

@@ -14,6 +14,7 @@ from shared.clock import Clock
 from shared.errors import LeaseLostError, UnavailableError
 from shared.log import get_logger
 from shared.runs.status import EndReason
+from shared.tasks.outcomes import with_report
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd, StepError
 from shared.tasks.store import TaskStore
@@ -212,7 +213,7 @@ class Slots:
 def _cancelled(claim: Claim, interruption: Interruption) -> StepEnd:
     """Return the end of a step that was cancelled; its run's says so when tools were cut off with it (EXE-07)."""
     reason = EndReason.ABORTED_TOOLS if interruption.aborted_calls else EndReason.CANCELLED
-    return StepEnd(
+    end = StepEnd(
         claim.step_key,
         claim.identity.run_id,
         claim.fence,
@@ -220,3 +221,4 @@ def _cancelled(claim: Claim, interruption: Interruption) -> StepEnd:
         reason,
         error=StepError(str(reason), interruption.reason or "the task was cancelled"),
     )
+    return with_report(end, interruption.suffered)

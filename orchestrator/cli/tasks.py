@@ -44,9 +44,16 @@ def list_tasks(
 
 
 @app.command()
-def show(task: str = _TASK, *, is_json: bool = _JSON) -> None:
+def show(
+    task: str = _TASK,
+    *,
+    is_result: bool = typer.Option(
+        False, "--result", help="What each step came to, whole; of one that failed how far it got."
+    ),
+    is_json: bool = _JSON,
+) -> None:
     """Show a task: its steps, what they wrote, what was denied."""
-    asyncio.run(_show(task, is_json=is_json))
+    asyncio.run(_show(task, is_result=is_result, is_json=is_json))
 
 
 @app.command()
@@ -193,7 +200,8 @@ async def _list(limit: int, *, is_json: bool) -> None:
     print(table(("task", "status", "created", "steps", "title"), rows))
 
 
-async def _show(text: str, *, is_json: bool) -> None:
+async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
+    from orchestrator.cli.step_results import results_text
     from orchestrator.cli.summary import text_of
     from orchestrator.client import view_of
     from orchestrator.outcome import outcome_of
@@ -208,7 +216,7 @@ async def _show(text: str, *, is_json: bool) -> None:
     if is_json:
         emit(outcome.as_json())
     else:
-        print(text_of(outcome))
+        print(results_text(outcome) if is_result else text_of(outcome))
 
 
 async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":

@@ -4,15 +4,42 @@ Read from the nodes of its last run when somebody needs it; a clean step has not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shared.jsontext import Json, JsonObject
+from shared.runs.events import NewNode, NodeKind
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, Step, StepError, StepResult
+from shared.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
 from shared.tools.surface import Surface
 
 MAX_PARTIAL_CHARS: Final = 4000
+
+
+@dataclass(slots=True)
+class Suffered:
+    """What a run was refused and which of its effects nobody knows the end of, as it comes to know it.
+
+    Filled by the agent loop, read by whoever asks people about its calls, and by whoever ends the run in its place.
+    """
+
+    denials: list[JsonObject] = field(default_factory=list)
+    unknown_effects: list[JsonObject] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.denials or self.unknown_effects)
+
+    def lists(self) -> dict[str, Json]:
+        """Return the two lists as a result node has them."""
+        return {"denials": list(self.denials), "unknown_effects": list(self.unknown_effects)}
+
+
+def with_report(end: StepEnd, suffered: Suffered) -> StepEnd:
+    """Return an end that says what the run suffered where the run itself could not: it was cut off, or had a fault."""
+    if not suffered or any(node.kind is NodeKind.RESULT for node in end.nodes):
+        return end
+    payload: dict[str, Json] = {"v": 1, "end_reason": str(end.end_reason), "output": None, **suffered.lists()}
+    return replace(end, nodes=(*end.nodes, NewNode(NodeKind.RESULT, payload)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from shared.errors import SchemaVersionError
 from shared.jsontext import Json, JsonObject
 from shared.runs.events import NewNode, NodeKind
 from shared.runs.store import CallRow, CallStatus
+from shared.tasks.outcomes import Suffered
 from shared.tasks.step import Outcome
 from shared.testing.clock import FakeClock
 from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
@@ -58,7 +59,7 @@ class World:
 
 
 async def play(
-    notebook: Notebook, world: World, *, is_resumed: bool, unknown: list[JsonObject] | None = None
+    notebook: Notebook, world: World, *, is_resumed: bool, suffered: Suffered | None = None
 ) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
@@ -68,7 +69,7 @@ async def play(
     place = Workplace(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
     model = resolve_model("script", SCRIPT)
-    return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), unknown=unknown)
+    return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), suffered=suffered)
 
 
 async def whole_run() -> list[NewNode]:
@@ -124,11 +125,11 @@ async def test_a_second_crash_forgets_neither_the_unknown_effect_nor_what_it_was
     row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.STARTED)
     notebook = Notebook(written=nodes[: second_turn + 2], calls_=[row])
     first = await play(notebook, World(), is_resumed=True)
-    told: list[JsonObject] = []
+    told = Suffered()
 
-    again = await play(Notebook(written=notebook.written), World(), is_resumed=True, unknown=told)
+    again = await play(Notebook(written=notebook.written), World(), is_resumed=True, suffered=told)
 
-    assert list(again.unknown_effects) == list(first.unknown_effects) == told
+    assert list(again.unknown_effects) == list(first.unknown_effects) == told.unknown_effects
     assert again.outcome is Outcome.PARTIAL
 
 

@@ -1,0 +1,87 @@
+"""A run that is cut off says at its end what it had suffered until then (DAG-10)."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import pytest
+
+from shared.jsontext import Json, JsonObject
+from shared.runs.events import NodeKind
+from shared.runs.status import EndReason
+from shared.tasks.inputs import BoundStep
+from shared.tasks.outcomes import Remains, Suffered, with_report
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, StepEnd, StepKind, StepResult
+from shared.testing.builders import make_identity
+from worker.interruption import Interruption
+from worker.python_step import PythonSteps
+from worker.run import Runner
+from worker.time_limit import TimeLimit
+
+pytestmark = pytest.mark.spec("DAG-10")
+
+DENIAL: JsonObject = {"tool": "code.write_file", "type": "permission_denied", "message": "no"}
+UNKNOWN: JsonObject = {"tool": "code.run_command", "type": "unknown_after_crash"}
+
+
+@dataclass
+class Stuck:
+    """An agent that is denied something and then never comes back, or fails."""
+
+    error: Exception | None = None
+
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+        interruption.suffered.denials.append(DENIAL)
+        interruption.suffered.unknown_effects.append(UNKNOWN)
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+def make_claim(**spec: Json) -> Claim:
+    return Claim(
+        step_key="task_1/a",
+        fence=1,
+        identity=make_identity("sess_1"),
+        kind=StepKind.AGENT,
+        spec=spec,
+        task_inputs={},
+        dependencies={},
+        surface={},
+        token="",
+        attempt=1,
+        project="/p",
+        cwd="/p",
+        policy={},
+    )
+
+
+async def ended(agent: Stuck, **spec: Json) -> StepEnd:
+    with ThreadPoolExecutor(1) as threads:
+        return await Runner(PythonSteps(threads), agent).run(make_claim(**spec), Interruption())
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [(Stuck(), EndReason.TIME_LIMIT), (Stuck(RuntimeError("a fault of ours")), EndReason.FAILED)],
+    ids=["time is over", "a fault"],
+)
+async def test_a_run_that_was_cut_off_reports_its_denials_and_unknown_effects(agent: Stuck, reason: EndReason) -> None:
+    end = await ended(agent, timeout_s=0.02)
+
+    (report,) = [node for node in end.nodes if node.kind is NodeKind.RESULT]
+    left = Remains(result=report.payload).added_to(StepResult("a", StepStatus.FAILED, None))
+    assert (end.status, end.end_reason) == (StepStatus.FAILED, reason)
+    assert (left.denials, left.unknown_effects) == ((DENIAL,), (UNKNOWN,))
+
+
+async def test_a_run_that_reported_by_itself_is_not_reported_for() -> None:
+    end = await ended(Stuck(), timeout_s=0.02)
+
+    again = with_report(end, Suffered([DENIAL, DENIAL]))
+
+    assert again is end
+    clean = replace(end, nodes=())
+    assert with_report(clean, Suffered()) is clean

@@ -3,6 +3,7 @@
 import importlib
 import os
 import random
+import secrets
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +78,7 @@ async def _build(
     wear: Wear,
 ) -> WorkerProcess:
     clock = SystemClock()
-    store = await open_store(settings.effective_database_url, migrate=False)
+    store = await open_store(settings.effective_database_url, migrate=False, credential=secrets.token_hex(32))
     clients = RedisClients.of(settings.redis_url, name="soong-worker")
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)

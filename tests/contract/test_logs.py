@@ -259,13 +259,13 @@ async def test_decision_runs_one_call_once(scene: Scene) -> None:
     await scene.store.start_call(make_call(claim, decision_id=decision_id), claim.fence, events=(), now_us=scene.now_us)
     events_before = await scene.event_types(claim.identity.run_id)
 
-    second = make_call(claim, "call_2", decision_id=decision_id)
+    second = make_call(claim, decision_id=decision_id)
     with pytest.raises(AlreadyConsumedError) as refusal:
         await scene.store.start_call(second, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
 
     assert refusal.value.decision_id == decision_id
     assert [call.tool_call_id for call in await scene.store.calls(claim.identity.run_id)] == ["call_1"]
-    assert await scene.event_types(claim.identity.run_id) == events_before
+    assert await scene.event_types(claim.identity.run_id) == [*events_before, "security"]
 
 
 @pytest.mark.spec("PER-12")
@@ -277,12 +277,12 @@ async def test_of_calls_at_once_one_consumes_the_decision(scene: Scene, open_ano
     outcomes = await asyncio.gather(
         *(
             store.start_call(
-                make_call(claim, f"call_{number}", decision_id=decision_id),
+                make_call(claim, decision_id=decision_id),
                 claim.fence,
                 events=[NewEvent("tool_started")],
                 now_us=scene.now_us,
             )
-            for number, store in enumerate(stores)
+            for store in stores
         ),
         return_exceptions=True,
     )

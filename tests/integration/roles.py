@@ -17,6 +17,8 @@ from tests.contract.databases import migrate
 OWNER: Final = "soong_owner"
 ORCHESTRATOR: Final = "soong_orchestrator"
 WORKER: Final = "soong_worker"
+CREDENTIAL: Final = "known-to-one-process-of-workers-alone"
+"""By which the stores of one worker's process are told from those of others."""
 
 WORKER_METHODS: Final = frozenset(
     {
@@ -31,6 +33,7 @@ WORKER_METHODS: Final = frozenset(
             "workers",
         ),
         *("heart", "append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
+        *("park", "lapse"),
         *("request", "decision_of", "signing_key", "task", "step", "steps", "counts", "result", "leases"),
     }
 )

@@ -22,7 +22,16 @@ from shared.permissions.request import Choice
 from shared.tasks.status import TaskStatus
 from tests.contract.databases import empty_postgres
 from tests.integration.consent import Callback, make_call, open_bench
-from tests.integration.roles import ORCHESTRATOR, OWNER, WORKER_METHODS, RoleUrls, SplitStore, plain, with_roles
+from tests.integration.roles import (
+    CREDENTIAL,
+    ORCHESTRATOR,
+    OWNER,
+    WORKER_METHODS,
+    RoleUrls,
+    SplitStore,
+    plain,
+    with_roles,
+)
 from tests.integration.roles import WORKER as WORKER_ROLE
 from tests.integration.sql_stores import begin, claim_one, connected
 from tests.servers import PostgresServer
@@ -71,7 +80,9 @@ def urls(role_urls: RoleUrls) -> RoleUrls:
 @pytest.fixture
 async def at_work(urls: RoleUrls) -> AsyncIterator[RoleUrls]:
     """A deployment in which a worker holds one step, and a cap stands."""
-    store = SplitStore(await open_store(urls.worker), await open_store(urls.orchestrator)).as_store()
+    store = SplitStore(
+        await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.orchestrator)
+    ).as_store()
     session, worker_id = await begin(store)  # type: ignore[arg-type]  # any store will do
     await claim_one(store, session, worker_id)  # type: ignore[arg-type]  # as above
     with psycopg.connect(plain(urls.admin), autocommit=True) as admin:
@@ -230,7 +241,9 @@ async def test_an_orchestrator_changes_nothing_that_was_said(at_work: RoleUrls) 
 
 @pytest.mark.spec("PER-12")
 async def test_a_worker_that_asks_is_answered_and_finds_its_decision(urls: RoleUrls) -> None:
-    store = SplitStore(await open_store(urls.worker), await open_store(urls.orchestrator)).as_store()
+    store = SplitStore(
+        await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.orchestrator)
+    ).as_store()
     try:
         async with open_bench(Callback((Choice.ALLOW_ONCE,)), store=store) as bench:
             ((claim, worker_id),) = await bench.claim()

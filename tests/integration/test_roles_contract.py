@@ -20,18 +20,19 @@ from tests.contract import (
     test_leases,
     test_logs,
     test_maps,
+    test_parking,
     test_taint,
     test_unlocking,
 )
 from tests.contract.conftest import OpenStore
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import Scene, open_scene
-from tests.integration.roles import RoleUrls, SplitStore, with_roles
+from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, with_roles
 from tests.servers import PostgresServer
 
 SUITE = (
     *(test_caps, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
-    *(test_taint, test_unlocking),
+    *(test_parking, test_taint, test_unlocking),
 )
 """The parts of the contract in which workers act."""
 
@@ -55,7 +56,8 @@ class _Processes:
 
     async def next(self) -> Store:
         if self.given == len(self.opened):
-            workers, others = await open_store(self.urls.worker), await open_store(self.urls.orchestrator)
+            workers = await open_store(self.urls.worker, credential=CREDENTIAL)
+            others = await open_store(self.urls.orchestrator)
             self.opened.append(SplitStore(workers, others))
         self.given += 1
         return self.opened[self.given - 1].as_store()

@@ -32,6 +32,7 @@ class InlineDatabase:
     """One connection on which every transaction is done where it is asked for."""
 
     is_postgres = False
+    credential = ""
 
     def __init__(self, url: str) -> None:
         self.url = make_url(url)

@@ -57,10 +57,11 @@ class Database:
     committer: Callable[[RootTransaction], None] = staticmethod(commit)
     """How the writer commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, credential: str = "") -> None:
         self.url = url
+        self.credential = credential
         self.is_postgres = url.get_backend_name() == "postgresql"
-        self._writer_engine = make_engine(url, size=1, is_writer=True)
+        self._writer_engine = make_engine(url, size=1, is_writer=True, credential=credential)
         self._reader_engine = make_engine(url, size=READERS, is_writer=False)
         self._lock: SideLock | None = side_lock(url)
         self._connection: Connection | None = None

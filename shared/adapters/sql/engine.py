@@ -17,6 +17,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from shared.adapters.sql.rights import CREDENTIAL
 from shared.errors import InvalidConfigError, SoongError, UnavailableError
 
 BUSY_S: Final = 30.0
@@ -117,11 +118,14 @@ def side_lock(url: URL) -> SideLock | None:
     return SideLock(Path(f"{url.database}.lock")) if url.get_backend_name() == "sqlite" else None
 
 
-def make_engine(url: URL, *, size: int, is_writer: bool) -> Engine:
-    """Return an engine with at most ``size`` connections. A reader's transactions change nothing and see one state."""
+def make_engine(url: URL, *, size: int, is_writer: bool, credential: str = "") -> Engine:
+    """Return an engine with at most ``size`` connections. A reader's transactions change nothing and see one state.
+
+    ``credential`` is what a worker's process says by which row checks tell it from others (PostgreSQL only).
+    """
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, size, is_writer=is_writer)
-    return _postgres_engine(url, size, is_writer=is_writer)
+    return _postgres_engine(url, size, is_writer=is_writer, credential=credential)
 
 
 def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
@@ -161,8 +165,10 @@ def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
     return engine
 
 
-def _postgres_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
+def _postgres_engine(url: URL, size: int, *, is_writer: bool, credential: str) -> Engine:
     settings = _POSTGRES_SETTINGS if is_writer else {**_PLANNING, "default_transaction_read_only": "on"}
+    if credential and is_writer:
+        settings = {**settings, CREDENTIAL: credential}
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     return create_engine(
         url,

@@ -135,9 +135,10 @@ def _row_checks(role: str, name: str) -> Iterator[str]:
         if not right.is_checked:
             yield f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
             continue
-        changed, others = right.changed or "false", f"current_user <> '{name}'"
+        old, changed = right.old or "true", right.changed or "false"
+        others = f"current_user <> '{name}'"
         yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
         yield f"CREATE POLICY soong_read ON {table} FOR SELECT TO PUBLIC USING (true)"
         yield f"CREATE POLICY soong_new ON {table} FOR INSERT TO {role} WITH CHECK ({right.new or 'false'})"
-        yield f"CREATE POLICY soong_changed ON {table} FOR UPDATE TO {role} USING (true) WITH CHECK ({changed})"
+        yield f"CREATE POLICY soong_changed ON {table} FOR UPDATE TO {role} USING ({old}) WITH CHECK ({changed})"
         yield f"CREATE POLICY soong_others ON {table} FOR ALL TO PUBLIC USING ({others}) WITH CHECK ({others})"

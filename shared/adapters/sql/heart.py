@@ -18,8 +18,8 @@ BEAT: Final = Statement(
 class SqlHeart:
     """Implements :class:`shared.sessions.store.Heart`. Used by one thread at a time."""
 
-    def __init__(self, url: URL) -> None:
-        engine = make_engine(url, size=1, is_writer=True)
+    def __init__(self, url: URL, credential: str = "") -> None:
+        engine = make_engine(url, size=1, is_writer=True, credential=credential)
         # One statement needs no transaction around it: over a slow network a beat then takes one round trip, not four.
         is_postgres = engine.dialect.name == "postgresql"
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT") if is_postgres else engine

@@ -14,8 +14,9 @@ from typing import Final
 class WorkerRight:
     """A worker's rights on one table. ``never`` names the columns that others write, or the database itself.
 
-    ``new`` and ``changed`` are conditions that the rows it inserts and leaves behind an update must meet. A lock needs
-    the right to update a column, so a table that is only locked has an update that no changed row can pass.
+    ``new`` and ``changed`` are conditions that the rows it inserts and leaves behind an update must meet, ``old`` one
+    that a row must meet before it is locked or updated. A lock needs the right to update a column, so a table that is
+    only locked has an update that no changed row can pass.
     """
 
     reads: bool = False
@@ -23,12 +24,42 @@ class WorkerRight:
     updates: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
     new: str = ""
+    old: str = ""
     changed: str = ""
 
     @property
     def is_checked(self) -> bool:
         """Say whether rows are checked, not columns alone."""
-        return bool(self.new or self.changed)
+        return bool(self.new or self.old or self.changed)
+
+
+CREDENTIAL: Final = "soong.worker"
+"""The connection's setting by which a worker's process says what it alone knows; the row of each of its incarnations
+has the digest. All workers share a role, so this is what tells them apart."""
+
+_DIGEST: Final = f"encode(sha256(convert_to(coalesce(current_setting('{CREDENTIAL}', true), ''), 'UTF8')), 'hex')"
+# Conditions are made of our own words alone.
+_OURS: Final = f"IN (SELECT ours.id FROM workers AS ours WHERE ours.credential = {_DIGEST})"  # noqa: S608  # as above
+_FREE_OR_OURS: Final = f"(worker_id = '' OR worker_id {_OURS})"
+"""A row that nobody holds, or one of this process: others' work is neither taken nor touched."""
+
+
+def _of_run(table: str, held: str) -> str:
+    """Return that a row belongs to a run which is ``held`` in a certain way."""
+    return f"EXISTS (SELECT 1 FROM runs AS its WHERE its.id = {table}.run_id AND ({held}))"  # noqa: S608  # as above
+
+
+_RUNNING: Final = f"its.status = 'running' AND its.worker_id {_OURS}"
+_ASKING: Final = f"{_RUNNING} AND its.session_id = permission_requests.session_id"
+_HELD: Final = f"its.worker_id {_OURS}"
+_OWN_LOG: Final = f"its.worker_id = '' OR its.worker_id {_OURS}"
+
+_YES: Final = (
+    "EXISTS (SELECT 1 FROM decisions AS given JOIN permission_requests AS asked ON asked.id = given.request_id"
+    " WHERE given.id = consumptions.decision_id AND asked.run_id = consumptions.run_id"
+    " AND asked.tool_call_id = consumptions.tool_call_id AND asked.state = 'decided'"
+    " AND given.body::json->>'choice' <> 'deny')"
+)
 
 
 WORKER: Final[Mapping[str, WorkerRight]] = {
@@ -54,10 +85,13 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         reads=True,
         inserts=(
             *("id", "node_name", "host", "pid", "slots", "pools", "capabilities", "started_us", "protocol"),
-            *("state", "beat"),
+            *("state", "beat", "credential"),
         ),
         updates=("state", "beat"),
         never=("ordinal",),
+        new=f"credential = {_DIGEST}",
+        old=f"credential = {_DIGEST}",
+        changed=f"credential = {_DIGEST}",
     ),
     # -- tasks
     "tasks": WorkerRight(
@@ -82,6 +116,8 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("lost_leases", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
             *("claim_mode", "is_puller"),
         ),
+        old=_FREE_OR_OURS,
+        changed=_FREE_OR_OURS,
     ),
     "edges": WorkerRight(reads=True, never=("child_key", "parent_key", "position")),
     # Locked while it is counted, never changed.
@@ -97,11 +133,18 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
             *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
         ),
+        old=_FREE_OR_OURS,
+        # The runs of a session itself are its owner's: a worker adds to their logs and never holds one.
+        changed=f"(worker_id = '' OR (worker_id {_OURS} AND role NOT IN ('main', 'orchestrator')))",
     ),
     "surfaces": WorkerRight(reads=True, never=("digest", "body")),
     # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from.
-    "events": WorkerRight(inserts=("run_id", "seq", "type", "time_us", "data")),
-    "nodes": WorkerRight(reads=True, inserts=("run_id", "number", "parent", "kind", "payload", "created_us")),
+    "events": WorkerRight(inserts=("run_id", "seq", "type", "time_us", "data"), new=_of_run("events", _OWN_LOG)),
+    "nodes": WorkerRight(
+        reads=True,
+        inserts=("run_id", "number", "parent", "kind", "payload", "created_us"),
+        new=_of_run("nodes", _OWN_LOG),
+    ),
     "calls": WorkerRight(
         reads=True,
         inserts=(
@@ -111,6 +154,9 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=(
             *("tool", "effect_id", "is_write", "input_digest", "inputs", "facts", "decision_id", "status", "result"),
         ),
+        new=_of_run("calls", _HELD),
+        old=_of_run("calls", _HELD),
+        changed=_of_run("calls", _HELD),
     ),
     "waits": WorkerRight(never=("parent_run", "tool_call_id", "child_run")),
     # -- consent
@@ -120,7 +166,8 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=("state",),
         never=("ordinal",),
         # It asks, takes back, and lets go a decision that expired; that a question is decided is for its owner to say.
-        new="state = 'pending'",
+        new=f"state = 'pending' AND {_of_run('permission_requests', _ASKING)}",
+        old=_of_run("permission_requests", _OWN_LOG),
         changed="state IN ('withdrawn', 'expired')",
     ),
     "answers": WorkerRight(
@@ -128,7 +175,12 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     ),
     "decisions": WorkerRight(reads=True, never=("request_id", "id", "body")),
     # Used once: inserted in the transaction in which the call starts, and never taken back.
-    "consumptions": WorkerRight(reads=True, inserts=("decision_id", "run_id", "tool_call_id", "consumed_us")),
+    # Only what says yes, to that call of a run that this process holds.
+    "consumptions": WorkerRight(
+        reads=True,
+        inserts=("decision_id", "run_id", "tool_call_id", "consumed_us"),
+        new=f"{_YES} AND {_of_run('consumptions', _RUNNING)}",
+    ),
     # Public keys. The private one is a file that only orchestrators have.
     "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us")),
     "key_retirements": WorkerRight(reads=True, never=("key_id", "is_revoked", "retired_us", "principal", "reason")),
@@ -139,7 +191,9 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             "digest",
         )
     ),
-    "reports": WorkerRight(inserts=("run_id", "type", "data", "time_us"), never=("ordinal", "is_taken")),
+    "reports": WorkerRight(
+        inserts=("run_id", "type", "data", "time_us"), never=("ordinal", "is_taken"), new=_of_run("reports", _HELD)
+    ),
     # Who may use the HTTP API is nothing that a run may know.
     "api_tokens": WorkerRight(
         never=("ordinal", "id", "principal", "rights", "digest", "created_us", "expires_us", "revoked_us")

@@ -11,7 +11,7 @@ from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import END_COMMAND, check_owned
-from shared.adapters.sql.rows import command_of, owner_of, pack, plain, responder_of, session_of, worker_of
+from shared.adapters.sql.rows import command_of, digest_of, owner_of, pack, plain, responder_of, session_of, worker_of
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import commands, owners, responders, sessions, steps, workers
 from shared.adapters.sql.transaction import Transaction
@@ -269,6 +269,7 @@ class SqlSessions:
             "protocol": worker.protocol,
             "state": worker.state.value,
             "beat": worker.beat,
+            "credential": digest_of(self._database.credential) if self._database.credential else "",
         }
         await self._database.write(lambda tx: _add(tx, workers, values))
 

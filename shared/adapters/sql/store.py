@@ -43,18 +43,21 @@ class SqlStore(
         self._contexts = Contexts()
 
     def heart(self) -> Heart:
-        return SqlHeart(self._database.url)
+        return SqlHeart(self._database.url, self._database.credential)
 
     async def close(self) -> None:
         """Finish what was handed in and close every connection. Idempotent."""
         await asyncio.to_thread(self._database.close)
 
 
-async def open_store(url: str, *, migrate: bool = False, redactor: Redactor | None = None) -> SqlStore:
+async def open_store(
+    url: str, *, migrate: bool = False, redactor: Redactor | None = None, credential: str = ""
+) -> SqlStore:
     """Open the database at ``sqlite:////absolute/path`` or ``postgresql://…``.
 
     With ``migrate`` it is created or brought to our schema first; without, another schema is refused. ``redactor``
-    knows the secrets of this process, for what the audit log says.
+    knows the secrets of this process, for what the audit log says. ``credential`` is a secret that a worker's process
+    makes anew at each start: where roles are given rights, the database lets it touch only what it holds.
 
     Raises:
         InvalidConfigError: not such a URL, or a file that cannot be used.
@@ -63,4 +66,4 @@ async def open_store(url: str, *, migrate: bool = False, redactor: Redactor | No
     """
     parsed = parse_url(url)
     await asyncio.to_thread(prepare, parsed, migrate=migrate)
-    return SqlStore(Database(parsed), redactor)
+    return SqlStore(Database(parsed, credential), redactor)

@@ -161,7 +161,10 @@ workers = Table(
     _number("protocol"),
     _text("state", "live"),
     _number("beat"),
+    # The SHA-256 of what only its process knows: by it the database tells one worker's rows from another's.
+    _text("credential"),
     _one_of("state", ProcessState),
+    Index("ix_workers_credential", "credential"),
     Index("ix_workers_alive", "ordinal", **_where("state <> 'gone'")),
 )
 

@@ -23,6 +23,8 @@ def upgrade() -> None:
     _make_api_tokens()
     _make_key_retirements()
     _make_audit()
+    op.add_column("workers", sa.Column("credential", sa.Text(), server_default="", nullable=False))
+    op.create_index("ix_workers_credential", "workers", ["credential"])
     where = sa.text("state <> 'gone'")
     op.create_index("ix_owners_alive", "owners", ["ordinal"], sqlite_where=where, postgresql_where=where)
     _index_caps()
@@ -31,6 +33,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_workers_credential", table_name="workers")
+    op.drop_column("workers", "credential")
     op.drop_index("ix_caps_standing", table_name="caps")
     op.drop_index("ix_owners_alive", table_name="owners")
     _replace_command_kinds("'complete', 'fail'")

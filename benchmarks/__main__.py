@@ -44,7 +44,7 @@ def _scale(options: argparse.Namespace) -> Finding:
 
 
 def _history(options: argparse.Namespace) -> Finding:
-    return history.run(options.stores, options.rounds, finished=options.finished, large=options.large)
+    return history.run(options.stores, history.Effort(options.rounds), finished=options.finished, large=options.large)
 
 
 # A bench of consent (requests, answers and decisions beside bare streams) takes its place here.

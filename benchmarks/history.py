@@ -9,11 +9,11 @@ import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from benchmarks.growth import Act, compare, finding
+from benchmarks.growth import Act, Comparison, compare, finding
 from benchmarks.past import fill
 from benchmarks.report import Finding
 from benchmarks.site import Site, chain, fan, opened
@@ -23,44 +23,70 @@ NAME: Final = "history"
 FINISHED: Final = 1_000_000
 SMALL: Final = 100
 LARGE: Final = 20_000
-PARTS: Final = 5
-"""In how many parts an act is done, each beside the same part on the other database."""
-
-PART: Final = 8
-"""Calls, looks and the like of one part."""
-
-FANS: Final = 8
-"""Small fans that stand beside one large one."""
 
 
-def run(stores: Sequence[str], rounds: int, *, finished: int = FINISHED, large: int = LARGE) -> Finding:
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is done: so many rounds, in each an act in so many parts, side by side with the other database's.
+
+    ``part`` is the number of calls, looks and the like in one part; ``fans`` that of small fans beside a large one.
+    """
+
+    rounds: int
+    parts: int = 5
+    part: int = 8
+    fans: int = 8
+
+
+def run(stores: Sequence[str], effort: Effort, *, finished: int = FINISHED, large: int = LARGE) -> Finding:
     """Measure on each store in turn."""
     found = Finding(())
     for store in stores:
-        with databases(store, "empty", "full", "chains", "chain", "fans", "fan") as urls:
-            fill(urls["full"], finished)
-            found = found.and_also(asyncio.run(_against_history(store, urls, rounds, finished)))
-            found = found.and_also(asyncio.run(_against_size(store, urls, rounds, large)))
+        with databases(store, "empty", "full", "chains", "chain", "fans", "fan") as url:
+            fill(url["full"], finished)
+            days = asyncio.run(against_history(url["empty"], url["full"], effort))
+            chains = asyncio.run(against_long_chain(url["chains"], url["chain"], large, effort))
+            fans = asyncio.run(against_wide_fan(url["fans"], url["fan"], large, effort))
+        found = found.and_also(finding("H1", store, "empty database", days))
+        found = found.and_also(finding("H2-chain", store, f"chains of {SMALL}", chains))
+        found = found.and_also(finding("H2-fan", store, f"fans of {SMALL}", fans))
     return found
 
 
-async def _against_history(store: str, urls: dict[str, str], rounds: int, finished: int) -> Finding:
-    async with opened("empty", urls["empty"]) as small, opened(f"{finished:,} finished steps", urls["full"]) as large:
-        found = await compare((small, _daily()), (large, _daily()), rounds)
-    return finding("H1", store, "empty database", found)
+async def against_history(empty_url: str, full_url: str, effort: Effort) -> list[Comparison]:
+    """Compare days in a new database with the same in one that is full of what has ended."""
+    async with opened("empty", empty_url) as small, opened("full", full_url) as large:
+        return await compare((small, _daily(effort)), (large, _daily(effort)), effort.rounds)
 
 
-def _daily() -> list[Act]:
+async def against_long_chain(small_url: str, large_url: str, length: int, effort: Effort) -> list[Comparison]:
+    """Compare hops of short chains, one after the other, with hops of one of that length."""
+    async with opened("chains", small_url) as small, opened(f"chain of {length:,}", large_url) as large:
+        await large.submit(chain(length))
+        await large.work(1, at_once=1)
+        return await compare((small, _new_chain(effort)), (large, _old_chain(effort)), effort.rounds)
+
+
+async def against_wide_fan(small_url: str, large_url: str, width: int, effort: Effort) -> list[Comparison]:
+    """Compare some small fans with one of that width, from their submission to their end."""
+    async with opened("fans", small_url) as small, opened(f"fan of {width:,}", large_url) as large:
+        return await compare(
+            (small, _fans(SMALL, effort.fans, effort)), (large, _fans(width, 1, effort)), effort.rounds
+        )
+
+
+def _daily(effort: Effort) -> list[Act]:
     """Return what happens all day: a chain and a fan are submitted and run, calls recorded, looks taken."""
+    hops = SMALL // effort.parts - 1
     return [
         Act("submit", "step", lambda site: site.submit(chain(SMALL))),
         Act("begin", "step", lambda site: site.work(1, at_once=1), is_measured=False),
-        Act("call", "call", lambda site: site.call_tools(PART), parts=PARTS),
-        Act("keep-up", "round", lambda site: site.keep_up(PART), parts=PARTS),
-        Act("look", "look", lambda site: site.look(PART), parts=PARTS),
-        Act("hop", "step", lambda site: site.work(SMALL // PARTS - 1, at_once=1), parts=PARTS),
+        Act("call", "call", lambda site: site.call_tools(effort.part), parts=effort.parts),
+        Act("keep-up", "round", lambda site: site.keep_up(effort.part), parts=effort.parts),
+        Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
+        Act("hop", "step", lambda site: site.work(hops, at_once=1), parts=effort.parts),
         Act("end", "step", lambda site: site.work(SMALL), is_measured=False),
-        Act("fan", "step", _whole_fan, parts=2),
+        Act("fan", "step", _whole_fan, parts=min(effort.parts, 2)),
         Act("tidy", "look", lambda site: site.look(1), is_measured=False),
     ]
 
@@ -69,53 +95,42 @@ async def _whole_fan(site: Site) -> int:
     return await site.submit(fan(SMALL)) and await site.work(SMALL + 2)
 
 
-async def _against_size(store: str, urls: dict[str, str], rounds: int, size: int) -> Finding:
-    peer = f"DAGs of {SMALL}"
-    async with opened(peer, urls["chains"]) as small, opened(f"chain of {size:,}", urls["chain"]) as large:
-        await large.submit(chain(size))
-        await large.work(1, at_once=1)
-        found = await compare((small, _new_chain()), (large, _old_chain()), rounds)
-        chains = finding("H2-chain", store, peer, found)
-    async with opened(peer, urls["fans"]) as small, opened(f"fan of {size:,}", urls["fan"]) as large:
-        found = await compare((small, _fans(SMALL, FANS)), (large, _fans(size, 1)), rounds)
-    return chains.and_also(finding("H2-fan", store, peer, found))
-
-
-def _new_chain() -> list[Act]:
+def _new_chain(effort: Effort) -> list[Act]:
     """Return a look at a short chain and some hops of it; every round has its own."""
+    hops = SMALL // effort.parts - 1
     return [
         Act("submit", "step", lambda site: site.submit(chain(SMALL)), is_measured=False),
         Act("begin", "step", lambda site: site.work(1, at_once=1), is_measured=False),
-        Act("look", "look", lambda site: site.look(PART), parts=PARTS),
-        Act("hop", "step", lambda site: site.work(SMALL // PARTS - 1, at_once=1), parts=PARTS),
+        Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
+        Act("hop", "step", lambda site: site.work(hops, at_once=1), parts=effort.parts),
         Act("end", "step", lambda site: site.work(SMALL), is_measured=False),
         Act("tidy", "look", lambda site: site.look(1), is_measured=False),
     ]
 
 
-def _old_chain() -> list[Act]:
+def _old_chain(effort: Effort) -> list[Act]:
     """Return the same at the chain that is under way, which every round takes further."""
     measured = {"look", "hop"}
-    return [act if act.name in measured else replace(act, do=_nothing) for act in _new_chain()]
+    return [act if act.name in measured else replace(act, do=_nothing) for act in _new_chain(effort)]
 
 
 async def _nothing(_site: Site) -> int:
     return 1
 
 
-def _fans(width: int, number: int) -> list[Act]:
+def _fans(width: int, number: int, effort: Effort) -> list[Act]:
     """Return so many fans at once, from their submission to their end, with a look in the middle."""
     steps = (width + 2) * number
-    part = -(-steps // (2 * FANS))
+    part = -(-steps // (2 * effort.parts))
 
     async def submit(site: Site) -> int:
         return sum([await site.submit(fan(width)) for _ in range(number)])
 
     return [
         Act("submit", "step", submit),
-        Act("unlock-and-run", "step", lambda site: site.work(part), parts=FANS),
-        Act("look", "look", lambda site: site.look(PART), parts=2),
-        Act("run-and-join", "step", lambda site: site.work(part), parts=FANS),
+        Act("unlock-and-run", "step", lambda site: site.work(part), parts=effort.parts),
+        Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
+        Act("run-and-join", "step", lambda site: site.work(part), parts=effort.parts),
         Act("end", "step", lambda site: site.work(steps), is_measured=False),
         Act("tidy", "look", lambda site: site.look(1), is_measured=False),
     ]

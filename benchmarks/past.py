@@ -45,6 +45,9 @@ STEPS: Final = 100
 """Steps of the template's task, and so of every copy."""
 
 LAYERS: Final = 10
+LARGE: Final = 1_000
+"""From so many copies on, PostgreSQL's indexes are made afterwards."""
+
 _SHARED: Final = frozenset({"surfaces", "signing_keys"})
 """Tables whose rows all tasks have in common."""
 
@@ -186,11 +189,14 @@ def _multiply_postgres(url: str, copies: int) -> None:
             "maintenance_work_mem = '256MB'",
         ):
             connection.execute(f"SET {setting}".encode())
-        connection.execute(_KEEP_INDEXES.replace(b"%", b"false"))
+        is_large = copies >= LARGE
+        if is_large:
+            connection.execute(_KEEP_INDEXES.replace(b"%", b"false"))
         for statement in _statements(f"(SELECT lpad(to_hex(i), 8, '0') AS n FROM generate_series(1, {copies}) AS i)"):
             connection.execute(statement.encode())
-        connection.execute(_KEEP_INDEXES.replace(b"%", b"true"))
-        connection.execute("REINDEX SCHEMA public")
+        if is_large:
+            connection.execute(_KEEP_INDEXES.replace(b"%", b"true"))
+            connection.execute("REINDEX SCHEMA public")
         connection.execute("VACUUM (ANALYZE)")
 
 

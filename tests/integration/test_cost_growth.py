@@ -1,0 +1,77 @@
+"""What a step costs does not grow: counted by the databases, not timed, so it holds on any machine.
+
+The acts of a day (submit, claim and end, record calls, look as owner and as worker) are done in a small and in a large
+database; both have to send as many statements and to read as many rows. ``make bench`` does the same with a million
+finished steps and DAGs of 20,000, and times it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.growth import LIMITS, Comparison
+from benchmarks.history import Effort, against_history, against_long_chain, against_wide_fan
+from benchmarks.past import fill
+from tests.servers import PostgresServer
+
+FINISHED = 2_000
+LARGE = 500
+EFFORT = Effort(rounds=1, parts=1, part=3, fans=2)
+
+ROUNDING = 2.0
+"""Statements or rows a unit that are no growth: what one round does once falls on fewer units in one of the two."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Two new databases of one kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'small.db'}", f"sqlite:///{tmp_path / 'large.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_session_server")
+    with ExitStack() as stack:
+        small, large = (stack.enter_context(server.fresh_database(f"{tmp_path.name}_{n}")) for n in ("small", "large"))
+        yield small, large
+
+
+@pytest.fixture
+def full_url(urls: tuple[str, str]) -> str:
+    fill(urls[1], FINISHED)
+    return urls[1]
+
+
+@pytest.mark.spec("DIS-10", "EVT-02")
+async def test_nothing_costs_more_after_thousands_of_finished_steps(urls: tuple[str, str], full_url: str) -> None:
+    found = await against_history(urls[0], full_url, EFFORT)
+
+    assert {each.act.name for each in found} == {"submit", "call", "keep-up", "look", "hop", "fan"}
+    assert grown(found) == []
+
+
+@pytest.mark.spec("DIS-10")
+async def test_a_hop_of_a_long_chain_costs_no_more_than_one_of_a_short_one(urls: tuple[str, str]) -> None:
+    found = await against_long_chain(*urls, LARGE, EFFORT)
+
+    assert {each.act.name for each in found} == {"look", "hop"}
+    assert grown(found) == []
+
+
+@pytest.mark.spec("DIS-10")
+async def test_a_step_of_a_wide_fan_costs_no_more_than_one_of_a_narrow_one(urls: tuple[str, str]) -> None:
+    found = await against_wide_fan(*urls, LARGE, EFFORT)
+
+    assert {each.act.name for each in found} == {"submit", "unlock-and-run", "look", "run-and-join"}
+    assert grown(found) == []
+
+
+def grown(found: Sequence[Comparison]) -> list[str]:
+    """Return what was counted more often in the large database than the limits of the benchmark allow."""
+    names = ("statements", "rows", "pages", "scanned")
+    return [
+        f"{each.act.name}: {large:.1f} {name}, not {small:.1f}"
+        for each in found
+        for name, large, small in zip(names, *each.counts(), strict=True)
+        if large > small * LIMITS.get(name, 1.0) + ROUNDING
+    ]

@@ -53,6 +53,7 @@ async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Scene) 
 
 
 async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scene: Scene) -> None:
+    """Kilo-Org/kilocode#11797: a failed sub-agent took all its work with it."""
     await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await scene.store.report_progress(scene.worker, held(claim), "read 3 of 10", now_us=scene.now_us)

@@ -117,6 +117,7 @@ def test_stopping_at_a_preview_starts_nothing(cli: Scene) -> None:
     assert not (cli.home / "soong.db").exists()
 
 
+@pytest.mark.spec("DAG-10")
 def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: Scene) -> None:
     done = cli.json("run", cli.plan(PLAN), "--allow-step", "first")
 
@@ -128,6 +129,9 @@ def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: Scene) -> N
     allowed = [event["data"] for event in events if event["type"].endswith("permission_decided")]
     assert [one["choice"] for one in allowed] == ["allow", "deny"]
     assert allowed[0]["source"].startswith("step consent by ")
+    results = cli.run("tasks", "show", done["task"], "--result").stdout
+    assert "second: completed, partial\n  tools asked for: code.write_file\n  tools given: code.write_file\n" in results
+    assert "  denied: code.write_file: permission_no_callback: " in results
     call = ("--tool", "code.write_file", "path=out/z", "content=x")
     ours = cli.run("permissions", "explain", "--task", f"{done['task']}/first", *call).stdout
     others = cli.run("permissions", "explain", "--task", f"{done['task']}/second", *call).stdout

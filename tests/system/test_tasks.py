@@ -137,6 +137,7 @@ WRITER: Mapping[str, Json] = {
 
 @pytest.mark.spec("DAG-10")
 async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_got(service: Deployment) -> None:
+    """anthropics/claude-code#32402: denials were no part of the result; vastsa/PI-Desktop#215: nor what was granted."""
     await service.start_workers(1)
     after: Mapping[str, Json] = {
         "id": "after",

@@ -67,6 +67,7 @@ def test_the_tool_set_of_every_dispatch_is_inside_the_policy_and_never_shows_the
     suggested: tuple[str, ...] | None,
     allowed: tuple[str, ...] | None,
 ) -> None:
+    """lvndry/jazz#336: a child could be given tools that its parent was denied."""
     request = surface_request(config, role, mode, default_tools=suggested, allowed_tools=allowed)
 
     surface = compute_surface(TOOLS, request)
@@ -105,3 +106,19 @@ def test_a_worker_gets_a_write_tool_only_where_the_dispatch_asks_and_the_policy_
     assert "code.write_file" not in tools(Config(), None)
     assert tools(Config(), ("code.write_file",)) == ("code.write_file",)
     assert tools(closed, ("code.write_file",)) == ()
+
+
+@pytest.mark.spec("PER-18", "PER-10")
+@given(CHILDREN, NAMES, st.sampled_from(["code.write_file", "mcp.web.fetch", "code.read_file"]))
+def test_what_the_session_denies_is_no_childs_whatever_its_dispatch_asks_for(
+    role: Role, suggested: tuple[str, ...] | None, denied: str
+) -> None:
+    """anthropics/claude-code#78063: what a parent was denied its children were not, so it delegated around it."""
+    config = Config(permission=PermissionConfig(rules=(RuleConfig(effect="deny", tools=denied),)))
+    wanted = surface_request(config, role, default_tools=suggested, allowed_tools=("*", denied))
+
+    surface = compute_surface(TOOLS, wanted)
+
+    tool = next(tool for tool in TOOLS if tool.name == denied)
+    assert denied not in surface.tools
+    assert judge(policy_of(config), facts_of(tool)).effect is Effect.DENY

@@ -49,7 +49,7 @@ _FAIRNESS: Final = """
       AND pg_xact_commit_timestamp(events.xmin) > one.ready AND pg_xact_commit_timestamp(events.xmin) < one.claimed
 """
 _BEGUN: Final = "SELECT count(*) FROM steps WHERE task_id = %s AND status <> 'ready'"
-_CLAIMED_TWICE: Final = """
+CLAIMED_TWICE: Final = """
     SELECT count(*), count(*) FILTER (WHERE status <> 'completed' OR fence <> 1 OR starts <> 1 OR lost_leases <> 0
         OR (SELECT array_agg(data::json->>'worker') FROM events WHERE run_id = steps.run_id AND type = 'step_claimed')
            IS DISTINCT FROM ARRAY[worker_id])
@@ -148,7 +148,7 @@ def _number(row: tuple[object, ...]) -> float:
 
 
 def _finding(own: Fleet, peer: str, kept: Samples) -> Finding:
-    steps, wrong = (int(str(value)) for value in own.ask(_CLAIMED_TWICE))
+    steps, wrong = (int(str(value)) for value in own.ask(CLAIMED_TWICE))
     broken = []
     if wrong:
         broken.append(f"{own.workers} workers: {wrong} of {steps} steps were not claimed just once")

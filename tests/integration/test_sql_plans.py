@@ -9,6 +9,7 @@ so each is looked at there too. What reading statements cost that are built else
 import re
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -111,13 +112,12 @@ def test_postgres_reaches_every_row_by_an_index_when_there_are_none(postgres_url
 
 def _offending(url: str) -> dict[str, list[str]]:
     with connected(url) as connection:
-        raw = connection.connection.dbapi_connection
-        assert isinstance(raw, psycopg.Connection)
+        raw: Any = connection.connection.dbapi_connection
         found = {name: _postgres_scans(raw, each) for name, each in looked_at(is_sqlite=False).items()}
     return {name: scans for name, scans in found.items() if scans}
 
 
-def _postgres_scans(connection: "psycopg.Connection[tuple[str]]", statement: Statement) -> list[str]:
+def _postgres_scans(connection: psycopg.Connection[Any], statement: Statement) -> list[str]:
     """Return the parts of the plan that read a growing table, or an index of all of it, from end to end."""
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement.postgres)))
     numbered = re.sub(
@@ -171,6 +171,5 @@ def test_a_scan_is_seen(full_sqlite: Path, full_postgres: str) -> None:
     with sqlite3.connect(full_sqlite) as connection:
         assert _sqlite_scans(connection, scanning)
     with connected(full_postgres) as writer:
-        raw = writer.connection.dbapi_connection
-        assert isinstance(raw, psycopg.Connection)
+        raw: Any = writer.connection.dbapi_connection
         assert _postgres_scans(raw, scanning)

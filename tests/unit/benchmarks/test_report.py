@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.plans import plan_of
 from benchmarks.report import figures, table, write
 from benchmarks.workbench import Sample
@@ -52,6 +53,29 @@ def test_the_written_list_has_the_agreed_fields(tmp_path: Path) -> None:
     fields = {"workload", "store", "metric", "unit", "ours", "peer", "peer_value", "ratio"}
     assert all(line.keys() == fields for line in written)
     assert len(table(lines).splitlines()) == len(lines) + 1
+
+
+def test_figures_replace_those_of_their_own_part_and_store_alone(tmp_path: Path) -> None:
+    path = tmp_path / "latest.json"
+    write(figures(FAN, "sqlite", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
+    write(figures(FAN, "postgresql", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
+    write(figures(CHAIN, "sqlite", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
+
+    write(figures(FAN, "sqlite", [make_sample(0.5)], "celery", [make_sample(1.0)])[:1], path)
+
+    places = [(line["workload"], line["store"]) for line in json.loads(path.read_text())]
+    assert places.count((FAN.name, "sqlite")) == 1
+    assert {(FAN.name, "postgresql"), (CHAIN.name, "sqlite")} <= set(places)
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["scale", "consentt"]])
+def test_a_part_that_there_is_not_is_refused_with_those_that_there_are(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+
+    assert "tool-call, celery, scale, history" in capsys.readouterr().err
 
 
 def test_a_fan_has_one_root_and_one_join_beside_its_leaves() -> None:

@@ -118,10 +118,11 @@ class TaskStore(Protocol):
         """Claim a further ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
 
         As ``advance`` claims: the worker must be live and fit, no cap may be passed, the session has had its turn, the
-        fence is one more than ever issued. The step's own run is started; its step_claimed event says which run holds
-        it (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any other.
-        A run holds one further step at a time, and no more than its own step's limit in all. Of a step that is not
-        given :class:`shared.tasks.further.Unclaimable` says why.
+        fence is one more than ever issued. A cap counts agents at work: the step counts where its holder does not. The
+        step's own run is started; its step_claimed event says which run holds it (``claimed_by``). The lease is the
+        worker's: it ends with an end, a hand-back or the worker like any other. A run holds one further step at a time,
+        and no more than its own step's limit in all. Of a step that is not given
+        :class:`shared.tasks.further.Unclaimable` says why.
 
         Raises: LeaseLostError when the holder does not hold its own step (any more).
         """

@@ -230,11 +230,11 @@ async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing
     assert await refused(scene, other, "more") is Refusal.STOPPING
 
 
-@pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
+@pytest.mark.parametrize("kind", ["definition", "model", "pool"])
 @pytest.mark.spec("DIS-03")
 async def test_a_cap_holds_for_further_claims(scene: Scene, kind: str) -> None:
     own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
-    name = scene.own.session_id if kind == "session" else "wide" if kind == "pool" else "x"
+    name = "wide" if kind == "pool" else "x"
     other = await scene.start(work("holder", definition="x", model="x", pool="default"))
     await scene.store.set_caps([Cap(f"{kind}:{name}", 1)])
     if kind == "pool":
@@ -248,10 +248,24 @@ async def test_a_cap_holds_for_further_claims(scene: Scene, kind: str) -> None:
     assert other.fence == 1
 
 
+@pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
+@pytest.mark.spec("DIS-03")
+async def test_a_run_that_fills_a_cap_by_itself_may_still_take_steps_under_it(scene: Scene, kind: str) -> None:
+    name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
+    await scene.store.set_caps([Cap(f"{kind}:{name}", 1)])
+    shared = {"definition": "x", "model": "x"}
+    own = await scene.start(work("own", priority=1, **shared), pulled("more", **shared), work("third", **shared))
+
+    assert isinstance(await further(scene, own, "more"), Claim)
+    assert await scene.claim() == ()
+    await scene.complete(own)
+    assert await scene.claim() == ()  # what is left of it counts by itself
+
+
 @pytest.mark.spec("DIS-03", "CARD-2")
 async def test_a_further_claim_counts_in_the_caps_of_others(scene: Scene) -> None:
-    await scene.store.set_caps([Cap("pool:default", 2)])
-    own = await scene.start(work("own", priority=1), pulled("more"), work("third"))
+    await scene.store.set_caps([Cap("model:x", 1)])
+    own = await scene.start(work("own", priority=1), pulled("more", model="x"), work("third", model="x"))
     claim = await taken(scene, own, "more")
 
     assert await scene.claim() == ()
@@ -261,9 +275,11 @@ async def test_a_further_claim_counts_in_the_caps_of_others(scene: Scene) -> Non
 
 @pytest.mark.spec("DIS-03", "CARD-2")
 async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: Scene, open_another: OpenStore) -> None:
-    await scene.task(*(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}") for n in range(12)))
+    await scene.task(
+        *(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}", model="x") for n in range(12))
+    )
     holders = await scene.claim(12)
-    await scene.store.set_caps([Cap("pool:default", 17)])
+    await scene.store.set_caps([Cap("model:x", 5)])
     stores: list[Store] = [await open_another() for _ in range(4)]
 
     answers = await asyncio.gather(

@@ -121,7 +121,7 @@ def _read(connection: Connection) -> Tables:
         tasks=rows("SELECT id, status, root_run_id, ended_us FROM tasks"),
         steps=rows(
             "SELECT key, task_id, session_id, kind, status, open_deps, fence, run_id, worker_id, map_key, output, "
-            "definition, model, pool, ended_us FROM steps"
+            "definition, model, pool, holder_run_id, ended_us FROM steps"
         ),
         edges=rows("SELECT child_key, parent_key FROM edges"),
         runs=rows("SELECT id, task_id, step_key, status, last_seq, last_node, fence, end_reason, attempt FROM runs"),
@@ -217,16 +217,22 @@ def check_unlocking(tables: Tables, report: Report) -> None:
             report.expect(not open_, f"{step['key']} is {step['status']} before {open_} of its parents")
 
 
+def _scopes(step: Row) -> set[str]:
+    scopes = (("session", "session_id"), ("definition", "definition"), ("model", "model"), ("pool", "pool"))
+    return {f"{kind}:{step[column]}" for kind, column in scopes if step[column]}
+
+
 def check_leases(tables: Tables, report: Report) -> None:
     """A lease is held by a worker that has not been declared gone, within every cap (DIS-03)."""
     alive = {worker["id"] for worker in tables.workers if worker["state"] != "gone"}
     caps = {cap["scope"]: cap["cap"] for cap in tables.caps}
     held: Counter[str] = Counter()
-    for step in tables.steps:
-        if step["status"] in LEASED:
-            report.expect(step["worker_id"] in alive, f"{step['key']} is held by {step['worker_id']!r}, which is gone")
-            scopes = (("session", "session_id"), ("definition", "definition"), ("model", "model"), ("pool", "pool"))
-            held.update(f"{kind}:{step[column]}" for kind, column in scopes if step[column])
+    leased = {step["run_id"]: step for step in tables.steps if step["status"] in LEASED}
+    for step in leased.values():
+        report.expect(step["worker_id"] in alive, f"{step['key']} is held by {step['worker_id']!r}, which is gone")
+        holder = leased.get(step["holder_run_id"])
+        # A step that a run holds beside its own is no further agent at work where that counts already.
+        held.update(_scopes(step) - (_scopes(holder) if holder is not None else set()))
     for scope, cap in caps.items():
         report.expect(held[scope] <= cap, f"{held[scope]} leases in {scope}, which is capped at {cap}")
     report.counts["leases held"] = sum(step["status"] in LEASED for step in tables.steps)

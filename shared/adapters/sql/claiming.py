@@ -72,13 +72,20 @@ LOCK_CAPS: Final = Statement(
 )
 
 LIVE_LEASES: Final = Statement(
-    "live leases: counted after the caps are locked, by lane",
+    "live leases: counted after the caps are locked, by lane; a step that a run holds beside its own is taken off "
+    "again in what it has in common with that: it is no further agent at work",
     """
     SELECT head.session_id, head.definition, head.model, head.pool, leased.number
     FROM (
         SELECT lane, count(*) AS number, min(ordinal) AS ordinal FROM steps
         WHERE status IN ('claimed', 'running') GROUP BY lane
     ) AS leased JOIN steps AS head ON head.ordinal = leased.ordinal
+    UNION ALL
+    SELECT s.session_id, CASE WHEN s.definition = own.definition THEN s.definition ELSE '' END,
+           CASE WHEN s.model = own.model THEN s.model ELSE '' END,
+           CASE WHEN s.pool = own.pool THEN s.pool ELSE '' END, -1
+    FROM steps AS s JOIN runs AS holder ON holder.id = s.holder_run_id JOIN steps AS own ON own.key = holder.step_key
+    WHERE s.holder_run_id <> '' AND s.status IN ('claimed', 'running') AND own.status || '' IN ('claimed', 'running')
     """,
 )
 

@@ -132,7 +132,7 @@ def _figures(tx: Transaction) -> Figures:
     for lane in lanes:
         (pulled if lane.claim_mode is ClaimMode.PULL else ready)[lane.pool] += lane.ready
     for *_, pool, number in tx.rows(LIVE_LEASES):
-        running[pool] += number
+        running[pool] += max(number, 0)  # held is held, whatever it counts for a cap
     questions, oldest_question = tx.rows(QUESTIONS)[0]
     open_tasks, lost = tx.rows(LOST_LEASES)[0]
     pools = {

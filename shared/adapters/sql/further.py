@@ -25,7 +25,7 @@ from shared.tasks.step import Claim, Held, StepKind
 HOLDER: Final = Statement(
     "holder: the step of the run that asks, while it holds it; locked, so that a run asks once at a time",
     """
-    SELECT step_id, task_id, spec, cancel_reason FROM steps
+    SELECT step_id, task_id, spec, cancel_reason, session_id, definition, model, pool FROM steps
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
       AND status IN ('claimed', 'running') /*pg FOR UPDATE */
     """,
@@ -93,30 +93,31 @@ class SqlFurther:
 
 def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | Unclaimable:
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=ask.worker_id))
-    seeker, task_id = _seeker(tx, ask, is_live=is_live)
+    seeker, task_id, counted = _seeker(tx, ask, is_live=is_live)
     key = step_key(task_id, ask.step_id)
     rows = tx.rows(SOUGHT, key=key)
     sought = _sought(rows[0]) if rows else None
     refused = refusal(seeker, ask.step_id, sought, pools=ask.pools, capabilities=ask.capabilities)
     if refused is None:
-        refused = _over_a_cap(tx, ask.step_id, rows[0])
+        refused = _over_a_cap(tx, ask.step_id, rows[0], counted)
     if refused is not None:
         return refused
     taken = tx.rows(CLAIM_FURTHER, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us)
     return _claimed(tx, contexts, ask, taken[0]) if taken else taken_meanwhile(ask.step_id)
 
 
-def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[Seeker, str]:
-    """Return who asks, and the task. Raises: LeaseLostError."""
+def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[Seeker, str, tuple[str, ...]]:
+    """Return who asks, the task, and the cap scopes that it counts in already. Raises: LeaseLostError."""
     held = ask.holder
     rows = tx.rows(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
     if not rows:
         raise LeaseLostError(held.run_id, held.fence)
-    step_id, task_id, spec, cancel_reason = rows[0]
+    step_id, task_id, spec, cancel_reason, *place = rows[0]
     had = tx.rows(TAKEN, run_id=held.run_id, task_id=task_id)
     open_ids = [name for name, status in had if StepStatus(status).is_leased]
     is_stopping = not is_live or cancel_reason is not None
-    return Seeker(step_id, next(iter(open_ids), ""), len(had), limit_of(unpack(spec)), is_stopping), task_id
+    seeker = Seeker(step_id, next(iter(open_ids), ""), len(had), limit_of(unpack(spec)), is_stopping)
+    return seeker, task_id, scopes_of(*place)
 
 
 def _sought(row: Row) -> Sought:
@@ -134,10 +135,10 @@ def _sought(row: Row) -> Sought:
     )
 
 
-def _over_a_cap(tx: Transaction, step_id: str, row: Row) -> Unclaimable | None:
-    """Count the live leases of the step's scopes while their caps are locked."""
+def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> Unclaimable | None:
+    """Count the live leases of the scopes in which the run does not count yet, while their caps are locked."""
     session_id, definition, model, pool = row[9], row[10], row[11], row[4]
-    scopes = scopes_of(session_id, definition, model, pool)
+    scopes = tuple(scope for scope in scopes_of(session_id, definition, model, pool) if scope not in counted)
     lane = Lane("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
     room = lock_room(tx, [lane], frozenset(caps_of(tx, [lane])))
     full = [scope for scope in scopes if room.get(scope, 1) <= 0]

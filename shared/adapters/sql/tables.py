@@ -254,6 +254,7 @@ steps = Table(
     Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
     Index("ix_steps_leased", "worker_id", "lane", **_where(LEASED)),
     Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
+    Index("ix_steps_further", "holder_run_id", **_where(f"holder_run_id <> '' AND {LEASED}")),
     Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),
     Index("ix_steps_expanding", "session_id", **_where("status = 'expanding'")),
     Index("ix_steps_unsettled", "session_id", **_where(UNSETTLED)),

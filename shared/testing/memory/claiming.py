@@ -21,6 +21,17 @@ def scopes_of(step: Step) -> tuple[str, ...]:
     return tuple(f"{kind}:{name}" for kind, name in named if name)
 
 
+def counted_leases(rows: Rows) -> Counter[str]:
+    """Return how many live leases each cap scope has; a step held beside another counts where that does not."""
+    leases: Counter[str] = Counter()
+    for step in rows.steps.values():
+        if step.status.is_leased:
+            own = rows.steps.get(rows.run(step.holder_run_id).identity.step_key) if step.holder_run_id else None
+            shared = scopes_of(own) if own is not None and own.status.is_leased else ()
+            leases.update(scope for scope in scopes_of(step) if scope not in shared)
+    return leases
+
+
 def claimable(rows: Rows, pools: Sequence[str], capabilities: Sequence[str]) -> list[Step]:
     """Return the ready steps that such a worker may run, whatever the caps say, oldest first."""
     return [
@@ -37,7 +48,7 @@ def claimable(rows: Rows, pools: Sequence[str], capabilities: Sequence[str]) -> 
 def choose(rows: Rows, ready: Iterable[Step], quota: int) -> tuple[list[Step], bool]:
     """Choose at most ``quota`` steps by fairness, priority and age, within the caps; say whether more could go."""
     waiting = list(ready)
-    leases = Counter(scope for step in rows.steps.values() if step.status.is_leased for scope in scopes_of(step))
+    leases = counted_leases(rows)
     chosen: list[Step] = []
     while True:
         allowed = [step for step in waiting if _fits(rows, step, leases)]

@@ -1,7 +1,6 @@
 """Further claims in memory: a run takes a step of its task beside its own."""
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 
 from shared.errors import LeaseLostError
@@ -10,7 +9,7 @@ from shared.sessions.session import ProcessState
 from shared.tasks.further import Seeker, Sought, Unclaimable, capped, limit_of, refusal
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Claim, ClaimMode, Held, Step
-from shared.testing.memory.claiming import claim_step, scopes_of
+from shared.testing.memory.claiming import claim_step, counted_leases, scopes_of
 from shared.testing.memory.rows import Rows, transaction
 
 
@@ -36,7 +35,7 @@ class MemoryFurther:
         sought = self._sought(self.rows.steps[key]) if key in self.rows.steps else None
         refused = refusal(self._seeker(worker_id, own), step_id, sought, pools=pools, capabilities=capabilities)
         if refused is None:
-            refused = self._over_a_cap(self.rows.step(key))
+            refused = self._over_a_cap(self.rows.step(key), own)
         if refused is not None:
             return refused
         self.rows.last_claimed[own.session_id] = max(self.rows.last_claimed.values(), default=0) + 1
@@ -71,9 +70,9 @@ class MemoryFurther:
             has_begun=has_run and step.claim_mode is ClaimMode.ASSIGNED,
         )
 
-    def _over_a_cap(self, step: Step) -> Unclaimable | None:
-        leases = Counter(scope for one in self.rows.steps.values() if one.status.is_leased for scope in scopes_of(one))
+    def _over_a_cap(self, step: Step, own: Step) -> Unclaimable | None:
+        leases = counted_leases(self.rows)
         for scope in scopes_of(step):
-            if scope in self.rows.caps and leases[scope] >= self.rows.caps[scope]:
+            if scope not in scopes_of(own) and scope in self.rows.caps and leases[scope] >= self.rows.caps[scope]:
                 return capped(step.step_id, scope)
         return None

@@ -13,7 +13,7 @@ from shared.jsontext import Json, JsonObject
 from shared.sessions.session import Ownership
 from shared.tasks.change import TaskChange
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Cap, Claim, ClaimMode, Held, Step, StepKind
+from shared.tasks.step import Claim, ClaimMode, Held, Step, StepKind
 from shared.testing.builders import make_session, make_step, make_task, open_session
 from shared.testing.memory.ring import MemorySwitchboard
 from shared.testing.memory.store import MemoryStore
@@ -176,14 +176,11 @@ async def test_what_it_holds_is_shown_and_claimed_again_without_harm(child: Chil
         pytest.param("nothing", "unknown", "task_query_steps", id="unknown"),
         pytest.param("function", "not_for_agents", "task_query_steps", id="python"),
         pytest.param("after", "not_ready", "task_query_steps", id="not-ready"),
-        pytest.param("two", "cap", "later", id="cap"),
     ],
 )
 async def test_a_step_that_it_may_not_have_is_refused_with_what_to_do(
     child: Child, step_id: str, reason: str, hint: str
 ) -> None:
-    await child.store.set_caps([Cap("pool:default", 1)])
-
     error = await child.refused("claim_step", step_id=step_id)
 
     assert error.type is ErrorType.STEP_NOT_CLAIMABLE

@@ -138,6 +138,8 @@ def _add_claim_modes() -> None:
         steps.add_column(sa.Column("holder_run_id", sa.Text(), server_default="", nullable=False))
     where = sa.text("holder_run_id <> ''")
     op.create_index("ix_steps_holder", "steps", ["holder_run_id"], sqlite_where=where, postgresql_where=where)
+    where = sa.text("holder_run_id <> '' AND status IN ('claimed', 'running')")
+    op.create_index("ix_steps_further", "steps", ["holder_run_id"], sqlite_where=where, postgresql_where=where)
 
 
 def _replace_command_kinds(last: str) -> None:
@@ -149,6 +151,7 @@ def _replace_command_kinds(last: str) -> None:
 
 
 def _drop_claim_modes() -> None:
+    op.drop_index("ix_steps_further", table_name="steps")
     op.drop_index("ix_steps_holder", table_name="steps")
     for column in ("holder_run_id", "is_puller", "claim_mode"):
         op.drop_column("steps", column)

@@ -80,8 +80,8 @@ chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then 
 	$(BIN)/python -P -m pytest -m chaos tests/system
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
-bench: env ## Measure Soong beside bare Celery on the same Redis
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks
+bench: env ## Measure: beside bare Celery, by workers, against history (PART="scale history": some of it)
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks $(PART)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 

@@ -9,18 +9,16 @@ from shared.adapters.sql.auditing import AuditTrail, report
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.keys import check_signs
-from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import check_owned
 from shared.adapters.sql.parking import note_withdrawn, unpark
+from shared.adapters.sql.questions import close_unread, pending_of, question_of, questions_of
 from shared.adapters.sql.rows import (
     answer_of,
     decision_body,
     decision_of,
-    identity_of,
     pack,
     plain,
     request_body,
-    request_of,
 )
 from shared.adapters.sql.runs import append_held
 from shared.adapters.sql.statements import Statement
@@ -114,10 +112,6 @@ SHED: Final = Statement(
     """,
 )
 
-_REQUESTS = select(permission_requests.c.body, permission_requests.c.state, runs).join(
-    runs, runs.c.id == permission_requests.c.run_id
-)
-
 
 class SqlConsent:
     """The consent part of the store. What decides, answers or closes is in the audit log with it, or is not done."""
@@ -131,22 +125,18 @@ class SqlConsent:
         return await self._database.write(lambda tx: _raise(tx, request, events, now_us))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
-        return await self._database.read(lambda tx: _request(tx, request_id))
+        return await self._database.read(lambda tx: question_of(tx, request_id))
 
     async def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
-        wanted = (
-            _REQUESTS.where(permission_requests.c.session_id == session_id)
-            .where(permission_requests.c.state == literal_column("'pending'"))
-            .order_by(permission_requests.c.ordinal)
-            .limit(limit)
-        )
-        rows = await self._database.read(lambda tx: tx.execute(wanted).all())
-        return [request_of(row.body, identity_of(row)) for row in rows]
+        found, unread = await self._database.read(lambda tx: pending_of(tx, session_id, limit))
+        if unread:
+            await self._database.write(lambda tx: close_unread(tx, self._trail, unread))
+        return found
 
     async def questions(
         self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
     ) -> Sequence[Question]:
-        return await self._database.read(lambda tx: _questions(tx, session_id, include_closed, beyond, limit))
+        return await self._database.read(lambda tx: questions_of(tx, session_id, include_closed, beyond, limit))
 
     async def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
         return await self._database.read(lambda tx: [row[0] for row in tx.rows(ASKING, ids=list(request_ids))])
@@ -269,41 +259,7 @@ def _raise(tx: Transaction, request: PermissionRequest, events: Sequence[NewEven
             created_us=request.created_us,
             body=request_body(request),
         )
-    return _request(tx, standing[0][0] if standing else request.id)[0]
-
-
-def _request(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
-    row = tx.execute(_REQUESTS.where(permission_requests.c.id == request_id)).first()
-    if row is None:
-        raise NotFoundError("permission request", request_id)
-    return request_of(row.body, identity_of(row)), RequestState(row.state)
-
-
-def _questions(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:
-    wanted = _REQUESTS.add_columns(permission_requests.c.id.label("request_id")).limit(limit)
-    if session_id:
-        wanted = wanted.where(permission_requests.c.session_id == session_id)
-    if beyond:
-        place, last = permission_requests.c.ordinal, ordinal_of(permission_requests, beyond)
-        wanted = wanted.where(place < last if include_closed else place > last)
-    if include_closed:
-        rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
-    else:
-        is_pending = permission_requests.c.state == literal_column("'pending'")
-        rows = tx.execute(wanted.where(is_pending).order_by(permission_requests.c.ordinal)).all()
-    ids = [row.request_id for row in rows]
-    said = {row.request_id: answer_of(row) for row in tx.execute(select(answers).where(answers.c.request_id.in_(ids)))}
-    ruled = tx.execute(select(decisions).where(decisions.c.request_id.in_(ids)))
-    decided = {row.request_id: decision_of(row.body) for row in ruled}
-    return [
-        Question(
-            request_of(row.body, identity_of(row)),
-            RequestState(row.state),
-            said.get(row.request_id),
-            decided.get(row.request_id),
-        )
-        for row in rows
-    ]
+    return question_of(tx, standing[0][0] if standing else request.id)[0]
 
 
 def _check_pending(tx: Transaction, request_id: str) -> tuple[str, str]:

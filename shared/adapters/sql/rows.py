@@ -263,13 +263,6 @@ def request_body(request: PermissionRequest) -> str:
     return pack(kept)
 
 
-def request_of(body: str, identity: RunIdentity) -> PermissionRequest:
-    kept = unpack(body)
-    kept.update(tags=tuple(kept["tags"]), env=tuple(kept["env"]), suggested=Choice(kept["suggested"]))
-    kept["unknown_effects"] = tuple(kept.get("unknown_effects", ()))
-    return PermissionRequest(identity=identity, **kept)
-
-
 def answer_of(row: Any) -> Answer:
     return Answer(
         request_id=row.request_id,

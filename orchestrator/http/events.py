@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.authentication import Caller
 from orchestrator.http.context import Api
-from shared.jsontext import Json, dump
+from orchestrator.http.shapes import json_bytes
+from shared.jsontext import Json
 from shared.runs.events import Event
 from shared.tasks.status import TaskStatus
 
@@ -32,7 +33,7 @@ def frame(data: Json, *, id: str = "", event: str = "") -> str:
     """Return one event as it is sent; compact JSON has no line break that could end it early."""
     lines = [f"id: {id}"] if id else []
     lines += [f"event: {event}"] if event else []
-    return "\n".join([*lines, f"data: {dump(data)}", "", ""])
+    return "\n".join([*lines, f"data: {json_bytes(data).decode()}", "", ""])
 
 
 async def run_frames(events: AsyncIterator[Event]) -> AsyncGenerator[str]:

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from orchestrator.http.authentication import Authenticator
 from orchestrator.http.borders import Borders
 from orchestrator.http.limits import Limits
-from orchestrator.http.problems import Problem, ProblemError, problem_of
+from orchestrator.http.problems import TOLD, Problem, ProblemError, problem_of
 
 OPEN_PATHS: Final = frozenset({"/v1/health", "/v1/ready", "/v1/openapi.json"})
 """What is told without a token: that we live, and what can be asked."""
@@ -90,6 +90,8 @@ class Gate:
                     receive = await self._read_body(scope, receive)
                 await self.inner(scope, receive, answer.send)
         except Exception as error:  # noqa: BLE001  # the edge: whatever failed becomes a problem document
+            if scope.get(TOLD):
+                return
             problem = problem_of(error)
             if not answer.is_begun:
                 await problem.response()(cast(Any, scope), cast(Any, receive), cast(Any, answer.refuse))

@@ -31,6 +31,8 @@ from shared.log import get_logger
 log = get_logger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
+TOLD: Final = "soong.told"
+"""Where a request's scope says that its failure has been answered and logged."""
 MAX_ERRORS: Final = 50
 MAX_PLACE_CHARS: Final = 200
 
@@ -207,7 +209,8 @@ def _invalid(error: RequestValidationError) -> ProblemError:
 def add_handlers(app: FastAPI) -> None:
     """Let every exception of the application end as a problem document."""
 
-    async def answer(_request: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
+        request.scope[TOLD] = True  # one that nobody thought of is raised again, to whoever stands around us
         return problem_of(error).response()
 
     for kind in (HTTPException, RequestValidationError, SoongError, Exception):

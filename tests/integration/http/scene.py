@@ -166,13 +166,13 @@ async def open_scene(
         try:
             yield scene
         finally:
-            for one in scene.clients:
-                await one.aclose()
+            stop.set()
             for task in scene.asking:
                 task.cancel()
-            stop.set()
             await asyncio.gather(serving, *scene.asking, return_exceptions=True)
             await api.close()
+            for one in scene.clients:
+                await one.aclose()
     await ring.close()
     await clients.close()
     await store.close()

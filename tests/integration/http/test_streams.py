@@ -1,0 +1,259 @@
+"""A run's log over HTTP: page by page, and as a stream whose replay goes over into live without a border (EVT-02)."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.http.limits import Limits
+from shared.runs.events import NewEvent, NewNode, NodeKind
+from shared.tasks.step import Claim
+from tests.contract.scene import completed
+from tests.integration.consent import until
+from tests.integration.http.conftest import OpenScene
+from tests.integration.http.scene import HttpScene, Sent, code_of, events_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("EVT-02", "OPS-04")]
+
+LIMIT_S = 30
+
+
+def stream_of(claim: Claim) -> str:
+    return f"/v1/runs/{claim.identity.run_id}/stream"
+
+
+async def end(scene: HttpScene, claim: Claim) -> None:
+    """End the run as its worker does."""
+    step = await scene.bench.store.step(claim.step_key)
+    await scene.bench.store.advance(
+        step.worker_id,
+        [completed(claim)],
+        claim=0,
+        pools=(),
+        capabilities=(),
+        live_workers=1,
+        now_us=scene.bench.clock.now_us(),
+    )
+    await scene.bench.ring.wake_runs([claim.identity.run_id])
+
+
+async def read_until_end(client: httpx.AsyncClient, url: str, seen: list[Sent], last: str = "") -> None:
+    headers = {"Last-Event-ID": last} if last else {}
+    async with asyncio.timeout(LIMIT_S), client.stream("GET", url, headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for sent in events_of(response):
+            seen.append(sent)  # noqa: PERF401  # one by one, for whoever watches the list
+
+
+def check_gapless(seen: Sequence[Sent], first: int, last: int) -> None:
+    assert [sent.id for sent in seen[:-1]] == [str(number) for number in range(first, last + 1)]
+    assert seen[-1].event == "end"
+
+
+async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: HttpScene) -> None:
+    """Events that come between replay and subscription are lost by others (agentscope-ai/agentscope#2123)."""
+    claim = await scene.run_with(500)
+    seen: list[list[Sent]] = [[] for _ in range(8)]
+    readers = [asyncio.create_task(read_until_end(scene.caller, stream_of(claim), one)) for one in seen]
+
+    for number in range(150):
+        await scene.append(claim, 3, start=500 + 3 * number)
+    await end(scene, claim)
+    await asyncio.gather(*readers)
+
+    run = await scene.bench.store.run(claim.identity.run_id)
+    for one in seen:
+        check_gapless(one, 1, run.last_seq)
+    numbers = [sent.data["data"]["number"] for sent in seen[0] if sent.id and "number" in sent.data["data"]]
+    assert numbers == list(range(950))
+
+
+async def test_a_reader_that_comes_again_and_again_misses_nothing(scene: HttpScene) -> None:
+    claim = await scene.run_with(100)
+    seen: list[Sent] = []
+
+    async def write() -> None:
+        for number in range(60):
+            await scene.append(claim, 2, start=number)
+        await end(scene, claim)
+
+    writing = asyncio.create_task(write())
+    async with asyncio.timeout(LIMIT_S):
+        for cut in itertools.cycle((1, 7, 30)):
+            async with scene.caller.stream(
+                "GET", stream_of(claim), headers={"Last-Event-ID": seen[-1].id if seen else ""}
+            ) as response:
+                events = events_of(response)
+                seen += [sent async for sent in _first(events, cut)]
+            if seen[-1].event == "end":
+                break
+    await writing
+
+    check_gapless(seen, 1, (await scene.bench.store.run(claim.identity.run_id)).last_seq)
+
+
+async def _first(events: AsyncIterator[Sent], count: int) -> AsyncIterator[Sent]:
+    async for sent in events:
+        yield sent
+        count -= 1
+        if not count or sent.event == "end":
+            return
+
+
+async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpScene) -> None:
+    claim = await scene.run_with(1)
+    await end(scene, claim)
+    seen: list[Sent] = []
+
+    await read_until_end(scene.caller, f"{stream_of(claim)}?after=2", seen)
+
+    page = (await scene.caller.get(f"/v1/runs/{claim.identity.run_id}/events?after=2")).json()
+    assert [sent.data for sent in seen[:-1]] == page["items"]
+    first = seen[0].data
+    assert first["specversion"] == "1.0"
+    assert first["id"] == seen[0].id == "3"
+    assert first["source"] == f"/runs/{claim.identity.run_id}"
+    assert first["type"].startswith("soong.")
+
+
+async def test_a_reader_that_has_seen_all_of_an_ended_run_is_told_to_stay_away(scene: HttpScene) -> None:
+    claim = await scene.run_with(1)
+    await end(scene, claim)
+    last = (await scene.bench.store.run(claim.identity.run_id)).last_seq
+
+    response = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(last)})
+    ahead = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(last + 1)})
+    wrong = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": "seven"})
+
+    assert response.status_code == 204
+    assert code_of(ahead) == code_of(wrong) == "invalid_input"
+
+
+async def test_a_silent_stream_shows_that_it_lives(open_http: OpenScene) -> None:
+    async with open_http(limits=Limits(keep_alive_s=0.05)) as scene:
+        claim = await scene.run_with(0)
+        async with scene.caller.stream("GET", stream_of(claim)) as response:
+            lines = response.aiter_lines()
+            async with asyncio.timeout(LIMIT_S):
+                comments = 0
+                while comments < 3:
+                    comments += (await anext(lines)).startswith(":")
+
+
+async def test_a_reader_that_leaves_holds_nothing(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        claim = await scene.run_with(3)
+        for _ in range(5):
+            async with scene.caller.stream("GET", stream_of(claim)) as response:
+                await anext(events_of(response))
+
+        await until(lambda: not scene.api.streams.held)
+        await until(lambda: not scene.api.ears._subjects)
+
+
+async def test_streams_end_when_the_server_stops(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        claim = await scene.run_with(3)
+        session_id = scene.bench.session_id
+        seen: list[Sent] = []
+        reading = asyncio.create_task(read_until_end(scene.caller, stream_of(claim), seen))
+        following = asyncio.create_task(scene.caller.get(f"/v1/sessions/{session_id}/stream"))
+        polling = asyncio.create_task(scene.caller.get("/v1/approvals", params={"wait": 55}))
+        await until(lambda: scene.api.streams.held.total() == 3 and len(seen) > 2)
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(reading, following, polling)
+
+    assert [sent.id for sent in seen] == [str(number) for number in range(1, len(seen) + 1)]
+    assert polling.result().json()["items"] == []
+
+
+async def test_a_session_tells_how_it_stands_whenever_that_changes(open_http: OpenScene) -> None:
+    async with open_http() as scene, asyncio.timeout(LIMIT_S):
+        url = f"/v1/sessions/{scene.bench.session_id}/stream"
+        async with scene.caller.stream("GET", url) as response:
+            events = events_of(response)
+            first = await anext(events)
+            request = await scene.ask()
+            waiting = await _until(events, lambda data: request.id in data["approvals"])
+            await answer(scene, request.id, request.input_digest)
+            decided = await _until(events, lambda data: request.id not in data["approvals"])
+
+    assert (first.event, first.id) == ("session", "")
+    assert first.data["tasks"] == []
+    assert waiting["tasks"][0]["steps"] == {"running": 1}
+    assert decided["approvals"] == []
+
+
+async def answer(scene: HttpScene, request_id: str, input_digest: str) -> None:
+    body = {"choice": "allow_once", "input_digest": input_digest}
+    response = await scene.caller.post(f"/v1/approvals/{request_id}/answer", json=body)
+    assert response.status_code == 200, response.text
+
+
+async def _until(events: AsyncIterator[Sent], holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async for sent in events:
+        if holds(sent.data):
+            found: dict[str, Any] = sent.data
+            return found
+    raise AssertionError("the stream ended first")
+
+
+async def test_more_runs_than_connections_are_followed_at_once(scene: HttpScene) -> None:
+    claims = [await scene.run_with(2) for _ in range(50)]
+    seen: list[list[Sent]] = [[] for _ in claims]
+    readers = [
+        asyncio.create_task(read_until_end(scene.caller, stream_of(claim), one))
+        for claim, one in zip(claims, seen, strict=True)
+    ]
+    await until(lambda: all(seen))
+
+    for claim in claims:
+        await end(scene, claim)
+    await asyncio.gather(*readers)
+
+    for claim, one in zip(claims, seen, strict=True):
+        check_gapless(one, 1, (await scene.bench.store.run(claim.identity.run_id)).last_seq)
+
+
+async def test_logs_and_nodes_are_read_page_by_page(scene: HttpScene) -> None:
+    claim = await scene.run_with(10)
+    run_id = claim.identity.run_id
+    nodes = [NewNode(NodeKind.USER, {"v": 1, "text": str(number)}) for number in range(5)]
+    await scene.bench.store.append(run_id, claim.fence, nodes=nodes, now_us=scene.bench.clock.now_us())
+
+    last_seq = (await scene.bench.store.run(run_id)).last_seq
+
+    for kind, key, count in (("events", "id", last_seq), ("nodes", "number", 5)):
+        after, found = "0", []
+        while after:
+            page = (await scene.caller.get(f"/v1/runs/{run_id}/{kind}", params={"after": after, "limit": 3})).json()
+            found += [int(item[key]) for item in page["items"]]
+            after = page["next"] or ""
+        assert found == list(range(1, count + 1)), kind
+
+
+async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpScene) -> None:
+    claim = await scene.run_with(0)
+    events = [NewEvent("tool_progress", {"text": "\ud800 \x1b[31m </script>", "\udfff": "\u202e"})]
+    await scene.bench.store.append(claim.identity.run_id, claim.fence, events=events, now_us=1)
+    await end(scene, claim)
+    seen: list[Sent] = []
+
+    await read_until_end(scene.caller, stream_of(claim), seen)
+    page = await scene.caller.get(f"/v1/runs/{claim.identity.run_id}/events")
+
+    (told,) = [sent.data for sent in seen[:-1] if sent.data["type"] == "soong.tool_progress"]
+    assert told["data"] == events[0].data
+    assert told in page.json()["items"]
+
+
+@pytest.mark.parametrize("what", ["", "/events", "/nodes", "/stream"])
+async def test_what_is_not_there_is_said_so(scene: HttpScene, what: str) -> None:
+    missing = await scene.caller.get(f"/v1/runs/run_{'0' * 32}{what}")
+    no_id = await scene.caller.get(f"/v1/runs/../../etc{what}".replace("..", "x"))
+
+    assert code_of(missing) == "not_found"
+    assert code_of(no_id) in {"not_found", "invalid_input"}

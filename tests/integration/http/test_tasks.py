@@ -1,0 +1,265 @@
+"""Sessions and tasks over HTTP: submitted, listed, shown, drawn, steered by whoever may."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from shared.access.token import Right
+from shared.sessions.session import AnswerMode
+from shared.tasks.status import TaskStatus
+from tests.integration.http.conftest import OpenScene
+from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
+
+PLAN = {
+    "title": "Two steps <b>",
+    "inputs": {"name": {"type": "string"}},
+    "steps": [
+        {"id": "first", "inputs": {"name": "${inputs.name}"}, "script": [{"finish": "${inputs.name}"}]},
+        {"id": "second", "depends_on": ["first"], "script": [{"finish": "x"}]},
+    ],
+}
+TEXT = "title: From a file\nsteps:\n  - id: only\n    script: [{finish: done}]\n"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene(open_http: OpenScene) -> AsyncIterator[HttpScene]:
+    async with open_http() as opened:
+        yield opened
+
+
+async def submitted(scene: HttpScene, tmp_path: Path, **more: Any) -> dict[str, Any]:
+    body = {"plan": PLAN, "inputs": {"name": "Ada"}, "project": str(tmp_path), **more}
+    response = await scene.caller.post("/v1/tasks", json=body)
+    assert response.status_code == 201, response.text
+    assert response.headers["location"] == f"/v1/tasks/{response.json()['task']['id']}"
+    told: dict[str, Any] = response.json()
+    return told
+
+
+async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpScene, tmp_path: Path) -> None:
+    told = await submitted(scene, tmp_path)
+
+    session = await scene.bench.store.session(told["session"]["id"])
+    shown = (await scene.caller.get(f"/v1/tasks/{told['task']['id']}")).json()
+    assert (session.principal, session.project) == (ADA, str(tmp_path))
+    assert session.answer_mode is AnswerMode.INBOX
+    assert told["task"]["steps"] == {"ready": 1, "pending": 1}
+    assert shown["inputs"] == {"name": "Ada"}
+    assert [(step["id"], step["status"]) for step in shown["step_list"]] == [("first", "ready"), ("second", "pending")]
+    assert shown["step_list"][1]["depends_on"] == ["first"]
+
+
+async def test_a_plan_may_be_the_text_of_a_file(scene: HttpScene, tmp_path: Path) -> None:
+    told = await submitted(scene, tmp_path, plan=TEXT, inputs={}, answer_mode="none")
+
+    assert told["task"]["title"] == "From a file"
+    assert told["session"]["answer_mode"] == "none"
+
+
+async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpScene, tmp_path: Path) -> None:
+    wrong = {"title": "x", "steps": [{"id": "a", "depends_on": ["nobody"], "colour": 1}, {"id": "a", "script": []}]}
+
+    checked = await scene.caller.post("/v1/tasks/validate", json={"plan": wrong})
+    sent = await scene.caller.post("/v1/tasks", json={"plan": wrong, "project": str(tmp_path)})
+
+    assert code_of(checked) == code_of(sent) == "invalid_plan"
+    assert len(checked.json()["errors"]) >= 3
+    assert all(error["place"] and error["problem"] and error["remedy"] for error in checked.json()["errors"])
+    assert await scene.bench.store.tasks() == []
+
+
+async def test_a_missing_input_writes_nothing(scene: HttpScene, tmp_path: Path) -> None:
+    response = await scene.caller.post("/v1/tasks", json={"plan": PLAN, "project": str(tmp_path)})
+
+    assert response.status_code == 422
+    assert "name" in response.text
+    assert await scene.bench.store.tasks() == []
+
+
+async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpScene) -> None:
+    told = (await scene.caller.post("/v1/tasks/validate", json={"plan": TEXT})).json()
+
+    assert told["title"] == "From a file"
+    assert [step["id"] for step in told["steps"]] == ["only"]
+    assert told["mermaid"].startswith("flowchart")
+    assert await scene.bench.store.tasks() == []
+
+
+async def test_a_task_is_drawn_as_it_stands(scene: HttpScene, tmp_path: Path) -> None:
+    url = f"/v1/tasks/{(await submitted(scene, tmp_path))['task']['id']}/graph"
+
+    mermaid = await scene.caller.get(url)
+    svg = await scene.caller.get(url, params={"format": "svg"})
+    other = await scene.caller.get(url, params={"format": "png"})
+
+    assert mermaid.text.startswith("flowchart")
+    assert svg.headers["content-type"].startswith("image/svg+xml")
+    assert "<b>" not in svg.text
+    assert "sandbox" in svg.headers["content-security-policy"]
+    assert code_of(other) == "invalid_input"
+
+
+@pytest.mark.spec("PER-13")
+async def test_rules_that_allow_need_the_right_to_approve(scene: HttpScene, tmp_path: Path) -> None:
+    runner = await scene.someone(BOB, Right.RUN)
+    body = {"plan": TEXT, "project": str(tmp_path), "allow": [f"code.write_file:{tmp_path}"]}
+
+    refused = await runner.post("/v1/tasks", json=body)
+    allowed = await scene.caller.post("/v1/tasks", json=body)
+
+    assert code_of(refused) == "forbidden"
+    assert allowed.status_code == 201
+    shown = (await scene.caller.get(f"/v1/sessions/{allowed.json()['session']['id']}")).json()
+    assert str(tmp_path) in str(shown["policy"])
+
+
+async def test_projects_may_be_confined(open_http: OpenScene, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in" / "deep", tmp_path / "out"
+    inside.mkdir(parents=True)
+    outside.mkdir()
+    (tmp_path / "in" / "link").symlink_to(outside)
+    async with open_http(http_projects=(str(tmp_path / "in"),)) as scene:
+
+        async def status(project: Path) -> int:
+            return (await scene.caller.post("/v1/tasks", json={"plan": TEXT, "project": str(project)})).status_code
+
+        assert await status(inside) == 201
+        assert await status(outside) == 403
+        assert await status(tmp_path / "in" / "link") == 403
+        assert await status(inside / ".." / ".." / "out") == 403
+
+
+@pytest.mark.parametrize(
+    ("word", "status"), [("pause", TaskStatus.PAUSED), ("cancel", TaskStatus.CANCELLED)], ids=["pause", "cancel"]
+)
+async def test_a_task_is_steered_by_its_owners_word(
+    scene: HttpScene, tmp_path: Path, word: str, status: TaskStatus
+) -> None:
+    task_id = (await submitted(scene, tmp_path))["task"]["id"]
+
+    response = await scene.caller.post(f"/v1/tasks/{task_id}/{word}", json={"reason": "enough"})
+
+    assert response.json()["status"] == status
+    assert response.json()["reason"] == "enough"
+    assert (await scene.bench.store.task(task_id)).status is status
+
+
+async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: HttpScene, tmp_path: Path) -> None:
+    task_id = (await submitted(scene, tmp_path))["task"]["id"]
+    await scene.caller.post(f"/v1/tasks/{task_id}/pause")
+
+    resumed = await scene.caller.post(f"/v1/tasks/{task_id}/resume")
+    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
+    retried = await scene.caller.post(f"/v1/tasks/{task_id}/retry", json={"from": "first"})
+    unknown = await scene.caller.post(f"/v1/tasks/{task_id}/retry", json={"from": "nothing"})
+
+    assert resumed.json()["status"] == retried.json()["status"] == "running"
+    assert code_of(unknown) == "not_found"
+
+
+async def test_the_owners_refusal_is_a_conflict(scene: HttpScene, tmp_path: Path) -> None:
+    task_id = (await submitted(scene, tmp_path))["task"]["id"]
+    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
+
+    again = await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
+
+    assert code_of(again) == "conflict"
+
+
+async def test_what_is_anothers_is_steered_by_an_administrator_alone(scene: HttpScene, tmp_path: Path) -> None:
+    told = await submitted(scene, tmp_path)
+    task_id, session_id = told["task"]["id"], told["session"]["id"]
+    runner, administrator = await scene.someone(BOB, Right.RUN), await scene.someone("eve", Right.ADMIN)
+
+    refused = [
+        await runner.post(path)
+        for path in (
+            *(f"/v1/tasks/{task_id}/{word}" for word in ("pause", "resume", "cancel", "retry")),
+            f"/v1/sessions/{session_id}/close",
+        )
+    ]
+    seen = await runner.get(f"/v1/tasks/{task_id}")
+    paused = await administrator.post(f"/v1/tasks/{task_id}/pause")
+
+    assert [code_of(response) for response in refused] == ["not_yours"] * 5
+    assert seen.status_code == 200
+    assert paused.json()["status"] == "paused"
+    assert "eve" in paused.json()["reason"]
+
+
+async def test_a_session_is_closed_once_and_leaves_the_list(scene: HttpScene, tmp_path: Path) -> None:
+    session_id = (await submitted(scene, tmp_path))["session"]["id"]
+
+    closed = [await scene.caller.post(f"/v1/sessions/{session_id}/close") for _ in range(2)]
+    open_ = (await scene.caller.get("/v1/sessions")).json()["items"]
+    every = (await scene.caller.get("/v1/sessions", params={"closed": "true"})).json()["items"]
+
+    assert [response.json()["is_closed"] for response in closed] == [True, True]
+    assert session_id not in {item["id"] for item in open_}
+    assert session_id in {item["id"] for item in every}
+
+
+@pytest.mark.parametrize("kind", ["sessions", "tasks", "runs"])
+async def test_lists_are_read_page_by_page_from_the_newest_on(scene: HttpScene, tmp_path: Path, kind: str) -> None:
+    for _ in range(3):
+        await submitted(scene, tmp_path)
+    whole = (await scene.caller.get(f"/v1/{kind}", params={"limit": 200})).json()["items"]
+
+    found, cursor = [], ""
+    while True:
+        page = (await scene.caller.get(f"/v1/{kind}", params={"limit": 2, "cursor": cursor})).json()
+        found += page["items"]
+        if not page["next"]:
+            break
+        cursor = page["next"]
+
+    assert found == whole
+    assert len(whole) >= 3
+
+
+async def test_a_run_tells_its_lineage_its_tools_and_why(scene: HttpScene, tmp_path: Path) -> None:
+    told = await submitted(scene, tmp_path)
+    task_id = told["task"]["id"]
+    runs = (await scene.caller.get("/v1/runs", params={"task": task_id})).json()["items"]
+    by_step = {run["step"]: run for run in runs}
+
+    shown = (await scene.caller.get(f"/v1/runs/{by_step['first']['id']}")).json()
+
+    assert set(by_step) == {"", "first", "second"}
+    assert shown["parent_run"] == by_step[""]["id"]
+    assert shown["role"] == "worker"
+    assert "code.read_file" in shown["tools"]
+    assert {one["tool"]: one["is_in"] for one in shown["surface"]}["code.write_file"] is False
+    assert all(one["rule"] for one in shown["surface"])
+
+
+async def test_the_result_is_what_the_command_line_says(scene: HttpScene, tmp_path: Path) -> None:
+    task_id = (await submitted(scene, tmp_path))["task"]["id"]
+    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
+
+    told = (await scene.caller.get(f"/v1/tasks/{task_id}/result")).json()
+
+    assert (told["task"], told["status"], told["exit_code"]) == (task_id, "cancelled", 1)
+    assert [step["status"] for step in told["steps"]] == ["cancelled", "cancelled"]
+
+
+async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: HttpScene) -> None:
+    await scene.run_with(1)
+
+    workers = (await scene.caller.get("/v1/workers")).json()
+    metrics = await scene.caller.get("/v1/metrics")
+
+    assert workers["workers"][0]["used"] == 1
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert "soong_" in metrics.text
+    assert str(scene.api.client.settings.database_url) not in metrics.text
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/sess_0", "/v1/tasks/task_0", "/v1/tasks/task_0/result"])
+async def test_what_is_not_there_is_said_so(scene: HttpScene, path: str) -> None:
+    assert code_of(await scene.caller.get(path)) == "not_found"

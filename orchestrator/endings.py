@@ -38,7 +38,8 @@ _REFUSALS: Final = {
 
 
 _REFUSED: Final = "not permitted:"
-"""What the pipeline puts before a reason."""
+_SILENT: Final = "a person denied it without a reason"
+"""What the pipeline puts before a reason, and what it says instead of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def denial_sentence(error: str, message: str, *, author: str = "", principal: st
     """Return why a call was not allowed, from what its run's log says: the error, its words, and who decided."""
     reason = message.removeprefix(_REFUSED).strip()
     if author == "person":
+        reason = "" if reason == _SILENT else reason
         return _with_reason(f"denied by {_who(principal, channel)}", reason)
     if author == "rule":
         return _with_reason("denied by a rule", reason)

@@ -87,6 +87,12 @@ def test_an_answer_is_told_with_who_gave_it_by_which_channel_and_why(question: Q
     assert ending_of(question).sentence == sentence
 
 
+def test_a_no_without_a_reason_is_told_without_one() -> None:
+    message = "not permitted: a person denied it without a reason"
+
+    assert denial_sentence("permission_denied", message, author="person", principal="ada") == "denied by ada"
+
+
 @pytest.mark.spec("PER-14")
 @pytest.mark.parametrize(
     ("error", "author", "sentence"),

@@ -1,0 +1,481 @@
+"""A worker's process that has turned bad, within what its database role lets it try (threats 11-16, 20).
+
+Beside it another worker waits for a person's answer. The bad one knows all that it may read: the other's run, its
+token, its question. Each test says what the database forbids, and what the owner finds of what it does not.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from orchestrator.audit import verify
+from orchestrator.flood import MAX_OPEN
+from shared.adapters.sql.rows import decision_body, request_body
+from shared.adapters.sql.store import SqlStore, open_store
+from shared.audit.entry import AuditKind
+from shared.permissions.request import Choice, PermissionRequest, RequestState
+from shared.permissions.signing import Signer, prove
+from shared.runs.events import EventType
+from shared.tasks.step import Claim
+from shared.testing.builders import make_decision, make_request, make_step, make_task, open_worker
+from shared.tools.ports import Verdict
+from tests.contract.databases import empty_postgres
+from tests.contract.scene import completed
+from tests.integration.bad_worker import BadWorker
+from tests.integration.consent import Bench, Callback, make_call, open_bench, until, verdicts
+from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain, with_roles
+from tests.servers import PostgresServer
+
+BAD = "known-to-the-bad-process-alone"
+DENIED = {"refused": "InsufficientPrivilege"}
+NOTHING = {"rows": 0}
+
+
+@pytest.fixture(scope="module")
+def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
+    with postgres_session_server.fresh_database("soong_bad_worker") as url:
+        yield with_roles(url)
+
+
+@dataclass(slots=True)
+class Deployment:
+    """A session whose owner lives, a worker that asks, and a bad one that holds a step of its own."""
+
+    bench: Bench
+    urls: RoleUrls
+    own_store: SqlStore
+    bad: BadWorker
+    victim: Claim
+    victim_worker: str
+    own: Claim
+    own_worker: str
+    finished: str
+    """A run that has ended."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the bad process may read of everybody, as values for its statements."""
+        return {
+            "session": self.bench.session_id,
+            "victim": self.victim.identity.run_id,
+            "victim_step": self.victim.step_key,
+            "victim_worker": self.victim_worker,
+            "own": self.own.identity.run_id,
+            "own_step": self.own.step_key,
+            "own_worker": self.own_worker,
+            "finished": self.finished,
+        }
+
+    async def try_(self, statement: str, **values: object) -> dict[str, Any]:
+        return await self.bad.sql(statement, **{**self.names, **values})
+
+    def own_request(self, call_id: str = "call_1", **changes: Any) -> PermissionRequest:
+        """Return a question of the bad one's own run, proven."""
+        request = replace(make_request(self.own, call_id), **changes)
+        return replace(request, proof=prove(self.own.token, request))
+
+    async def raise_own(self, request: PermissionRequest) -> dict[str, Any]:
+        return await self.try_(INSERT_REQUEST, id=request.id, run=self.own.identity.run_id, **_columns(request))
+
+
+REQUEST = "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)"
+DECIDED_REQUEST = "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)"
+CALL = (
+    "INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,"
+    " decision_id, status)"
+)
+NODE = "INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)"
+USE = "INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)"
+INSERT_REQUEST = f"{REQUEST} VALUES (%(id)s, %(run)s, %(session)s, %(call)s, 1, %(body)s)"
+
+
+def _columns(request: PermissionRequest) -> dict[str, str]:
+    return {"call": request.tool_call_id, "body": request_body(request)}
+
+
+@pytest.fixture
+async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
+    empty_postgres(role_urls.admin)
+    async with _deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as deployed:
+        yield deployed
+
+
+@asynccontextmanager
+async def _deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployment]:
+    callback.gate = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        good, bad = await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.worker, credential=BAD)
+        store = SplitStore(good, await open_store(urls.orchestrator))
+        stack.push_async_callback(store.close)
+        stack.push_async_callback(bad.close)
+        bench = await stack.enter_async_context(open_bench(callback, store=store.as_store()))
+        ((ended, ended_worker), (victim, victim_worker)) = await bench.claim(2)
+        await good.advance(
+            ended_worker, [completed(ended)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
+        )
+        own_worker = await open_worker(bad)
+        await bench.store.create_task(make_task(bench.session_id, make_step("mine")))
+        own = await _claim(bad, own_worker, bench)
+        process = await BadWorker.start(plain(urls.worker), BAD)
+        stack.push_async_callback(process.end)
+        names = (victim, victim_worker, own, own_worker, ended.identity.run_id)
+        yield Deployment(bench, urls, bad, process, *names)
+
+
+async def _claim(store: SqlStore, worker_id: str, bench: Bench) -> Claim:
+    advance = await store.advance(
+        worker_id,
+        (),
+        claim=1,
+        pools=("default",),
+        capabilities=(),
+        live_workers=1,
+        now_us=bench.clock.now_us(),
+    )
+    return advance.claims[0]
+
+
+@asynccontextmanager
+async def asking(deployment: Deployment) -> AsyncIterator["asyncio.Task[list[Verdict]]"]:
+    """The victim asks and waits; its callback shows the question and does not answer before the test lets it."""
+    bench = deployment.bench
+    gate = bench.gate(deployment.victim, deployment.victim_worker)
+    waiting = asyncio.get_running_loop().create_task(verdicts(gate.decide(make_call(deployment.victim))))
+    await until(lambda: bool(callback_of(bench).shown))
+    try:
+        yield waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+def callback_of(bench: Bench) -> Callback:
+    callback = bench.desk._of(bench.session_id).callback
+    assert isinstance(callback, Callback)
+    return callback
+
+
+def answer_now(bench: Bench) -> None:
+    gate = callback_of(bench).gate
+    assert gate is not None
+    gate.set()
+
+
+HELD_BY_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "raise a question in another run's name": (INSERT_REQUEST.replace("%(run)s", "%(victim)s"), DENIED),
+    "raise a question in the name of a run that has ended": (INSERT_REQUEST.replace("%(run)s", "%(finished)s"), DENIED),
+    "raise a question in the name of the session's own agent": (
+        f"{REQUEST} SELECT %(id)s, id, session_id, %(call)s, 1, %(body)s FROM runs WHERE role = 'orchestrator' LIMIT 1",
+        DENIED,
+    ),
+    "raise a question of its own run in another session": (
+        INSERT_REQUEST.replace("%(session)s", "'sess_other'").replace("%(run)s", "%(own)s"),
+        DENIED,
+    ),
+    "raise a question that is decided": (
+        f"{DECIDED_REQUEST} VALUES (%(id)s, %(own)s, %(session)s, 'c', 'decided', %(body)s)",
+        DENIED,
+    ),
+    "alter what is asked while it is shown": ("UPDATE permission_requests SET body = %(body)s", DENIED),
+    "withdraw another's question": (
+        "UPDATE permission_requests SET state = 'withdrawn' WHERE run_id = %(victim)s",
+        NOTHING,
+    ),
+    "answer for a person": (
+        "INSERT INTO answers (request_id, choice) SELECT id, 'allow_once' FROM permission_requests",
+        DENIED,
+    ),
+    "read what others answered": ("SELECT * FROM answers", DENIED),
+    "write an unsigned decision": (
+        "INSERT INTO decisions (request_id, id, body) SELECT id, 'dec_x', '{}' FROM permission_requests",
+        DENIED,
+    ),
+    "write a decision signed with a key of its own": (
+        "INSERT INTO decisions (request_id, id, body) SELECT id, 'dec_x', %(decision)s FROM permission_requests",
+        DENIED,
+    ),
+    "publish its own key": (
+        "INSERT INTO signing_keys (id, public_key, created_us) VALUES ('key_mine', decode(%(key)s, 'hex'), 1)",
+        DENIED,
+    ),
+    "exchange the deployment's key": ("UPDATE signing_keys SET public_key = decode(%(key)s, 'hex')", DENIED),
+    "revoke the deployment's key": (
+        "INSERT INTO key_retirements (key_id, is_revoked, retired_us) SELECT id, 1, 1 FROM signing_keys",
+        DENIED,
+    ),
+    "call a key that was revoked good again": ("DELETE FROM key_retirements", DENIED),
+    "use a decision that nobody made": (
+        f"{USE} VALUES ('dec_x', %(own)s, 'c', 1)",
+        DENIED,
+    ),
+    "write a call into another's ledger": (
+        f"{CALL} VALUES (%(victim)s, 'c', 9, 't', 'e', 1, '', '{{}}', '{{}}', '', 'started')",
+        DENIED,
+    ),
+    "end another's call": ("UPDATE calls SET status = 'ended' WHERE run_id = %(victim)s", NOTHING),
+    "write into another's log": (
+        "INSERT INTO events (run_id, seq, type, time_us, data) VALUES (%(victim)s, 99, 'permission_decided', 1, '{}')",
+        DENIED,
+    ),
+    "write into another's context": (
+        f"{NODE} VALUES (%(victim)s, 99, 0, 'user', '{{}}', 1)",
+        DENIED,
+    ),
+    "count another's log on": ("UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(victim)s", NOTHING),
+    "take another's run": (
+        "UPDATE runs SET worker_id = %(own_worker)s, fence = fence + 1 WHERE id = %(victim)s",
+        NOTHING,
+    ),
+    "take another's step": (
+        "UPDATE steps SET worker_id = %(own_worker)s, fence = fence + 1 WHERE key = %(victim_step)s",
+        NOTHING,
+    ),
+    "park another's run": ("UPDATE steps SET status = 'blocked', worker_id = '' WHERE key = %(victim_step)s", NOTHING),
+    "end another's step with a result of its own": (
+        "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(victim_step)s",
+        NOTHING,
+    ),
+    "clear another's taint": ("UPDATE runs SET is_tainted = 0 WHERE id = %(victim)s", NOTHING),
+    "hold the session's own agent": (
+        "UPDATE runs SET worker_id = %(own_worker)s, status = 'running' WHERE role IN ('main', 'orchestrator')",
+        DENIED,
+    ),
+    "give its work to another": ("UPDATE runs SET worker_id = %(victim_worker)s WHERE id = %(own)s", DENIED),
+    "pose as another's process": (
+        "INSERT INTO workers (id, credential) SELECT 'wrk_x', credential FROM workers WHERE id = %(victim_worker)s",
+        DENIED,
+    ),
+    "declare another gone": ("UPDATE workers SET state = 'gone' WHERE id = %(victim_worker)s", NOTHING),
+    "beat for another": ("UPDATE workers SET beat = beat + 1 WHERE id = %(victim_worker)s", NOTHING),
+    "report of another's run": (
+        "INSERT INTO reports (run_id, type, data, time_us) VALUES (%(victim)s, 'security', '{}', 1)",
+        DENIED,
+    ),
+    "read what was reported": ("SELECT * FROM reports", DENIED),
+    "write into the audit log": (
+        "INSERT INTO audit (chain, number, time_us, kind, data, digest) VALUES ('c', 1, 1, 'answer', '{}', '')",
+        DENIED,
+    ),
+    "read the audit log": ("SELECT * FROM audit", DENIED),
+    "read who may use the API": ("SELECT * FROM api_tokens", DENIED),
+    "loosen its session's policy": ("UPDATE sessions SET policy = '{}'", DENIED),
+    "widen its surface": ("UPDATE surfaces SET body = '{}'", DENIED),
+}
+"""What is tried, how, and what comes of it: the statement is refused, or finds no row that it may touch."""
+
+
+@pytest.mark.spec("PER-12", "PER-16")
+async def test_what_others_hold_cannot_be_touched_and_their_question_is_answered_as_if_nobody_had_tried(
+    deployment: Deployment,
+) -> None:
+    bench, signer = deployment.bench, Signer.generate()
+    async with asking(deployment) as waiting:
+        (request,) = await bench.pending()
+        lie = replace(request, id="req_lie", identity=deployment.victim.identity, tool="code.read_file")
+        forged = signer.sign(make_decision(request))
+        values = {
+            "id": "req_lie",
+            "call": "call_9",
+            "body": request_body(replace(lie, proof=prove(deployment.victim.token, lie))),
+            "decision": decision_body(forged),
+            "key": signer.public_key.hex(),
+        }
+
+        outcomes = {what: await deployment.try_(statement, **values) for what, (statement, _) in HELD_BY_OTHERS.items()}
+        answer_now(bench)
+        (verdict,) = await waiting
+
+    assert outcomes == {what: expected for what, (_, expected) in HELD_BY_OTHERS.items()}
+    assert verdict.is_allowed
+    assert [shown.id for shown in callback_of(bench).shown] == [request.id]
+    assert callback_of(bench).shown[0].identity == deployment.victim.identity
+    found = await verify(bench.store, bench.store)
+    assert found.holds
+
+
+@pytest.mark.spec("PER-12")
+async def test_the_bad_one_does_know_the_others_tokens_and_they_are_worth_nothing_to_it(deployment: Deployment) -> None:
+    known = await deployment.try_("SELECT token FROM runs WHERE id = %(victim)s")
+
+    assert known["told"] == [[deployment.victim.token]]
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"{USE} SELECT id, %(victim)s, 'call_1', 1 FROM decisions",
+        f"{USE} SELECT id, %(own)s, 'call_1', 1 FROM decisions",
+    ],
+    ids=["as the other", "as itself"],
+)
+async def test_a_decision_that_another_waits_for_cannot_be_used_up(deployment: Deployment, statement: str) -> None:
+    bench = deployment.bench
+    async with asking(deployment) as waiting:
+        answer_now(bench)
+        (verdict,) = await waiting
+
+    assert verdict.is_allowed
+    assert await deployment.try_(statement) == DENIED
+    assert list(await bench.store.uses()) == []
+
+
+async def decided(deployment: Deployment, choice: Choice) -> str:
+    """Let the bad one ask rightly, and be answered; return the id of the decision."""
+    bench = deployment.bench
+    callback_of(bench).choices = [choice]
+    answer_now(bench)
+    request = deployment.own_request()
+    assert (await deployment.raise_own(request))["rows"] == 1
+    await bench.desk.review([bench.session_id])
+    await until(lambda: _is_closed(bench, request.id))
+    decision = await bench.store.decision_of(request.id)
+    assert decision is not None
+    return decision.id
+
+
+async def _is_closed(bench: Bench, request_id: str) -> bool:
+    return (await bench.store.request(request_id))[1] is not RequestState.PENDING
+
+
+USE_OWN = f"{USE} VALUES (%(decision)s, %(own)s, %(call)s, 1)"
+
+
+@pytest.mark.spec("PER-12")
+async def test_its_own_yes_is_used_once_and_for_its_own_call(deployment: Deployment) -> None:
+    decision = await decided(deployment, Choice.ALLOW_ONCE)
+
+    other = await deployment.try_(USE_OWN, decision=decision, call="call_2")
+    first = await deployment.try_(USE_OWN, decision=decision, call="call_1")
+    again = await deployment.try_(USE_OWN, decision=decision, call="call_1")
+
+    assert (other, first, again) == (DENIED, {"rows": 1}, {"refused": "UniqueViolation"})
+    assert await deployment.try_("DELETE FROM consumptions") == DENIED
+
+
+@pytest.mark.spec("PER-12", "PER-14")
+async def test_its_own_no_is_never_used(deployment: Deployment) -> None:
+    decision = await decided(deployment, Choice.DENY)
+
+    assert await deployment.try_(USE_OWN, decision=decision, call="call_1") == DENIED
+
+
+@pytest.mark.spec("PER-12", "PER-16")
+async def test_a_yes_that_it_used_for_another_input_is_found(deployment: Deployment) -> None:
+    """What it does in its own process nobody can forbid; what it writes of it does not fit the decision."""
+    decision = await decided(deployment, Choice.ALLOW_ONCE)
+    await deployment.try_(USE_OWN, decision=decision, call="call_1")
+    call = f"{CALL} VALUES (%(own)s, 'call_1', 0, 't', 'e', 1, %(digest)s, '{{}}', '{{}}', %(decision)s, 'started')"
+    assert (await deployment.try_(call, decision=decision, digest="f" * 64))["rows"] == 1
+
+    found = await verify(deployment.bench.store, deployment.bench.store)
+
+    assert not found.holds
+    (problem,) = found.misused
+    assert "the call's input is another than the one that was allowed" in problem
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_told(deployment: Deployment) -> None:
+    bench = deployment.bench
+    answer_now(bench)
+    request = replace(deployment.own_request(), proof="0" * 64)
+
+    await deployment.raise_own(request)
+    await bench.desk.review([bench.session_id])
+    await until(lambda: _is_closed(bench, request.id))
+
+    assert not callback_of(bench).shown
+    events = await bench.store.events(deployment.own.identity.run_id)
+    assert [event.data["what"] for event in events if event.type == EventType.SECURITY] == ["forged_request"]
+    (entry,) = await bench.store.audit(kinds=[AuditKind.SECURITY])
+    assert (entry.data["what"], entry.data["run"]) == ("forged_request", deployment.own.identity.run_id)
+
+
+MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "an identity of its own choice": lambda body: {**body, "identity": {"role": "main"}},
+    "the id of another's question": lambda body: {**body, "id": "req_victim"},
+    "another call than its row's": lambda body: {**body, "tool_call_id": "call_other"},
+    "an unknown field": lambda body: {**body, "args": {}},
+    "a field too few": lambda body: {name: value for name, value in body.items() if name != "shown"},
+    "an unknown word": lambda body: {**body, "suggested": "allow_always"},
+    "a number for a text": lambda body: {**body, "tool": 7},
+    "a text for a flag": lambda body: {**body, "is_dangerous": "no"},
+    "a list that is a text": lambda body: {**body, "tags": 5},
+    "a number beyond all": lambda body: {**body, "created_us": 10**30},
+    "no object": lambda _body: [],
+    "a body that nobody could read": lambda body: {**body, "preview": "x" * 2_000_000},
+}
+
+
+@pytest.mark.spec("CARD-3", "PER-12")
+async def test_a_row_that_is_no_question_is_shown_to_nobody_told_and_holds_nobody_back(deployment: Deployment) -> None:
+    bench = deployment.bench
+    for number, alter in enumerate(MALFORMED.values()):
+        request = deployment.own_request(f"call_{number}")
+        body = alter(json.loads(request_body(request)))
+        values = {"call": request.tool_call_id, "body": json.dumps(body), "run": deployment.own.identity.run_id}
+        assert (await deployment.try_(INSERT_REQUEST, id=request.id, **values))["rows"] == 1
+
+    async with asking(deployment) as waiting:
+        answer_now(bench)
+        (verdict,) = await waiting
+
+    assert verdict.is_allowed
+    assert [shown.identity for shown in callback_of(bench).shown] == [deployment.victim.identity]
+    assert await bench.store.pending(bench.session_id) == []
+    entries = await bench.store.audit(kinds=[AuditKind.SECURITY])
+    assert [entry.data["what"] for entry in entries] == ["malformed_request"] * len(MALFORMED)
+
+
+@pytest.mark.spec("PER-07")
+@pytest.mark.parametrize(
+    ("count", "is_proven", "shown"), [(500, True, MAX_OPEN), (10_000, False, 0)], ids=["proven", "forged"]
+)
+async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back(
+    deployment: Deployment, count: int, is_proven: bool, shown: int
+) -> None:
+    bench = deployment.bench
+    await _flood(deployment, count, is_proven=is_proven)
+
+    await bench.desk.review([bench.session_id])
+    await until(lambda: _is_calm(bench))
+    async with asking(deployment) as waiting:
+        answer_now(bench)
+        (verdict,) = await waiting
+
+    assert verdict.is_allowed
+    of_flood = [one for one in callback_of(bench).shown if one.identity == deployment.own.identity]
+    assert len(of_flood) <= shown
+    told = [entry.data for entry in await bench.store.audit(kinds=[AuditKind.SECURITY])]
+    assert sum(int(str(data["closed"])) for data in told if data["what"] == "question_flood") == count - shown
+
+
+async def _is_calm(bench: Bench) -> bool:
+    return len(await bench.store.pending(bench.session_id, limit=MAX_OPEN + 1)) <= MAX_OPEN
+
+
+async def _flood(deployment: Deployment, count: int, *, is_proven: bool) -> None:
+    """Raise many questions of the bad one's own run, as fast as the database takes them."""
+    bare = [replace(make_request(deployment.own, f"call_{number}"), scope="") for number in range(count)]
+    requests = [replace(one, proof=prove(deployment.own.token, one)) for one in bare] if is_proven else bare
+    rows = [{**_columns(one), "id": one.id} for one in requests]
+    told = await deployment.try_(
+        f"{REQUEST} SELECT row->>'id', %(own)s, %(session)s, row->>'call', 1, row->>'body'"
+        " FROM json_array_elements(%(rows)s::json) AS row",
+        rows=json.dumps(rows),
+    )
+    assert told == {"rows": count}
+
+
+async def test_the_checks_cost_an_owner_and_a_client_nothing_of_what_they_may(deployment: Deployment) -> None:
+    with psycopg.connect(plain(deployment.urls.orchestrator), autocommit=True) as orchestrator:
+        changed = orchestrator.execute("UPDATE runs SET last_seq = last_seq").rowcount
+
+    assert changed >= 4

@@ -80,19 +80,25 @@ class DecidingStore(MemoryStore):
 
 @pytest.mark.spec("PER-12")
 @pytest.mark.parametrize(
-    "alter",
+    ("alter", "what"),
     [
-        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None),
-        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None, signature="00" * 64),
-        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None, signature="not hexadecimal"),
-        lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None, signature=""),
-        lambda decision: replace(decision, key_id="key_unknown"),
-        lambda decision: Signer.generate().sign(replace(decision, choice=Choice.ALLOW_ONCE, error=None)),
-        lambda decision: replace(decision, expires_us=decision.expires_us + 1),
+        (lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, error=None), "forged_decision"),
+        (lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, signature="00" * 64), "forged_decision"),
+        (lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, signature="not hex"), "forged_decision"),
+        (lambda decision: replace(decision, choice=Choice.ALLOW_ONCE, signature=""), "forged_decision"),
+        (lambda decision: replace(decision, key_id="key_unknown"), "unknown_key"),
+        (lambda decision: Signer.generate().sign(replace(decision, choice=Choice.ALLOW_ONCE)), "unknown_key"),
+        (
+            lambda decision: replace(Signer.generate().sign(replace(decision, error=None)), key_id=decision.key_id),
+            "forged_decision",
+        ),
+        (lambda decision: replace(decision, expires_us=decision.expires_us + 1), "forged_decision"),
+        (lambda decision: replace(decision, scope="/"), "forged_decision"),
+        (lambda decision: replace(decision, precondition=""), "forged_decision"),
     ],
-    ids=["verdict", "zero", "text", "none", "key", "other signer", "expiry"],
+    ids=["verdict", "zero", "text", "none", "key", "other signer", "his key's name", "expiry", "scope", "target"],
 )
-async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decision], Decision]) -> None:
+async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decision], Decision], what: str) -> None:
     store = DecidingStore()
     store.alter = alter
     async with consent.open_bench(Callback([Choice.DENY]), store=store) as bench:
@@ -101,7 +107,7 @@ async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decisio
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
 
         assert (verdict.is_allowed, verdict.error, verdict.decision_id) == (False, ErrorType.PERMISSION_STALE, "")
-        assert (await bench.event(claim, EventType.SECURITY)).data["what"] == "forged_decision"
+        assert (await bench.event(claim, EventType.SECURITY)).data["what"] == what
 
 
 @pytest.mark.spec("PER-12", "PER-16")

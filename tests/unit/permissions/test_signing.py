@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from shared.errors import ForgedError, InvalidConfigError
 from shared.jsontext import Json, dump, parse_strict
 from shared.permissions.gate import request_of
+from shared.permissions.keys import SigningKey
 from shared.permissions.policy import Policy, evaluate
 from shared.permissions.request import Choice, Decision, PermissionRequest
-from shared.permissions.signing import Signer, check_proof, prove, verify
+from shared.permissions.signing import KeyFile, Signer, check_proof, prove, verify
 from shared.sandbox.redact import Redactor
 from shared.testing.builders import make_decision
 from shared.tools.result import ErrorType
@@ -167,3 +168,72 @@ def test_what_a_question_says_of_unknown_effects_is_proven_and_can_be_neither_ad
     assert check_proof("token", without)
     assert not check_proof("token", replace(with_one, unknown_effects=()))
     assert not check_proof("token", replace(without, unknown_effects=(effect,)))
+
+
+# -- the key file of an owner that goes on
+def test_an_exchanged_key_file_is_read_again(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "signing.key")
+    first = file.current()
+    new = Signer.generate()
+
+    new.save(tmp_path / "signing.key")
+
+    assert file.current().key_id == new.key_id != first.key_id
+    assert stat.S_IMODE((tmp_path / "signing.key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["signing.key"]
+
+
+def test_a_key_file_that_is_taken_away_is_no_exchange(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "signing.key")
+    first = file.current().key_id
+
+    (tmp_path / "signing.key").unlink()
+
+    assert file.current().key_id == first
+    assert not (tmp_path / "signing.key").exists()
+
+
+def test_a_key_file_that_was_exchanged_for_one_that_others_may_read_signs_nothing(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "signing.key")
+    Signer.generate().save(tmp_path / "signing.key")
+    (tmp_path / "signing.key").chmod(0o644)
+
+    with pytest.raises(InvalidConfigError, match="chmod 600"):
+        file.current()
+
+
+def test_several_orchestrators_with_one_key_file_sign_with_one_key(tmp_path: Path) -> None:
+    first, second = KeyFile(tmp_path / "signing.key"), KeyFile(tmp_path / "signing.key")
+
+    Signer.generate().save(tmp_path / "signing.key")
+
+    assert first.current().key_id == second.current().key_id
+
+
+def test_a_key_that_cannot_be_exchanged_here_says_where(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="exchange it there"):
+        Signer.generate().save(tmp_path / "nowhere" / "signing.key")
+
+
+# -- how keys end
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        (SigningKey("key_a", b"", 0), None),
+        (SigningKey("key_a", b"", 0, retired_us=100), None),
+        (SigningKey("key_a", b"", 0, retired_us=99), "retired_key"),
+        (SigningKey("key_a", b"", 0, revoked_us=10_000), "revoked_key"),
+        (SigningKey("key_a", b"", 0, retired_us=1_000, revoked_us=10_000), "revoked_key"),
+    ],
+    ids=["active", "retired after it", "retired before it", "revoked", "retired and revoked"],
+)
+def test_a_key_is_good_for_what_it_signed_until_it_was_retired(key: SigningKey, what: str | None) -> None:
+    decision = replace(make_decision(make_request()), decided_us=100)
+
+    if what is None:
+        key.check(decision)
+        return
+    with pytest.raises(ForgedError) as refusal:
+        key.check(decision)
+
+    assert refusal.value.what == what

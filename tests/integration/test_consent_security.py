@@ -1,0 +1,248 @@
+"""What was forged, altered or came from elsewhere is refused, and said so in the run's log and in the audit log."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from orchestrator.audit import verify
+from orchestrator.keys import KeyRing
+from shared.adapters.sql.rows import decision_body
+from shared.adapters.sql.store import SqlStore, open_store
+from shared.audit.entry import AuditKind
+from shared.errors import AlreadyDecidedError
+from shared.jsontext import dump, parse_strict
+from shared.permissions.policy import Mode, Policy
+from shared.permissions.request import Answer, Choice, Decision, RequestState
+from shared.permissions.signing import KeyFile, Signer
+from shared.runs.events import EventType
+from shared.tasks.step import Claim
+from shared.testing.builders import make_answer
+from shared.tools.result import ErrorType
+from tests.contract.databases import sqlite_copy
+from tests.integration import consent
+from tests.integration.conftest import OpenBench
+from tests.integration.consent import Bench, Callback, make_call, until, verdicts
+
+
+async def security(bench: Bench, claim: Claim) -> tuple[list[str], list[str]]:
+    """Return what security events there are: in the run's log, and in the audit log after the owner's sweep."""
+    await bench.store.take_reports(bench.ownership.owner_id, now_us=bench.clock.now_us())
+    logged = [str(event.data["what"]) for event in await bench.events(claim) if event.type == EventType.SECURITY]
+    told = [str(entry.data["what"]) for entry in await bench.store.audit(kinds=[AuditKind.SECURITY])]
+    return logged, told
+
+
+@pytest.mark.spec("PER-12", "PER-14")
+@pytest.mark.parametrize(
+    ("alter", "policy", "what"),
+    [
+        (lambda answer: replace(answer, principal="mallory"), Policy(), "foreign_principal"),
+        (lambda answer: replace(answer, input_digest="0" * 64), Policy(), "wrong_digest"),
+        (
+            lambda answer: replace(answer, choice=Choice.ALLOW_FOR_SESSION),
+            Policy(mode=Mode.STRICT),
+            "unoffered_choice",
+        ),
+    ],
+    ids=["another principal", "another input", "a choice that was not offered"],
+)
+async def test_an_answer_that_does_not_fit_fails_and_is_a_security_event(
+    open_bench: OpenBench, alter: Callable[[Answer], Answer], policy: Policy, what: str
+) -> None:
+    async with open_bench(policy=policy) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
+        (request,) = await bench.pending()
+
+        await bench.store.answer(alter(make_answer(request)))
+        await bench.settle()
+        (verdict,) = await verdicts(asking)
+
+        assert (verdict.is_allowed, verdict.author, verdict.error) == (False, "system", ErrorType.PERMISSION_FAILED)
+        assert await security(bench, claim) == ([what], [what])
+        assert not bench.desk.grants(bench.session_id)
+
+
+@pytest.mark.spec("PER-15")
+async def test_an_answer_after_the_time_ran_out_changes_nothing_and_is_told(open_bench: OpenBench) -> None:
+    callback = Callback(gate=asyncio.Event())
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
+        (request,) = await bench.pending()
+        await until(lambda: bool(callback.shown))
+        await bench.settle()
+        await bench.pass_time(bench.settings.permission_timeout_s)
+        (verdict,) = await verdicts(asking)
+
+        with pytest.raises(AlreadyDecidedError):
+            await bench.store.answer(make_answer(request))
+
+        assert verdict.error is ErrorType.PERMISSION_TIMEOUT
+        assert await security(bench, claim) == (["late_answer"], ["late_answer"])
+        decision = await bench.store.decision_of(request.id)
+        assert decision is not None
+        assert decision.choice is Choice.DENY
+
+
+class AlteringStore(SqlStore):
+    """Somebody who may write into the database file: ``alter`` changes a decision's row before a worker reads it."""
+
+    alter: Callable[[dict[str, Any]], object]
+
+    async def decide(self, *given: Any, **named: Any) -> bool:
+        was_parked = await super().decide(*given, **named)
+        decision: Decision = given[1]
+        body = parse_strict(decision_body(decision))
+        assert isinstance(body, dict)
+        altered = {"body": dump(self.alter(body)), "id": decision.id}
+        change = text("UPDATE decisions SET body = :body WHERE id = :id")
+        await self._database.write(lambda tx: tx.connection.execute(change, altered).rowcount)
+        return was_parked
+
+
+MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "an unknown verdict": lambda body: {**body, "choice": "allow_always"},
+    "an unknown error": lambda body: {**body, "error": "no_error"},
+    "a field too few": lambda body: {name: value for name, value in body.items() if name != "expires_us"},
+    "a field too many": lambda body: {**body, "args": {"path": "/"}},
+    "no object": lambda _body: ["allow_once"],
+}
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("alter", MALFORMED.values(), ids=MALFORMED)
+async def test_a_decision_row_that_is_none_allows_nothing_and_is_told(
+    alter: Callable[[dict[str, Any]], object], sqlite_template: Path, tmp_path: Path
+) -> None:
+    plain = await open_store(sqlite_copy(sqlite_template, tmp_path))
+    store = AlteringStore(plain._database)
+    store.alter = alter
+    async with consent.open_bench(Callback(), store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_STALE)
+        assert await security(bench, claim) == (["malformed_decision"], ["malformed_decision"])
+    await plain.close()
+
+
+@pytest.mark.spec("PER-12")
+async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBench) -> None:
+    async with open_bench(Callback()) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        await verdicts(gate.decide(make_call(claim)))
+        await bench.pass_time(bench.settings.decision_ttl_s)
+
+        (verdict,) = await verdicts(gate.decide(make_call(claim)))
+
+        assert verdict.is_allowed, "asked anew, not used"
+        assert await security(bench, claim) == (["expired_decision"], ["expired_decision"])
+
+
+# -- keys
+def with_key_file(bench: Bench, path: Path) -> KeyRing:
+    """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
+    callback = bench.desk._of(bench.session_id).callback
+    bench.desk._tools = replace(bench.desk._tools, signer=KeyFile(path))
+    bench.desk._sessions.clear()
+    if callback is not None:
+        bench.desk.attach(bench.session_id, callback)
+    return KeyRing(bench.store, path, bench.clock, "ada")
+
+
+async def key_of_decision(bench: Bench, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
+    (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, call_id)))
+    questions = await bench.store.questions(session_id=bench.session_id, include_closed=True)
+    decision = questions[-1].decision
+    assert decision is not None
+    return decision.key_id, verdict.is_allowed
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_decisions_stay_good(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+
+        ended = await ring.rotate(reason="once a year")
+        second, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
+        (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+
+        assert (ended.key_id, ended.successor, is_allowed) == (first, second, True)
+        assert first != second
+        assert again.is_allowed, "what the old key signed is used"
+        assert [key.state(bench.clock.now_us()) for key in await ring.keys()] == ["retiring", "active"]
+        assert (await verify(bench.store, bench.store)).holds
+
+
+@pytest.mark.spec("PER-12")
+async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_bench: OpenBench, tmp_path: Path) -> None:
+    """An owner whose clock is behind, or which has not seen the new file."""
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ring = with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+        early = bench.clock.now_us() - 1
+        ring.file.unlink()
+        Signer.generate().save(ring.file)
+        await bench.store.retire_key(
+            first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
+        )
+
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+
+        assert verdict.is_allowed
+        assert len(callback.shown) == 2
+        assert await security(bench, claim) == (["retired_key"], ["retired_key"])
+
+
+@pytest.mark.spec("PER-12", "PER-14")
+async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_are_asked_anew(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ring = with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        stolen, _ = await key_of_decision(bench, "call_1", claim, worker)
+
+        ended = await ring.retire(stolen, is_revoked=True, reason="found in a log")
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+
+        assert verdict.is_allowed
+        assert len(callback.shown) == 2, "the person was asked again"
+        questions = await bench.store.questions(session_id=bench.session_id, include_closed=True)
+        assert [question.state for question in questions] == [RequestState.EXPIRED, RequestState.DECIDED]
+        assert [one.request_id for one in ended.lapsed] == [questions[0].request.id]
+        decision = questions[1].decision
+        assert decision is not None
+        assert decision.key_id == ended.successor
+
+
+async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leaves_old_decisions_good(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+        ring.file.unlink()
+
+        still, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
+        bench.desk._tools = replace(bench.desk._tools, signer=KeyFile(ring.file))  # the owner starts again
+        (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+
+        assert (still, is_allowed, again.is_allowed) == (first, True, True)
+        assert ring.current() not in ("", first)

@@ -1,5 +1,6 @@
 """The application: every route, its problems, its description; and the gate around them."""
 
+import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, Final
@@ -84,7 +85,17 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     for route in routes_of(app):
         for method in route.methods or ():
             _describe_operation(document["paths"][route.path][method.lower()], route)
-    return document
+    return _in_plain_names(document)
+
+
+def _in_plain_names(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with ``Session`` for what is called ``SessionShape`` among classes."""
+    text = json.dumps(document)
+    for name in document["components"]["schemas"]:
+        plain = name.replace("Shape_", "_").removesuffix("Shape")
+        text = text.replace(f'"{name}"', f'"{plain}"').replace(f'/schemas/{name}"', f'/schemas/{plain}"')
+    renamed: dict[str, Any] = json.loads(text)
+    return renamed
 
 
 def _describe_operation(operation: dict[str, Any], route: APIRoute) -> None:

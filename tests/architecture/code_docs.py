@@ -27,6 +27,7 @@ from shared.tools.describing import EVERY_CALL, Argument, arguments_of
 from shared.tools.result import RESERVED, ErrorType
 from shared.tools.surface import SurfaceRequest, compute_surface
 from shared.toolsets.sources import Surroundings
+from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
 from tests.spec_plugin import ROOT
 
 Status = TypeVar("Status", bound=StrEnum)
@@ -84,7 +85,10 @@ def plan_schema_text() -> str:
     return json.dumps(plan_schema(), ensure_ascii=False, indent=2) + "\n"
 
 
-FILES: Mapping[str, Callable[[], str]] = {"docs/plan.schema.json": plan_schema_text}
+FILES: Mapping[str, Callable[[], str]] = {
+    "docs/plan.schema.json": plan_schema_text,
+    "docs/openapi.json": openapi_text,
+}
 """Files that are made from code as a whole."""
 
 PARTS: Mapping[str, Callable[[], str]] = {
@@ -95,6 +99,10 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "tools": tools,
     "every-call": every_call,
+    "api-rights": api_rights,
+    "api-problems": api_problems,
+    "api-endpoints": api_endpoints,
+    "api-shapes": api_shapes,
 }
 
 

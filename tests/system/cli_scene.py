@@ -106,7 +106,7 @@ class Scene:
             with suppress(psutil.Error):
                 words = process.cmdline()
                 is_ours = any(runtime in word for word in words)
-                is_service = {"orchestrator.cli", "worker"} & set(words) or words[-1:] == ["up"]
+                is_service = {"orchestrator.cli", "orchestrator.http", "worker"} & set(words) or words[-1:] == ["up"]
                 if not is_ours and is_service:
                     is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:

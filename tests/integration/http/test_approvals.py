@@ -11,6 +11,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from orchestrator.approval import question_json
+from orchestrator.endings import question_of
+from orchestrator.http.questions import ApprovalShape
 from shared.access.token import Right
 from shared.audit.entry import AuditKind
 from shared.permissions.request import Choice, PermissionRequest
@@ -233,7 +236,7 @@ async def test_the_list_is_read_page_by_page_and_by_session(scene: HttpScene) ->
         found: list[str] = []
         cursor = ""
         while True:
-            params = {"state": state, "limit": 2, "cursor": cursor}
+            params: dict[str, str | int] = {"state": state, "limit": 2, "cursor": cursor}
             page = (await scene.caller.get("/v1/approvals", params=params)).json()
             found += [item["id"] for item in page["items"]]
             if not page["next"]:
@@ -333,6 +336,12 @@ async def test_a_question_shows_all_that_a_person_needs(scene: HttpScene) -> Non
     assert shown["parents"][0]["run_id"] == identity["parent_run_id"]
     assert shown["session"]["answer_mode"] == "inbox"
     assert shown["may_answer"] is True
+
+
+async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpScene) -> None:
+    question = await question_of(scene.bench.store, (await scene.ask()).id)
+
+    assert question_json(question).keys() <= ApprovalShape.model_fields.keys(), "add it to orchestrator.http.questions"
 
 
 @pytest.mark.spec("PER-12")

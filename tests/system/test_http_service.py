@@ -1,0 +1,213 @@
+"""The HTTP API of a real service: submitted, asked, answered over HTTP; the document's examples; its own life and death."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.architecture.document_examples import agrees, perform, sittings
+from tests.extra import missing
+from tests.servers import free_port
+from tests.spec_plugin import ROOT
+from tests.system.cli_scene import Scene, scene, until
+
+WRITE = """
+title: A note
+steps:
+  - id: write
+    allowed_tools: [code.write_file]
+    script:
+      - {call: code.write_file, with: {path: %s, content: hello}}
+      - {finish: written}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service with its API, and how to call it."""
+
+    cli: Scene
+    port: int
+    up: "subprocess.Popen[str]"
+
+    def token(self, principal: str, *rights: str) -> str:
+        given = [word for right in rights for word in ("--right", right)]
+        done = self.cli.run("tokens", "create", "--principal", principal, *given)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() not in done.stderr
+        return done.stdout.strip()
+
+    def call(self, token: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Return status and document."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {token}"}
+        )
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def is_answering(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/ready", timeout=10) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def api(self) -> psutil.Process:
+        """Return the API's own process."""
+        children = psutil.Process(self.cli.record()["pid"]).children()
+        return next(child for child in children if "orchestrator.http" in child.cmdline())
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """A service that stays, with the API beside it, for all tests here."""
+    with scene() as cli:
+        port = free_port()
+        up = cli.start("up", "--http", str(port))
+        one = Service(cli, port, up)
+        until(one.is_answering, "the API answers", cli.logs)
+        yield one
+        up.send_signal(signal.SIGINT)
+        said = up.communicate(timeout=60)[1]
+        assert f"HTTP API: http://127.0.0.1:{port}/v1/" in said
+        assert not one.is_answering()
+        cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-04", "PER-13", "CARD-3")
+def test_a_write_is_asked_and_answered_over_http_and_the_task_is_done(service: Service) -> None:
+    """Human in the loop had no endpoint elsewhere (crewAIInc/crewAI#330, #1774, #3034)."""
+    project = service.cli.folder / "project"
+    project.mkdir()
+    runner, approver = service.token("ada", "run"), service.token("bob", "approve")
+    submission = {"plan": WRITE % "note.txt", "project": str(project)}
+
+    status, submitted = service.call(runner, "/v1/tasks", submission)
+    _, waiting = service.call(approver, "/v1/approvals?wait=55")
+    (question,) = waiting["items"]
+    answer = {"choice": "allow_once", "input_digest": question["input_digest"], "reason": "go on"}
+    path = f"/v1/approvals/{question['id']}/answer"
+    refused = service.call(runner, path, answer)
+    answered = service.call(approver, path, answer)
+    again = service.call(approver, path, answer)
+    task = f"/v1/tasks/{submitted['task']['id']}"
+    until(lambda: service.call(runner, task)[1]["status"] == "completed", "the task is done", service.cli.logs)
+
+    assert status == 201
+    assert question["target"]["shown"] == str(project / "note.txt")
+    assert (refused[0], refused[1]["code"]) == (403, "forbidden")
+    assert (answered[0], answered[1]["decision"]["principal"]) == (200, "bob")
+    assert (again[0], again[1]["code"], again[1]["by"]) == (409, "already_decided", "bob")
+    assert (project / "note.txt").read_text() == "hello"
+    assert service.call(runner, f"{task}/result")[1]["denials"] == []
+
+
+@pytest.mark.spec("PER-13", "EVT-05")
+def test_no_process_of_the_service_knows_a_token(service: Service) -> None:
+    text = service.token("ada", "approve")
+    assert service.call(text, "/v1/me")[0] == 200
+
+    secret = text[-43:]
+    told = [
+        word
+        for process in service.cli.processes()
+        for word in (*process.cmdline(), *process.environ().values())
+        if secret in word
+    ]
+    files = [path for path in service.cli.home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+    assert not told
+    assert not files
+
+
+def test_a_revoked_token_is_refused_at_once_and_listed_as_such(service: Service) -> None:
+    text = service.token("eve", "read", "admin")
+    token_id = text[6:42]
+
+    before = service.call(text, "/v1/me")
+    revoked = service.cli.run("tokens", "revoke", token_id)
+    after = service.call(text, "/v1/me")
+    listed = {one["id"]: one for one in service.cli.json("tokens", "list")}
+
+    assert (before[0], revoked.returncode, after[0]) == (200, 0, 401)
+    assert listed[token_id]["state"] == "revoked"
+    assert text[-43:] not in json.dumps(listed)
+    assert service.cli.run("tokens", "revoke", text).returncode == 2
+
+
+def test_the_api_is_started_again_on_the_same_socket(service: Service) -> None:
+    api = service.api()
+
+    api.kill()
+
+    until(lambda: api.pid not in {child.pid for child in psutil.Process(api.ppid() or 1).children()}, "it is gone")
+    until(service.is_answering, "another answers on the same port", service.cli.logs)
+    assert service.api().pid != api.pid
+
+
+def test_a_taken_port_is_said_before_anything_is_started(service: Service) -> None:
+    with scene(home="other") as other:
+        done = other.run("up", "--http", str(service.port))
+
+        assert done.returncode == 2
+        assert f"cannot listen on 127.0.0.1 port {service.port}: another program listens there" in done.stderr
+        assert not (other.home / "soong.db").exists()
+
+
+def test_the_api_serves_a_running_service_from_a_process_of_its_own(service: Service) -> None:
+    serve = service.cli.start("serve", "--port", "0")
+    assert serve.stderr is not None
+    url = serve.stderr.readline().split()[2]
+
+    with urllib.request.urlopen(f"{url}health", timeout=30) as response:
+        told = json.loads(response.read())
+    serve.send_signal(signal.SIGTERM)
+    serve.communicate(timeout=30)
+
+    assert told == {"status": "ok"}
+    assert serve.returncode == 0
+
+
+def test_a_frozen_client_does_not_hold_the_others(service: Service) -> None:
+    token = service.token("ada", "read")
+    with socket.create_connection(("127.0.0.1", service.port)) as frozen:
+        frozen.sendall(b"GET /v1/me HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bea")
+
+        assert service.call(token, "/v1/me")[0] == 200
+
+
+@pytest.mark.spec("OPS-04")
+def test_the_examples_of_the_document_are_what_happens(service: Service, tmp_path: Path) -> None:
+    for program in ("curl", "jq"):
+        if shutil.which(program) is None:
+            missing(f"there is no {program}")
+    text = (ROOT / "docs" / "api.md").read_text().replace("127.0.0.1:8437", f"127.0.0.1:{service.port}")
+    (sitting,) = sittings(text)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    header = folder / "header"
+    header.write_text(f"Authorization: Bearer {service.token('ada', 'run', 'approve')}\n")
+    header.chmod(0o600)
+
+    done = perform(sitting, tmp_path)
+
+    assert len(done) == len(sitting.commands)
+    wrong = [(command.line, said) for command, said in done if not agrees(command.expected, said)]
+    assert not wrong

@@ -5,6 +5,7 @@ command row. Its channel is SQL for what is and Redis for "look again".
 """
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,14 @@ from shared.clock import Clock
 from shared.errors import UnavailableError
 from shared.permissions.request import PermissionCallback, PermissionRequest
 from shared.runs.events import Event
-from shared.sessions.session import CommandKind, Session, Worker
+from shared.sessions.session import CommandKind, ProcessState, Session, Worker
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.matching import lacking
 from shared.tasks.planner import Planner
 from shared.tasks.service import COMMAND_LIMIT_S, TaskService
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import NewTask, Step, Task, session_cap
+from shared.tasks.step import ClaimMode, NewTask, Step, Task, session_cap
 from shared.tasks.totals import check_total
 from shared.wire.ring import Ring, Switchboard
 
@@ -37,6 +39,8 @@ class View:
     steps: tuple[Step, ...]
     workers: tuple[Worker, ...]
     questions: tuple[PermissionRequest, ...]
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """By step key: why no worker may take what is ready."""
 
     @property
     def counts(self) -> Mapping[StepStatus, int]:
@@ -200,7 +204,17 @@ async def view_of(store: Store, task_id: str) -> View:
     """Read how a task stands. Raises: NotFoundError."""
     task = await store.task(task_id)
     questions = [one for one in await store.pending(task.session_id) if one.identity.task_id == task_id]
-    return View(task, in_plan_order(await store.steps(task_id)), tuple(await store.workers()), tuple(questions))
+    steps, workers = in_plan_order(await store.steps(task_id)), tuple(await store.workers())
+    return View(task, steps, workers, tuple(questions), _lacks(task, steps, workers))
+
+
+def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict[str, str]:
+    """Return by step key what keeps the living workers from what is ready; where none lives, that is another matter."""
+    if task.status is not TaskStatus.RUNNING or not any(worker.state is ProcessState.LIVE for worker in workers):
+        return {}
+    said = functools.cache(lambda pool, needs: lacking(pool, needs, workers))
+    waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.ASSIGNED]
+    return {step.key: words for step in waiting if (words := said(step.pool, step.needs))}
 
 
 async def all_events(store: Store, run_id: str) -> list[Event]:

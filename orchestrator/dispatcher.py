@@ -6,7 +6,7 @@ the next look, a doubled one finds nothing to claim.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -15,6 +15,8 @@ from shared.ids import new_id
 from shared.log import get_logger
 from shared.sessions.session import ProcessState, Worker
 from shared.sessions.store import SessionStore
+from shared.tasks.matching import is_able, lacking
+from shared.tasks.step import Waiting
 from shared.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -41,19 +43,23 @@ class Dispatcher:
         self._tasks = tasks
         self._sessions = sessions
         self._broker = broker
+        self.unclaimable: Mapping[Waiting, str] = {}
+        """What no living worker may claim, and why, as it was seen last; while all are busy nobody looks."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
 
     async def look(self) -> int:
         """Send what is wanted now; return the number of messages sent."""
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
         most = sum(worker.busy < worker.slots for worker in workers)
-        if not most:
+        if not most and workers:
             return 0
         # Counted no further than there are workers to wake: what waits may be much more.
-        backlog = await self._tasks.backlog(limit=most)
+        backlog = await self._tasks.backlog(limit=max(most, 1))
+        said = ((one, lacking(one.pool, one.needs, workers)) for one in backlog.waiting)
+        self.unclaimable = {one: words for one, words in said if words}
         sent = 0
         for pool, ready in backlog.ready.items():
-            wanted = min(ready, len(idle_workers(workers, pool)))
+            wanted = _wanted(pool, ready, idle_workers(workers, pool), backlog.waiting)
             if wanted > 0:
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
@@ -72,6 +78,17 @@ class Dispatcher:
             log.warning("dispatch_unanswered", pool=pool, error=str(error))
             return 0
         return missing
+
+
+def _wanted(pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[Waiting]) -> int:
+    """Return how many of the idle workers to call.
+
+    A message goes to whoever takes it first. So that it does not always go to one that can do nothing with it, all are
+    called where only some are able; where none is, nobody.
+    """
+    needs = {one.needs for one in waiting if one.pool == pool}
+    able = sum(any(is_able(worker, pool, need) for need in needs) for worker in idle)
+    return min(ready, able) if able == len(idle) else len(idle) if able else 0
 
 
 def idle_workers(workers: Sequence[Worker], pool: str) -> list[Worker]:

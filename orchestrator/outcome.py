@@ -144,7 +144,11 @@ class TaskOutcome:
             "created": rfc3339(task.created_us),
             "ended": None if task.ended_us is None else rfc3339(task.ended_us),
             "steps": [
-                {**step_json(step), **self.reports.get(step.step_id, StepReport()).as_json()}
+                {
+                    **step_json(step),
+                    "lacks": self.view.lacks.get(step.key, ""),
+                    **self.reports.get(step.step_id, StepReport()).as_json(),
+                }
                 for step in self.view.steps
             ],
             "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],

@@ -18,6 +18,7 @@ from orchestrator.commands import Commands
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.reaper import Reaper
 from orchestrator.scheduler import Ended, Scheduler
+from orchestrator.unclaimable import UnclaimableSteps
 from shared.clock import Clock
 from shared.errors import NotOwnerError, UnavailableError
 from shared.ids import new_id
@@ -83,7 +84,12 @@ class Orchestrator:
     _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """In the order they began: they are stopped in it."""
     _reaper: Reaper = field(init=False)
+    _unclaimable: UnclaimableSteps = field(init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        store = self.parts.store
+        self._unclaimable = UnclaimableSteps(store, store, self.parts.clock, self.settings.no_worker_s)
 
     async def start(self) -> None:
         """Register as an owner, adopt what is free and begin to listen."""
@@ -160,6 +166,7 @@ class Orchestrator:
                 if ownership is not None:
                     await self._safely(self._look_at(ownership))
             await self.parts.dispatcher.look()
+            await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
     async def _register(self) -> None:
         """Begin as a new owner; until the row stands, the old name is kept."""

@@ -13,10 +13,8 @@ from shared.sessions.session import ProcessState, Worker
 from shared.sessions.store import SessionStore
 from shared.tasks.figures import CapFigures, FigureSource, Holding
 from shared.tasks.store import TaskStore
+from shared.wire.capabilities import CATALOGUE, VERSION, labels
 from shared.wire.jobs import queue_of
-
-_OWN = ("host:", "protocol:", "version:")
-"""Capabilities that every worker announces by itself; the others are labels that its operator gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +26,20 @@ class WorkerView:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(name for name in self.worker.capabilities if not name.startswith(_OWN))
+        return labels(self.worker.capabilities)
 
     @property
     def version(self) -> str:
         """Return the program's version; empty of a worker that does not say."""
-        return next((name.partition(":")[2] for name in self.worker.capabilities if name.startswith("version:")), "")
+        return self._announced(VERSION)
+
+    @property
+    def catalogue(self) -> str:
+        """Return what tells its tools with their schemas from another worker's."""
+        return self._announced(CATALOGUE)
+
+    def _announced(self, kind: str) -> str:
+        return next((name.removeprefix(kind) for name in self.worker.capabilities if name.startswith(kind)), "")
 
     def as_json(self) -> JsonObject:
         worker = self.worker
@@ -49,6 +55,7 @@ class WorkerView:
             "queues": [queue_of(pool) for pool in worker.pools],
             "labels": list(self.labels),
             "version": self.version,
+            "catalogue": self.catalogue,
             "protocol": worker.protocol,
             "started": rfc3339(worker.started_us),
             "beats": worker.beat,

@@ -29,6 +29,7 @@ from shared.tasks.reading import plan_from_json
 from shared.tasks.step import Claim, StepEnd, Task
 from shared.testing.builders import make_session
 from shared.testing.memory.ring import MemorySwitchboard
+from shared.wire.capabilities import functions_needed
 from worker.flower import NoFlower
 from worker.incarnation import Incarnation
 from worker.interruption import Interruption
@@ -110,6 +111,7 @@ class LoopWorker:
     def __post_init__(self) -> None:
         clock = SystemClock()
         self.incarnation = Incarnation(self.store, clock, "w@localhost", self.slots_count, ("default",), ())
+        self.incarnation.abilities = functions_needed(known_functions())
         runner = Runner(PythonSteps(ThreadPoolExecutor(max_workers=4)), NoAgents())
         self.slots = Slots(self.slots_count, self.store, clock, runner, NoFlower())
         self.pump = Pump(self.store, self.board, clock, self.incarnation.supply, self.slots.spare, self.slots.grow)

@@ -35,13 +35,15 @@ class Incarnation:
     slots: int
     pools: tuple[str, ...]
     labels: tuple[str, ...]
+    abilities: tuple[str, ...] = ()
+    """What this process can do beyond what every one can: its tools, its functions, its projects."""
     worker_id: str = ""
     live_workers: int = 1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return (*self.labels, f"host:{socket.gethostname()}", *reads(PROTOCOL), f"version:{VERSION}")
+        return (*self.labels, f"host:{socket.gethostname()}", *reads(PROTOCOL), f"version:{VERSION}", *self.abilities)
 
     def supply(self) -> Supply:
         return Supply(self.worker_id, self.pools, self.capabilities, self.live_workers)

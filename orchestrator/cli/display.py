@@ -55,6 +55,7 @@ class Lines:
     def __init__(self) -> None:
         self._seen: dict[str, StepStatus] = {}
         self._asked: set[str] = set()
+        self._lacking: set[tuple[str, str]] = set()
         self._workers = 0
         self._told_to_pull = ""
 
@@ -71,6 +72,11 @@ class Lines:
         if (sentence := pull_text(view)) and not self._told_to_pull:
             say(f"  {sentence}")
         self._told_to_pull = sentence
+        for key, words in view.lacks.items():
+            if (key, words) not in self._lacking:
+                self._lacking.add((key, words))
+                step_id = one_line(key.partition("/")[2], 60)
+                say(f"  {SYMBOLS[StepStatus.READY]} {step_id} waits: {one_line(words, 200)}")
         for question in view.questions:
             if question.id not in self._asked:
                 self._asked.add(question.id)

@@ -117,7 +117,7 @@ def _steps(view: View, room: int) -> RenderableType:
 def _row(step: Step, view: View) -> tuple[Text, ...]:
     style = STYLES.get(step.status, "dim")
     indent = "    " if step.map_key else "  "
-    said = step.progress or (step.error.message if step.error is not None else "")
+    said = view.lacks.get(step.key) or step.progress or (step.error.message if step.error is not None else "")
     if step.status is StepStatus.WAITING:
         children = [child for child in view.steps if child.map_key == step.key]
         said = f"{sum(child.status.is_terminal for child in children)} of {len(children)} done"

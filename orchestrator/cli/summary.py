@@ -2,6 +2,7 @@
 
 from orchestrator.cli.console import compact, inert, one_line, table, visible
 from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, status_text, time_text
+from orchestrator.client import View
 from orchestrator.outcome import TaskOutcome
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Step
@@ -34,7 +35,9 @@ def text_of(outcome: TaskOutcome) -> str:
 
 def _steps(outcome: TaskOutcome) -> str:
     steps = outcome.view.steps
-    text = table(("step", "status", "time", "attempt", "why"), [_row(step) for step in steps[:ROWS_SHOWN]])
+    text = table(
+        ("step", "status", "time", "attempt", "why"), [_row(step, outcome.view) for step in steps[:ROWS_SHOWN]]
+    )
     more = len(steps) - ROWS_SHOWN
     return text + (f"\n… and {more} steps more" if more > 0 else "")
 
@@ -44,13 +47,14 @@ def _waiting(outcome: TaskOutcome) -> list[str]:
     return ["", sentence] if sentence else []
 
 
-def _row(step: Step) -> tuple[str, ...]:
+def _row(step: Step, view: View) -> tuple[str, ...]:
+    why = step.error.message if step.error is not None and step.status is StepStatus.FAILED else ""
     return (
         f"{'  ' if step.map_key else ''}{SYMBOLS[step.status]} {inert(step.step_id)}",
         status_text(step),
         time_text(seconds_of(step)),
         str(step.attempt) if step.attempt > 1 else "",
-        step.error.message if step.error is not None and step.status is StepStatus.FAILED else "",
+        why or view.lacks.get(step.key, ""),
     )
 
 

@@ -16,6 +16,8 @@ class EventType(StrEnum):
     STEP_READY = "step_ready"
     STEP_EXPANDING = "step_expanding"
     STEP_EXPANDED = "step_expanded"
+    STEP_UNCLAIMABLE = "step_unclaimable"
+    """No living worker has what it needs; in the log of its task's root run."""
     STEP_CLAIMED = "step_claimed"
     STEP_BLOCKED = "step_blocked"
     """Its run waits for consent without a slot."""

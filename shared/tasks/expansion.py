@@ -20,6 +20,8 @@ from shared.tasks.inputs import bind, scope_of
 from shared.tasks.plan import Plan, PlanStep, spec_of
 from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
 from shared.tasks.template import as_text, render, render_text
+from shared.tools.surface import Surface
+from shared.wire.capabilities import declared, functions_needed, tools_needed
 from shared.wire.jobs import written_in
 
 SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
@@ -134,9 +136,10 @@ def _new_step(
 ) -> NewStep:
     spec = spec_of(step)
     work = step.step or step
+    surface = _surface(work, surface_of)
     if step.step is not None:
         # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
-        spec["child_surface"] = _surface(step.step, surface_of)
+        spec["child_surface"] = surface
     made = NewStep(
         key=step_key(lineage.task_id, step.id),
         task_id=lineage.task_id,
@@ -148,7 +151,7 @@ def _new_step(
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
-        needs=_needs(work),
+        needs=_needs(work, surface),
         definition=_definition(work),
         model=_model(work, default_model),
         max_attempts=1 + step.retries,
@@ -156,7 +159,7 @@ def _new_step(
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
         claim_mode=step.claim,
     )
-    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, _surface(step, surface_of)))
+    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface))
 
 
 def _surface(step: PlanStep, surface_of: SurfaceOf) -> JsonObject:
@@ -164,10 +167,17 @@ def _surface(step: PlanStep, surface_of: SurfaceOf) -> JsonObject:
     return {} if step.claim is ClaimMode.PULL else surface_of(step)
 
 
-def _needs(step: PlanStep) -> tuple[str, ...]:
-    """Return what a worker must announce: what the plan asks for, and that it reads what this program writes."""
-    own = written_in()
-    return (*(need for need in step.needs if need != own), own)
+def _needs(step: PlanStep, surface: JsonObject) -> tuple[str, ...]:
+    """Return what a worker must announce: what the plan asks for, and what the step is made of.
+
+    It reads what this program writes, and has the function that is called, or all tools of the step's surface.
+    """
+    work = functions_needed([step.call]) if step.kind is StepKind.PYTHON else tools_needed(_tools(surface))
+    return (*declared(step.needs), written_in(), *work)
+
+
+def _tools(surface: JsonObject) -> Sequence[str]:
+    return Surface.from_json(surface).tools if "decisions" in surface else ()
 
 
 def map_items(step: Step, task: Task, dependencies: Mapping[str, StepResult]) -> Sequence[Json]:
@@ -292,14 +302,17 @@ def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: Su
         spec["instructions"] = plan.instructions
     if plan.allowed_tools is not None:
         spec["allowed_tools"] = list(plan.allowed_tools)
-    identity = replace(run.identity, definition=_definition(plan), model=plan.model)
+    identity, surface = (
+        replace(run.identity, definition=_definition(plan), model=plan.model),
+        _surface(plan, surface_of),
+    )
     return replace(
         made,
         pool=plan.pool,
-        needs=_needs(plan),
+        needs=_needs(plan, surface),
         definition=_definition(plan),
         model=plan.model,
-        run=replace(run, identity=identity, surface=_surface(plan, surface_of)),
+        run=replace(run, identity=identity, surface=surface),
     )
 
 

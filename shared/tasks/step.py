@@ -270,10 +270,20 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Steps of one session that wait for a worker of their pool which has what they need."""
+
+    session_id: str
+    pool: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
-    """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each."""
+    """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each, and whom they need."""
 
     ready: Mapping[str, int] = field(default_factory=dict)
+    waiting: frozenset[Waiting] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

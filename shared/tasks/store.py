@@ -163,7 +163,10 @@ class TaskStore(Protocol):
 
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def backlog(self, *, limit: int = 1000) -> Backlog:
-        """Count the steps that could be claimed now, within the caps as they stand."""
+        """Count the steps that could be claimed now, within the caps as they stand.
+
+        Whether a worker lives that is able to is not asked: ``waiting`` says whom they need.
+        """
         ...
 
     async def expire_worker(

@@ -8,7 +8,7 @@ from shared.runs.status import RunStatus
 from shared.sessions.session import ProcessState
 from shared.store import Store
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Cap, Outcome, StepResult
+from shared.tasks.step import Cap, Outcome, StepResult, Waiting
 from shared.testing.builders import make_session, make_step, make_task, open_session
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, completed, step_ids
@@ -192,6 +192,21 @@ async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: Scene) ->
 
     assert (await scene.store.backlog()).ready == {"default": 3, "big": 1}
     assert (await scene.store.backlog(limit=2)).ready == {"default": 2, "big": 1}
+
+
+@pytest.mark.spec("DIS-04")
+async def test_backlog_says_whom_the_waiting_steps_need(scene: Scene) -> None:
+    await scene.task("a", "b", make_step("c", needs=("gpu", "tool:x")), make_step("d", pool="big"))
+    await scene.claim_one()
+    session_id = scene.own.session_id
+
+    waiting = (await scene.store.backlog()).waiting
+
+    assert waiting == {
+        Waiting(session_id, "default"),
+        Waiting(session_id, "default", ("gpu", "tool:x")),
+        Waiting(session_id, "big"),
+    }
 
 
 @pytest.mark.spec("DIS-03")

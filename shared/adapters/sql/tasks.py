@@ -38,6 +38,7 @@ from shared.tasks.step import (
     StepResult,
     Task,
     TaskCounts,
+    Waiting,
 )
 
 INSERT_TASKS: Final = Insert(
@@ -239,7 +240,8 @@ def _backlog(tx: Transaction, limit: int) -> Backlog:
         pools = {lane.key: lane.pool for lane in lanes}
         for key in share_out(lanes, limit * len(set(pools.values())), room, last_turn).order:
             ready[pools[key]] = ready.get(pools[key], 0) + 1
-    return Backlog({pool: min(number, limit) for pool, number in ready.items()})
+    waiting = frozenset(Waiting(lane.session_id, lane.pool, lane.needs) for lane in lanes)
+    return Backlog({pool: min(number, limit) for pool, number in ready.items()}, waiting)
 
 
 def read_task(tx: Transaction, task_id: str) -> Task:

@@ -23,6 +23,7 @@ from shared.tasks.step import (
     StepResult,
     Task,
     TaskCounts,
+    Waiting,
 )
 from shared.testing.memory.claiming import choose, claim_steps
 from shared.testing.memory.ending import cancel_step, poison, result_of, write_end
@@ -186,12 +187,14 @@ class MemorySteps:
             and step.claim_mode is ClaimMode.ASSIGNED
             and self.rows.task(step.task_id).status is TaskStatus.RUNNING
         ]
+        waiting = frozenset(Waiting(step.session_id, step.pool, step.needs) for step in ready)
         if self.rows.caps:
             # Nobody is served by looking: the turns stay as they are.
             turns = dict(self.rows.last_claimed)
             ready, _ = choose(self.rows, ready, len(ready))
             self.rows.last_claimed = turns
-        return Backlog({pool: min(number, limit) for pool, number in Counter(step.pool for step in ready).items()})
+        counts = Counter(step.pool for step in ready)
+        return Backlog({pool: min(number, limit) for pool, number in counts.items()}, waiting)
 
     @transaction
     def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:

@@ -58,9 +58,7 @@ class World:
         return self.writes[-1]
 
 
-async def play(
-    notebook: Notebook, world: World, *, is_resumed: bool, suffered: Suffered | None = None
-) -> AgentEnd:
+async def play(notebook: Notebook, world: World, *, is_resumed: bool, suffered: Suffered | None = None) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
         ToolDefinition("test.store", "Stores.", NUMBER, world.store, Permission.WRITE),

@@ -1,0 +1,66 @@
+"""A step goes to a worker that has what it needs, and waits where none has: tools, functions, labels (CARD-2, DIS-04)."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.jsontext import JsonObject
+from shared.runs.events import EventType
+from shared.tasks.status import StepStatus
+from tests.servers import RedisServer
+from tests.system.auditor import read_effects
+from tests.system.deployment import Deployment
+from tests.system.faults.scene import effects_file, prove, start_workers
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("CARD-2", "DIS-04")]
+
+TOOL = "tests.system.faults.effect_tool"
+PLAN: JsonObject = {
+    "title": "special",
+    "steps": [
+        {"id": "function", "kind": "python", "call": "test.effect"},
+        {"id": "label", "kind": "python", "call": "test.effect", "needs": ["gpu"]},
+        {
+            "id": "tool",
+            "instructions": "Do it.",
+            "allowed_tools": ["test.effect"],
+            "script": [{"call": "test.effect", "with": {"seconds": 0}}, {"finish": {"done": True}}],
+        },
+    ],
+}
+
+
+@pytest.fixture
+async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    extra = {"tools": (TOOL,), "no_worker_s": 0.5}
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with Deployment(url, redis_live.socket_url, tmp_path, extra=extra) as deployment:
+        yield deployment
+
+
+async def test_steps_wait_for_a_worker_that_has_what_they_need(service: Deployment) -> None:
+    await service.start_workers(1, slots=4)
+    task = await service.submit(PLAN)
+
+    async def all_are_told_of() -> bool:
+        return len(await reasons(service, task.root_run_id)) == 3
+
+    await service.until(all_are_told_of)
+    waiting = {step.status for step in (await service.steps(task)).values()}
+    await start_workers(service, 1, SOONG_TOOLS=TOOL, SOONG_LABELS="gpu")
+    await prove(service, task)
+
+    assert waiting == {StepStatus.READY}
+    assert {effect["pid"] for effect in read_effects(effects_file(service))} == {service.workers[1].pid}
+    assert await reasons(service, task.root_run_id) == {
+        "no capable worker: needs the function test.effect",
+        "no capable worker: needs the label 'gpu', the function test.effect",
+        "no capable worker: needs the tool test.effect",
+    }
+
+
+async def reasons(service: Deployment, run_id: str) -> set[str]:
+    """Return what is told of steps that nobody is able to run."""
+    events = await service.store.events(run_id)
+    return {str(event.data["reason"]) for event in events if event.type == EventType.STEP_UNCLAIMABLE}

@@ -1,0 +1,84 @@
+"""Ready steps that no living worker is able to take wait, and are told of; a worker that is able takes them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orchestrator.client import view_of
+from shared.jsontext import JsonObject
+from shared.runs.events import Event, EventType
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Task
+from shared.testing.memory.store import MemoryStore
+from tests.one_loop import FAST, LoopWorker, OneLoop
+
+pytestmark = pytest.mark.spec("DIS-04")
+
+SETTINGS = FAST.model_copy(update={"sweep_s": 0.02, "no_worker_s": 0.1})
+PLAN: JsonObject = {
+    "title": "t",
+    "steps": [
+        {"id": "plain", "kind": "python", "call": "builtin.echo"},
+        {"id": "special", "kind": "python", "call": "builtin.echo", "needs": ["gpu"]},
+        {"id": "too", "kind": "python", "call": "builtin.echo", "needs": ["gpu"]},
+    ],
+}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OneLoop]:
+    async with OneLoop(MemoryStore(), workers=1, settings=SETTINGS) as service:
+        yield service
+
+
+async def told(service: OneLoop, task: Task, number: int = 1) -> list[Event]:
+    """Return what the task's log says of workers that are missing, once it says it so often."""
+    async with asyncio.timeout(10):
+        while True:
+            events = await service.store.events(task.root_run_id)
+            found = [event for event in events if event.type == EventType.STEP_UNCLAIMABLE]
+            if len(found) >= number:
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def test_what_nobody_is_able_to_run_is_told_once_and_by_name(service: OneLoop) -> None:
+    _, task = await service.submit(PLAN)
+
+    (event,) = await told(service, task)
+    await asyncio.sleep(3 * SETTINGS.no_worker_s)
+
+    view = await view_of(service.store, task.id)
+    assert event.data["steps"] == ["special", "too"]
+    assert event.data["reason"] == "no capable worker: needs the label 'gpu'"
+    assert view.lacks == {
+        f"{task.id}/{name}": "no capable worker: needs the label 'gpu'" for name in ("special", "too")
+    }
+    assert len(await told(service, task)) == 1
+
+
+async def test_it_is_run_as_soon_as_somebody_able_comes(service: OneLoop) -> None:
+    _, task = await service.submit(PLAN)
+    await told(service, task)
+    able = LoopWorker(service.store, service.board, 16)
+    able.incarnation.labels = ("gpu",)
+    service.workers.append(able)
+
+    await able.start()
+    ended = await service.finished(task.id)
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert (await view_of(service.store, task.id)).lacks == {}
+
+
+async def test_no_message_calls_a_worker_for_what_it_cannot_take(service: OneLoop) -> None:
+    _, task = await service.submit(PLAN)
+    await told(service, task)
+    before = service.broker.sent
+
+    await asyncio.sleep(5 * SETTINGS.sweep_s)
+
+    assert service.broker.sent == before
+    steps = {step.step_id: step.status for step in await service.store.steps(task.id)}
+    assert steps["plain"] is StepStatus.COMPLETED

@@ -3,7 +3,7 @@
 A value with a JSON form; drawing it is for whoever shows it. Nothing in it has been made inert.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,12 +13,11 @@ from orchestrator.whole_input import WholeInput, whole_input
 from shared.clock import rfc3339
 from shared.errors import NotFoundError
 from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
+from shared.jsontext import Json
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question
-from shared.runs.events import EventType, Node, NodeKind
+from shared.runs.events import EventType
 from shared.sessions.session import Session
 from shared.store import Store
-from shared.tools.result import ErrorType
 
 MAX_PARENTS: Final = 32
 PAGE: Final = 1000
@@ -26,10 +25,7 @@ PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """``parents`` lead from the asking run's parent up to the session's first run; ``withdrawn`` is why, if it was.
-
-    ``unknown_effects`` are earlier calls of the run that may or may not have happened (DAG-09).
-    """
+    """``parents`` lead from the asking run's parent up to the session's first run; ``withdrawn`` is why, if it was."""
 
     question: Question
     session: Session
@@ -37,7 +33,6 @@ class Approval:
     parents: tuple[RunIdentity, ...]
     whole: WholeInput
     now: TargetNow
-    unknown_effects: tuple[JsonObject, ...]
     is_tainted: bool
     withdrawn: str = ""
 
@@ -65,7 +60,6 @@ class Approval:
             "whole": self.whole.as_json(),
             "now": self.now.as_json(),
             "is_tainted": self.is_tainted,
-            "unknown_effects": list(self.unknown_effects),
         }
 
 
@@ -109,8 +103,7 @@ async def approval_of(store: Store, question: Question, lookout: Lookout) -> App
     identity = request.identity
     session = await store.session(identity.session_id)
     run = await store.run(identity.run_id)
-    nodes = await store.nodes(identity.run_id)
-    whole = whole_input(request, nodes)
+    whole = whole_input(request, await store.nodes(identity.run_id))
     hosts = {worker.id: worker.host for worker in await store.workers(include_gone=True)}
     return Approval(
         question,
@@ -119,7 +112,6 @@ async def approval_of(store: Store, question: Question, lookout: Lookout) -> App
         tuple(await _parents(store, identity)),
         whole,
         await lookout.look(request, session, whole, hosts.get(run.worker_id, "")),
-        _unknown_effects(nodes),
         await store.is_tainted(identity.run_id),
         await _why_withdrawn(store, question),
     )
@@ -134,16 +126,6 @@ async def _parents(store: Store, identity: RunIdentity) -> Sequence[RunIdentity]
             break
         found.append(identity)
     return found
-
-
-def _unknown_effects(nodes: Sequence[Node]) -> tuple[JsonObject, ...]:
-    """Return the writes of the run that a crash left open: nobody but a person can look what became of them."""
-    results = [node.payload for node in nodes if node.kind is NodeKind.TOOL_RESULT]
-    return tuple(
-        {name: payload.get(name) for name in ("tool_call_id", "tool", "summary")}
-        for payload in results
-        if isinstance(error := payload.get("error"), Mapping) and error.get("type") == ErrorType.UNKNOWN_AFTER_CRASH
-    )
 
 
 async def _why_withdrawn(store: Store, question: Question) -> str:

@@ -15,6 +15,7 @@ from shared.store import Store
 from shared.tasks.outcomes import is_unclean, tools_of
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Outcome, Step, StepKind
+from shared.tools.result import ErrorType
 
 
 class ExitCode(IntEnum):
@@ -97,6 +98,8 @@ class TaskOutcome:
     deliverables: tuple[Deliverable, ...]
     denials: tuple[Denial, ...]
     reports: Mapping[str, StepReport] = field(default_factory=dict)
+    undone: tuple[Denial, ...] = ()
+    """Calls that a person allowed and that were not made: their target was no longer what was shown."""
 
     @property
     def task_id(self) -> str:
@@ -153,6 +156,7 @@ class TaskOutcome:
             ],
             "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],
             "denials": [one.as_json() for one in self.denials],
+            "undone": [one.as_json() for one in self.undone],
         }
 
     def _output(self, step: Step) -> Json:
@@ -164,6 +168,7 @@ async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
     """Read what the steps' last runs wrote and were denied."""
     deliverables: list[Deliverable] = []
     denials: list[Denial] = []
+    undone: list[Denial] = []
     reports: dict[str, StepReport] = {}
     current = {step.run_id: step for step in view.steps if step.run_id}
     for run in await store.runs(task_id=view.task.id, limit=100_000):
@@ -180,7 +185,8 @@ async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
             for event in events:
                 deliverables += _deliverables(event, home)
                 denials += _denials(event, step, decided)
-    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports)
+                undone += _undone(event, step, decided)
+    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone))
 
 
 async def _report(store: Store, step: Step, run: Run) -> StepReport:
@@ -236,3 +242,13 @@ def _denials(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Den
     return [
         Denial(step.step_id, event.run_id, str(event.data.get("tool", "")), error, message, author, principal, channel)
     ]
+
+
+def _undone(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
+    """Return a call that was allowed by a person and ended because its target had changed since (PER-14)."""
+    decision = decided.get(str(event.data.get("tool_call_id")))
+    if decision is None or event.data.get("error") != ErrorType.PATH_CONFLICT or decision.data.get("error"):
+        return []
+    message = f"allowed, and not done: {event.data.get('message', '')}"
+    tool, error = str(event.data.get("tool", "")), str(event.data.get("error", ""))
+    return [Denial(step.step_id, event.run_id, tool, error, message)]

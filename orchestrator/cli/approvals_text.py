@@ -57,7 +57,6 @@ def show_text(approval: Approval, now_us: int, *, is_full: bool) -> str:
         *_preview(approval, is_full=is_full),
         *_now(approval),
         *_input(approval, is_full=is_full),
-        *_unknown(approval),
         *_answering(approval),
     ]
     return "\n\n".join(parts)
@@ -114,24 +113,14 @@ def _preview(approval: Approval, *, is_full: bool) -> Iterator[str]:
 
 def _now(approval: Approval) -> Iterator[str]:
     now = approval.now
-    if now.preview:
-        head = "CHANGED: " if now.is_changed else ""
-        yield "\n".join([f"{head}{visible(now.note)}:", *_block(now.preview, is_full=True)])
-    elif now.note:
-        yield visible(now.note)
+    if now.note:
+        note = f"{'CHANGED: ' if now.is_changed else ''}{visible(now.note)}{':' if now.preview else ''}"
+        lines = folded(note, columns()) if columns() else [note]
+        yield "\n".join([*lines, *(_block(now.preview, is_full=True) if now.preview else [])])
 
 
 def _input(approval: Approval, *, is_full: bool) -> Iterator[str]:
     yield "\n".join(input_lines(approval.whole, max_chars=0 if is_full else BLOCK_CHARS, columns=columns()))
-
-
-def _unknown(approval: Approval) -> Iterator[str]:
-    if approval.unknown_effects:
-        lines = [
-            f"  {visible(str(entry.get('tool')))}: {visible(str(entry.get('summary')), limit=VALUE_CHARS)}"
-            for entry in approval.unknown_effects
-        ]
-        yield "\n".join(["earlier in this run, with nobody knowing whether it happened:", *lines])
 
 
 def _answering(approval: Approval) -> Iterator[str]:

@@ -26,6 +26,7 @@ def text_of(outcome: TaskOutcome) -> str:
         *_waiting(outcome),
         *_results(outcome),
         *_denials(outcome),
+        *_undone(outcome),
         *_unknown(outcome),
         "",
         "next:",
@@ -78,6 +79,15 @@ def _denials(outcome: TaskOutcome) -> list[str]:
         return ["", f"denied: {len(outcome.denials)}", *lines]
     remedy = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
     return ["", f"denied: {len(outcome.denials)}", *lines, remedy]
+
+
+def _undone(outcome: TaskOutcome) -> list[str]:
+    """Name what a person allowed and did not get: an approval is for what was shown, and that had changed."""
+    lines = [
+        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 300)} ({one.error})"
+        for one in outcome.undone[:DENIALS_SHOWN]
+    ]
+    return ["", f"allowed and not done: {len(outcome.undone)}", *lines] if lines else []
 
 
 def _unknown(outcome: TaskOutcome) -> list[str]:

@@ -58,6 +58,7 @@ def hostile_request(text: str) -> PermissionRequest:
         arguments={"content": text, "argv": [text, text], text: {"deep": [text]}},
         env=(text,),
         tags=(text,),
+        unknown_effects=({"tool": text, "shown": text},),
         permission=text,
         **fields,
     )
@@ -71,7 +72,6 @@ def approval_of(request: PermissionRequest) -> Approval:
         (request.identity,),
         WholeInput(request.arguments, EXACT, is_exact=True),
         TargetNow(True, request.shown, request.preview),
-        ({"tool": request.tool, "summary": request.shown},),
         is_tainted=True,
         withdrawn=request.shown,
     )

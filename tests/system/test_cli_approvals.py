@@ -120,7 +120,7 @@ def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
 
 @pytest.mark.spec("PER-13", "PER-15")
 def test_ctrl_c_with_three_open_questions_keeps_them_and_an_answer_while_nothing_runs_counts_later(cli: Scene) -> None:
-    """Nothing is decided by leaving (MoonshotAI/kimi-cli#1823); a stale question answers at once (letta-code#2578)."""
+    """Leaving decides nothing (MoonshotAI/kimi-cli#1823), and what was shown is what is written: or nothing is."""
     terminal, ids = asking(cli)
 
     terminal.press("\x03")
@@ -132,12 +132,14 @@ def test_ctrl_c_with_three_open_questions_keeps_them_and_an_answer_while_nothing
     for step, verb in (("mend", "allow"), ("note", "allow"), ("list", "deny")):
         done = cli.run("approvals", verb, ids[step], "--wait", "0")
         assert (done.returncode, "no orchestrator has acted on it yet" in done.stderr) == (0, True)
-    assert cli.run("approvals", "list").stdout.count("no orchestrator has acted on it yet") == 3
+    (cli.folder / "README.md").write_text("# Changed since\n")
+    assert "CHANGED: the target has changed" in cli.run("approvals", "show", ids["mend"]).stdout
 
     report = cli.json("resume", cli.task_id())
 
     assert [one["sentence"] for one in report["denials"]] == ["denied by local through soong approvals"]
-    assert (cli.folder / "README.md").read_text() == "# Title\n\nbetter\n"
+    assert [(one["step"], one["error"]) for one in report["undone"]] == [("mend", "path_conflict")]
+    assert (cli.folder / "README.md").read_text() == "# Changed since\n"
     assert (cli.folder / "notes" / "today.txt").exists()
     assert not (cli.folder / "lists").exists()
     cli.assert_nothing_left()

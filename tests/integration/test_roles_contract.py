@@ -17,6 +17,7 @@ from tests.contract import (
     test_consent,
     test_failures,
     test_fences,
+    test_further_claims,
     test_leases,
     test_logs,
     test_maps,
@@ -32,7 +33,7 @@ from tests.servers import PostgresServer
 
 SUITE = (
     *(test_caps, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
-    *(test_parking, test_taint, test_unlocking),
+    *(test_further_claims, test_parking, test_taint, test_unlocking),
 )
 """The parts of the contract in which workers act."""
 

@@ -1,5 +1,6 @@
 """Steps that are pulled, by real worker processes: each is done once, whoever dies; and the example of the docs."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from soong import Soong
 from tests.system.auditor import audit
 from tests.system.cli_scene import scene
 from tests.system.deployment import ROOT, Deployment, kill
-from tests.system.faults.scene import start_workers
+from tests.system.faults.scene import start_workers, until_begun
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-03", "CARD-2")]
 
@@ -98,6 +99,40 @@ async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worke
     assert len(pullers) == PULLERS
     assert {step.holder_run_id for step in work} <= pullers
     assert not audit(service.database_url, at_rest=True).broken
+
+
+@pytest.mark.spec("DAG-06")
+async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_puller_is_told(
+    service: Deployment,
+) -> None:
+    await start_workers(service, 1, slots=2, SOONG_TOOLS=TOOL)
+    task = await service.submit({"title": "t", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]})
+    script: list[Json] = [
+        {"call": "agent.task_claim_step", "with": {"step_id": "a"}},
+        {"call": "test.effect", "with": {"seconds": 2.5}},
+        {"call": "agent.task_update_step", "with": {"step_id": "a", "output": {"n": 1}}, "save": "told"},
+        {"finish": {"type": "${told.error.type}", "message": "${told.error.message}"}},
+    ]
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+        await soong.dispatch_worker(task.id, model="script", allowed_tools=["test.effect"], script=script)
+        await until_begun(service, 1)
+        began_s = asyncio.get_running_loop().time()
+        await soong.update(task.id, {"cancel_steps": ["a"], "reason": "not needed"})
+
+        async def is_cancelled() -> bool:
+            return (await service.steps(task))["a"].status is StepStatus.CANCELLED
+
+        await service.until(is_cancelled, within_s=5)
+        took_s = asyncio.get_running_loop().time() - began_s
+        outcome = await soong.wait(task.id)
+
+    steps = await service.steps(task)
+    assert took_s < 1.0
+    assert outcome.status is TaskStatus.FAILED
+    assert outcome.view.task.reason == "a was cancelled"
+    assert steps["puller-1"].status is StepStatus.COMPLETED
+    told: Any = steps["puller-1"].output
+    assert (told["type"], "cancelled: not needed" in told["message"]) == ("step_not_claimed", True)
 
 
 def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:

@@ -1,4 +1,4 @@
-"""The HTTP API of a real service: submitted, asked, answered over HTTP; the document's examples; its own life and death."""
+"""The HTTP API of a real service: submitted, asked, answered; the document's examples; its own life and death."""
 
 import json
 import shutil
@@ -157,7 +157,7 @@ def test_the_api_is_started_again_on_the_same_socket(service: Service) -> None:
 
     api.kill()
 
-    until(lambda: api.pid not in {child.pid for child in psutil.Process(api.ppid() or 1).children()}, "it is gone")
+    until(lambda: not api.is_running(), "it is gone")
     until(service.is_answering, "another answers on the same port", service.cli.logs)
     assert service.api().pid != api.pid
 

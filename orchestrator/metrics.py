@@ -80,7 +80,7 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
     pulled = GaugeMetricFamily(
         "soong_steps_to_pull", "Ready steps that wait for a run which asks for them.", labels=["pool"]
     )
-    running = GaugeMetricFamily("soong_steps_running", "Steps that workers hold.", labels=["pool"])
+    running = GaugeMetricFamily("soong_steps_running", "Steps that workers hold in their slots.", labels=["pool"])
     slots = GaugeMetricFamily("soong_slots_free", "Slots of live workers that hold nothing.", labels=["pool"])
     for pool in snapshot.pools:
         of_pool = snapshot.figures.pools.get(pool, PoolFigures())

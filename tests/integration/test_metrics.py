@@ -36,11 +36,15 @@ from shared.sessions.session import ProcessState
 from shared.tasks.step import Cap
 from shared.testing.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
 from shared.testing.clock import FakeClock
+from tests.contract.pulling import pulled, taken, work
 from tests.contract.scene import Scene, open_scene
 from tests.integration.roles import plain
 from tests.integration.sql_stores import opened
 
-FIGURES = (LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES)
+FIGURES = (
+    *(LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES),
+    sql_figures.BESIDE,
+)
 WATCHED = (*FIGURES, sql_figures.HOLDINGS, sql_figures.SHOWN_CAPS)
 
 
@@ -115,6 +119,21 @@ async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: Scene, so
     assert (after["soong_steps_ready{default}"], after["soong_steps_running{default}"]) == (1, 3)
     assert after["soong_slots_free{default}"] == before["soong_slots_free{default}"] - 3
     assert (after["soong_slots_free{big}"], after["soong_tasks_open"]) == (0, 1)
+
+
+@pytest.mark.spec("DIS-04")
+async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(scene: Scene, source: SqlFigures) -> None:
+    own = await scene.start(work("own"), pulled("p"), pulled("q"))
+    before = await watched(scene, source)
+
+    await taken(scene, own, "p")
+
+    after = await watched(scene, source)
+    assert (before["soong_steps_to_pull{default}"], after["soong_steps_to_pull{default}"]) == (2, 1)
+    assert before["soong_steps_running{default}"] == after["soong_steps_running{default}"] == 1
+    assert before["soong_slots_free{default}"] == after["soong_slots_free{default}"]
+    assert (after["soong_steps_ready{default}"], after["soong_steps_claimable{default}"]) == (0, 0)
+    assert after["soong_steps_oldest_wait_seconds{default}"] == 0
 
 
 async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: Scene, source: SqlFigures) -> None:

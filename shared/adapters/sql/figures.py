@@ -73,6 +73,12 @@ LOST_LEASES: Final = Statement(
     ), 0) FROM tasks WHERE status IN ('running', 'paused')
     """,
 )
+BESIDE: Final = Statement(
+    "beside: by pool, the steps that are held beside others and take no slot",
+    """
+    SELECT pool, count(*) FROM steps WHERE holder_run_id <> '' AND status IN ('claimed', 'running') GROUP BY pool
+    """,
+)
 HOLDINGS: Final = Statement(
     "holdings: every leased step",
     """
@@ -132,7 +138,9 @@ def _figures(tx: Transaction) -> Figures:
     for lane in lanes:
         (pulled if lane.claim_mode is ClaimMode.PULL else ready)[lane.pool] += lane.ready
     for *_, pool, number in tx.rows(LIVE_LEASES):
-        running[pool] += max(number, 0)  # held is held, whatever it counts for a cap
+        running[pool] += max(number, 0)
+    for pool, number in tx.rows(BESIDE):
+        running[pool] -= number
     questions, oldest_question = tx.rows(QUESTIONS)[0]
     open_tasks, lost = tx.rows(LOST_LEASES)[0]
     pools = {

@@ -5,6 +5,7 @@
 - ``tool-call``: one tool call beside the function it calls and Pydantic AI's (:mod:`benchmarks.tool_call`);
 - ``celery``: fans and chains of steps beside bare Celery on the same Redis (:mod:`benchmarks.against_celery`);
 - ``scale``: one, two and four worker processes on PostgreSQL (:mod:`benchmarks.scale`);
+- ``consent``: a question, its answer and its decision beside a bare message there and back (:mod:`benchmarks.consent`);
 - ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import against_celery, history, scale, tool_call
+from benchmarks import against_celery, consent, history, scale, tool_call
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
 
@@ -43,15 +44,19 @@ def _scale(options: argparse.Namespace) -> Finding:
     return scale.run(options.rounds)
 
 
+def _consent(options: argparse.Namespace) -> Finding:
+    return consent.run(options.rounds)
+
+
 def _history(options: argparse.Namespace) -> Finding:
     return history.run(options.stores, history.Effort(options.rounds), finished=options.finished, large=options.large)
 
 
-# A bench of consent (requests, answers and decisions beside bare streams) takes its place here.
 PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     tool_call.PART: _tool_call,
     against_celery.NAME: _celery,
     scale.NAME: _scale,
+    consent.NAME: _consent,
     history.NAME: _history,
 }
 

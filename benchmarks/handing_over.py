@@ -25,14 +25,19 @@ class ServiceError(RuntimeError):
     """The service did not start, or did not complete a task."""
 
 
-def prepare(home: Path, plan: Mapping[str, Json]) -> Submission:
-    """Return a session and its task, ready to be written; reading the plan is no part of what is timed."""
+def prepare(
+    home: Path, plan: Mapping[str, Json], answer_mode: AnswerMode = AnswerMode.NONE, *, project: Path | None = None
+) -> Submission:
+    """Return a session and its task, ready to be written; reading the plan is no part of what is timed.
+
+    ``project`` is the home unless told; what writes files needs one beside it, for no tool writes into the home.
+    """
     catalogue = Catalogue.of(load_settings(agent_home=home))
     return submission(
         plan_from_json(dict(plan), known=catalogue.known()),
         {},
-        project=home,
-        answer_mode=AnswerMode.NONE,
+        project=project or home,
+        answer_mode=answer_mode,
         model="script",
         allow=(),
         catalogue=catalogue,

@@ -1,0 +1,173 @@
+"""P: what it takes to ask, beside a bare round trip over Redis streams in the same minute.
+
+**asking** is one question at a time on an idle deployment of PostgreSQL: from the moment the request is made in
+the worker to the moment the call starts there, by the events of the run; between them lie the owner's look at the
+rows, a client's callback that answers at once, its answer row, the owner's signed decision, the worker's check and its
+consumption. The peer is a message to another process over a Redis stream and one back, nothing else: no row, no
+identity, no signature. **crowd** is a thousand questions of twenty sessions on four worker processes at once
+(:mod:`benchmarks.crowd`); what has to be true of it is checked in rows and files.
+"""
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from benchmarks.crowd import Asker, faults_of, plan_of, play
+from benchmarks.fleet import Fleet, fleet
+from benchmarks.handing_over import prepare
+from benchmarks.report import Figure, Finding
+from shared.sessions.session import AnswerMode
+from tests.servers import postgres_server, redis_server
+
+NAME: Final = "consent"
+WORKERS: Final = 4
+SESSIONS: Final = 20
+ITEMS: Final = 50
+SINGLES: Final = 40
+ROUND_TRIPS: Final = 400
+PEER: Final = "redis streams"
+AIM: Final = 10.0
+"""Times a bare round trip that one question should take, at the median."""
+
+_LATENCIES: Final = """
+    SELECT coalesce(array_agg((started.time_us - asked.time_us) / 1000.0), '{}')
+    FROM runs JOIN events AS asked ON asked.run_id = runs.id AND asked.type = 'permission_requested'
+              JOIN events AS started ON started.run_id = runs.id AND started.type = 'tool_started'
+                AND started.data::json->>'tool_call_id' = asked.data::json->>'tool_call_id'
+    WHERE runs.task_id = ANY(%s)
+"""
+CONSUMED_ELSEWHERE: Final = """
+    SELECT count(*), count(*) FILTER (WHERE d.body::json->>'run_id' IS DISTINCT FROM c.run_id
+        OR d.body::json->>'tool_call_id' IS DISTINCT FROM c.tool_call_id)
+    FROM consumptions AS c LEFT JOIN decisions AS d ON d.id = c.decision_id
+"""
+_ASKED: Final = "SELECT count(*) FROM permission_requests"
+
+
+def run(rounds: int) -> Finding:
+    """Measure ``rounds`` times; the first question of each round warms up and is not counted."""
+    asking: list[float] = []
+    bare: list[float] = []
+    with (
+        postgres_server(durable=True) as server,
+        fleet(server, WORKERS) as own,
+        redis_server() as broker,
+        tempfile.TemporaryDirectory(prefix="soong-bench-") as project,
+    ):
+        with _echo(broker.socket_url) as peer:
+            for number in range(rounds):
+                asking += _singles(own, Path(project) / f"singles{number}")
+                bare += _round_trips(peer)
+        return _asking(asking, bare).and_also(_crowd(own, Path(project) / "crowd"))
+
+
+def askers_of(home: Path, folder: Path, sessions: int, items: int, *, first: int = 0) -> list[Asker]:
+    """Return a crowd that writes into one folder, prepared and not handed over yet."""
+    folder.mkdir()
+    plans = ((number, plan_of(number, folder, items)) for number in range(first, first + sessions))
+    return [
+        Asker(number, folder, items, prepare(home, plan, AnswerMode.ATTACHED, project=folder)) for number, plan in plans
+    ]
+
+
+def _singles(own: Fleet, folder: Path) -> list[float]:
+    """Return how long each question took, in ms: one session that allows each, one step after another."""
+    folder.mkdir()
+    plan = plan_of(1, folder, SINGLES, is_chain=True)
+    asker = Asker(1, folder, SINGLES, prepare(own.home, plan, AnswerMode.ATTACHED, project=folder))
+    own.runner.run(play(own.client, [asker]))
+    return _latencies(own, [asker])[1:]
+
+
+def _crowd(own: Fleet, folder: Path) -> Finding:
+    askers = askers_of(own.home, folder, SESSIONS, ITEMS, first=100)
+    before = int(str(own.ask(_ASKED)[0]))
+    began = time.perf_counter()
+    own.runner.run(play(own.client, askers))
+    elapsed_s = time.perf_counter() - began
+    asked = int(str(own.ask(_ASKED)[0])) - before
+    faults = [fault for asker in askers for fault in own.runner.run(faults_of(own.client.store, asker))]
+    consumed, elsewhere = own.ask(CONSUMED_ELSEWHERE)
+    if asked != SESSIONS * ITEMS:
+        faults.append(f"{asked} questions were raised, not {SESSIONS * ITEMS}")
+    if elsewhere or not consumed:
+        faults.append(f"{elsewhere} of {consumed} decisions were consumed by another call than theirs")
+    took = _latencies(own, askers)
+    lines = [
+        Figure("P2-crowd", "postgresql", "questions", "1/s", round(asked / elapsed_s, 1), "", None, None),
+        Figure("P2-crowd", "postgresql", "wait p50", "ms", round(statistics.median(took), 2), "", None, None),
+        Figure("P2-crowd", "postgresql", "wait p95", "ms", round(_p95(took), 2), "", None, None),
+        Figure("P2-crowd", "postgresql", "faults", "of 1000", len(faults), "", None, None),
+    ]
+    return Finding(lines, faults)
+
+
+def _latencies(own: Fleet, askers: Sequence[Asker]) -> list[float]:
+    """Return the times from request to start in ms, in the order of asking."""
+    found = own.ask(_LATENCIES, [asker.submission.task.id for asker in askers])[0]
+    assert isinstance(found, list)
+    return [float(value) for value in found]
+
+
+def _asking(ours: Sequence[float], bare: Sequence[float]) -> Finding:
+    lines = [
+        Figure("P1-asking", "postgresql", name, "ms", round(own, 3), PEER, round(peer, 3), round(own / peer, 2))
+        for name, own, peer in (
+            ("p50", statistics.median(ours), statistics.median(bare)),
+            ("p95", _p95(ours), _p95(bare)),
+        )
+    ]
+    ratio = lines[0].ratio or 0.0
+    return Finding(lines, [f"a question takes {ratio:.1f} bare round trips, more than {AIM:g}"] if ratio > AIM else [])
+
+
+def _p95(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+def _round_trips(peer: redis.Redis) -> list[float]:
+    """Return how long each bare message there and back took, in ms."""
+    took, last = [], "0"
+    for number in range(ROUND_TRIPS):
+        began = time.perf_counter()
+        peer.xadd("there", {"n": number})
+        last, _ = _next(peer, "back", last)
+        took.append((time.perf_counter() - began) * 1000)
+    peer.delete("back")
+    return took
+
+
+def _next(client: redis.Redis, stream: str, after: str) -> tuple[str, int]:
+    """Wait for the message after one; return its id and its number."""
+    replies: Any = client.xread({stream: after}, count=1, block=60_000)
+    message_id, fields = replies[0][1][0]
+    return message_id.decode(), int(fields[b"n"])
+
+
+@contextmanager
+def _echo(url: str) -> Iterator[redis.Redis]:
+    """Yield a client of a Redis on which another process answers each message of one stream on another."""
+    process = multiprocessing.get_context("spawn").Process(target=_answer_all, args=(url,), daemon=True)
+    process.start()
+    with redis.Redis.from_url(url, socket_timeout=30) as client:
+        while not client.exists("ready"):
+            time.sleep(0.01)
+        yield client
+        client.xadd("there", {"n": -1})
+        process.join(timeout=10)
+
+
+def _answer_all(url: str) -> None:
+    with redis.Redis.from_url(url, socket_timeout=None) as client:
+        client.set("ready", 1)
+        last, number = _next(client, "there", "0")
+        while number >= 0:
+            client.xadd("back", {"n": number})
+            last, number = _next(client, "there", last)

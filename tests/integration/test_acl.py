@@ -12,12 +12,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
 
 from shared.permissions.request import Choice
 from shared.tasks.status import TaskStatus
+from shared.wire.permissions import MAX_LENGTH
 from tests.extra import redis_7
 from tests.system.deployment import Deployment, end
 from tests.system.test_consent import Person
@@ -185,6 +187,37 @@ async def test_a_worker_does_all_its_work_as_its_own_user(server: AclServer, ser
     logs = service.logs()
     assert [word for word in ("NOPERM", "NoPermission", "can't run this command") if word in logs] == []
     assert {worker.returncode for worker in service.workers} == {0}
+
+
+@pytest.mark.spec("PER-12")
+async def test_hints_that_a_bad_worker_forges_decide_nothing_and_hold_nobody_back(
+    server: AclServer, service: Deployment
+) -> None:
+    """It may add to the stream of questions, as every worker: ids of nobody's, endless ones, ten thousand at once."""
+    folder = service.home / "notes"
+    folder.mkdir()
+    person = Person(Choice.ALLOW_ONCE)
+    await service.start_workers(1, slots=2, SOONG_REDIS_URL=server.url("worker"))
+    with server.client("worker") as bad:
+        forged = bad.pipeline(transaction=False)
+        for number in range(10_000):
+            forged.xadd("soong:perm:req", {"v": "1", "request": f"req_{number}" + "x" * 200, "session": "sess_x"})
+        forged.execute()
+
+        plan = ROOT / "examples" / "approve.yaml"
+        task = await service.submit(plan, {"folder": str(folder)}, project=folder.parent, callback=person)
+        forged.execute()
+        ended = await service.finished(task)
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert len(person.asked) == 2
+    assert "Traceback" not in service.logs()
+    await service.until(lambda: _is_cut(server))
+
+
+async def _is_cut(server: AclServer) -> bool:
+    with server.client("orchestrator") as owner:
+        return cast(int, owner.xlen("soong:perm:req")) <= MAX_LENGTH + 500  # cut as it is cheap: by whole nodes
 
 
 async def _is_held(service: Deployment, task_id: str) -> bool:

@@ -78,7 +78,7 @@ def open_figures(settings: Settings) -> FigureSource:
     return SqlFigures(parse_url(settings.effective_database_url))
 
 
-async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "") -> None:
+async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "") -> None:
     """Bring the database to this program's schema, and give the named roles their rights on it.
 
     Raises:
@@ -87,7 +87,7 @@ async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "
     """
     store = await open_store(settings.effective_database_url, migrate=True)
     await store.close()
-    roles = Roles(worker, orchestrator)
+    roles = Roles(worker, orchestrator, client)
     if roles.named:
         await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
 

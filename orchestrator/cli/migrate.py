@@ -14,9 +14,10 @@ _WORKER = typer.Option("", "--grant-worker", metavar="ROLE", help="Give this Pos
 _ORCHESTRATOR = typer.Option(
     "", "--grant-orchestrator", metavar="ROLE", help="Give this PostgreSQL role an orchestrator's rights."
 )
+_CLIENT = typer.Option("", "--grant-client", metavar="ROLE", help="Give this PostgreSQL role the HTTP API's rights.")
 
 
-def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR) -> None:
+def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client: str = _CLIENT) -> None:
     """Make or upgrade the tables of SOONG_DATABASE_URL, or of the home's own database.
 
     Rights are given anew each time, so that they are this version's; run it as the owner of the tables.
@@ -27,8 +28,8 @@ def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR) -> None
     settings = load_settings()
     if settings.is_embedded:
         prepare_home(settings)
-    asyncio.run(migrate(settings, worker=worker, orchestrator=orchestrator))
+    asyncio.run(migrate(settings, worker=worker, orchestrator=orchestrator, client=client))
     say("the database has this version's schema")
-    for role, kind in ((worker, "a worker"), (orchestrator, "an orchestrator")):
+    for role, kind in ((worker, "a worker"), (orchestrator, "an orchestrator"), (client, "the HTTP API")):
         if role:
             say(f"the role {role} has the rights of {kind}, and no others")

@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import URL, Connection, text
 
 from shared.adapters.sql.engine import make_engine, our_errors
-from shared.adapters.sql.rights import CHANGED, EMPTIED, WORKER
+from shared.adapters.sql.rights import CHANGED, CLIENT_ADDS, CLIENT_CHANGES, CLIENT_EMPTIES, EMPTIED, WORKER
 from shared.adapters.sql.tables import metadata
 from shared.errors import InvalidConfigError
 
@@ -39,10 +39,11 @@ class Roles:
 
     worker: str = ""
     orchestrator: str = ""
+    client: str = ""
 
     @property
     def named(self) -> tuple[str, ...]:
-        return tuple(role for role in (self.worker, self.orchestrator) if role)
+        return tuple(role for role in (self.worker, self.orchestrator, self.client) if role)
 
 
 def grant(url: URL, roles: Roles) -> None:
@@ -55,8 +56,9 @@ def grant(url: URL, roles: Roles) -> None:
     """
     if url.get_backend_name() != "postgresql":
         raise InvalidConfigError("database roles are PostgreSQL's: an SQLite file is read and written by its owner")
-    if roles.worker and roles.worker == roles.orchestrator:
-        raise InvalidConfigError(f"worker and orchestrator cannot share the role {roles.worker!r}; make one for each")
+    if len(set(roles.named)) < len(roles.named):
+        shared = next(role for role in roles.named if roles.named.count(role) > 1)
+        raise InvalidConfigError(f"two parts cannot share the role {shared!r}; make one for each")
     engine = make_engine(url, size=1, is_writer=True)
     try:
         with our_errors(), engine.connect() as connection, connection.begin():
@@ -101,6 +103,8 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
         yield from _row_checks(quote(roles.worker), roles.worker.replace("'", "''"))
     if roles.orchestrator:
         yield from _orchestrator_grants(quote(roles.orchestrator), sequences)
+    if roles.client:
+        yield from _client_grants(quote(roles.client), sequences)
 
 
 def _worker_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
@@ -121,6 +125,17 @@ def _orchestrator_grants(role: str, sequences: Mapping[str, str]) -> Iterator[st
         given += ["DELETE"] if table in EMPTIED else []
         yield f"GRANT {', '.join(given)} ON {table} TO {role}"
         if table in sequences:
+            yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
+
+
+def _client_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
+    for table in metadata.tables:
+        given = ["SELECT"]
+        given += ["INSERT"] if table in CLIENT_ADDS else []
+        given += [f"UPDATE ({', '.join(CLIENT_CHANGES[table])})"] if table in CLIENT_CHANGES else []
+        given += ["DELETE"] if table in CLIENT_EMPTIES else []
+        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
+        if table in CLIENT_ADDS and table in sequences:
             yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
 
 

@@ -233,3 +233,25 @@ CHANGED: Final = frozenset(
 
 EMPTIED: Final = frozenset({"responders", "caps", "steps"})
 """Tables from which it also takes rows away; of steps, the items of a map step that is expanded anew."""
+
+CLIENT_ADDS: Final = frozenset(
+    {
+        *("sessions", "tasks", "steps", "edges", "runs", "surfaces", "events", "commands", "answers", "audit"),
+        "responders",
+    }
+)
+"""Tables in which a client (the HTTP API) inserts: what it submits, asks of owners and answers. Never a decision, a
+key, a token, a node or a call."""
+
+CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
+    # A retry opens a closed session again, for whichever owner adopts it.
+    "sessions": ("is_closed", "owner_id"),
+    # An answer that comes late is told in its run's log.
+    "runs": ("last_seq",),
+    # Held while it is answered; a lock needs the right to change some column.
+    "permission_requests": ("created_us",),
+    "responders": ("beat",),
+}
+"""What of the rows that stand a client changes, column by column."""
+
+CLIENT_EMPTIES: Final = frozenset({"responders"})

@@ -148,16 +148,18 @@ async def open_scene(
     home: Path,
     mode: AnswerMode = AnswerMode.INBOX,
     limits: Limits | None = None,
+    server_url: str = "",
     **settings: Any,
 ) -> AsyncIterator[HttpScene]:
-    """Serve the deployment at these addresses until the context ends."""
+    """Serve the deployment at these addresses until the context ends; ``server_url`` is for the server alone."""
     loaded = Settings(agent_home=home, database_url=url, redis_url=redis_url, **settings)
     clients = RedisClients.of(redis_url)
     ring, switchboard, store = RedisRing(clients.commands), RedisSwitchboard(clients.blocking), await open_store(url)
+    served = await open_store(server_url) if server_url else store
     stop = asyncio.Event()
     async with open_bench(mode=mode, store=store, ring=ring, switchboard=switchboard) as bench:
         listener = listen("127.0.0.1", 0, ())
-        client = Client(store, ring, switchboard, bench.clock, loaded)
+        client = Client(served, ring, switchboard, bench.clock, loaded)
         api = Api(client, open_figures(loaded), limits=limits or Limits())
         scene = await _scene(bench, api, listener)
         loop = asyncio.get_running_loop()
@@ -175,6 +177,7 @@ async def open_scene(
                 await one.aclose()
     await ring.close()
     await clients.close()
+    await served.close()
     await store.close()
 
 

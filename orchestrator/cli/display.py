@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from orchestrator.cli.console import one_line, say
+from orchestrator.cli.console import cut, one_line, say, visible
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
 from shared.tasks.pulling import waiting_for_a_puller
@@ -80,7 +80,8 @@ class Lines:
         for question in view.questions:
             if question.id not in self._asked:
                 self._asked.add(question.id)
-                say(f"  ? {question.tool} asks for {one_line(question.shown)} ({question.identity.run_id})")
+                asker = question.identity.run_id
+                say(f"  ? {visible(question.tool, limit=80)} asks for {cut(visible(question.shown), 100)} ({asker})")
 
     def hold(self, held: bool) -> None:
         """Lines disturb nobody."""

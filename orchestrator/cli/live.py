@@ -9,7 +9,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.console import one_line
+from orchestrator.cli.console import cut, one_line, visible
 from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, time_text
 from orchestrator.cli.prompt import terminal_console
 from orchestrator.client import View
@@ -27,7 +27,8 @@ STYLES = {
     StepStatus.CANCELLED: "magenta",
     StepStatus.SKIPPED: "dim",
 }
-OTHER_LINES = 9
+QUESTIONS_SHOWN = 3
+OTHER_LINES = 10
 """Lines that are not steps: title, counts, workers, questions and room for the shell's prompt."""
 
 
@@ -76,9 +77,12 @@ class Live:
         if sentence := pull_text(view):
             parts.append(Text(f"  {sentence}", style="yellow"))
         parts += [
-            Text(f"  ? {question.tool} waits for an answer: {one_line(question.shown)}", style="yellow")
-            for question in view.questions[:3]
+            Text(f"  ? {cut(visible(f'{one.tool} waits for an answer: {one.shown}'), 150)}", style="yellow")
+            for one in view.questions[:QUESTIONS_SHOWN]
         ]
+        if len(view.questions) > QUESTIONS_SHOWN:
+            more = len(view.questions) - QUESTIONS_SHOWN
+            parts.append(Text(f"  … and {more} more: soong approvals list", style="yellow"))
         return Group(*parts)
 
     def _title(self, view: View) -> RenderableType:

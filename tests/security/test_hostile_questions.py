@@ -11,11 +11,16 @@ from rich.console import Console
 from orchestrator.approval import Approval
 from orchestrator.cli.approvals_text import list_text, show_text
 from orchestrator.cli.console import folded, inert, visible
+from orchestrator.cli.display import Lines
+from orchestrator.cli.live import Live
 from orchestrator.cli.prompt import TerminalPrompt
 from orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
+from orchestrator.client import View
 from orchestrator.target_now import TargetNow
 from orchestrator.whole_input import EXACT, WholeInput
 from shared.permissions.request import Choice, PermissionRequest, Question, RequestState
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import Task
 from shared.testing.builders import make_session
 from tests.unit.cli.test_prompt import make_request
 
@@ -114,6 +119,23 @@ def test_what_is_listed_and_shown_is_inert(way: str, text: str) -> None:
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 async def test_what_the_prompt_writes_is_inert(text: str) -> None:
     assert not FORBIDDEN.search(await prompted(hostile_request(text)))
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_whoever_only_watches_sees_it_inert_too(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = tuple(replace(hostile_request(text), id=f"req_{number}") for number in range(5))
+    task = Task("task_1", "sess_1", text, TaskStatus.RUNNING, {}, {}, "run_1", 1)
+    view = View(task, (), (), questions)
+    output = io.StringIO()
+    live = Live(Console(file=output, width=80, height=40, highlight=False, markup=False, force_terminal=False))
+
+    Lines().show(view)
+    live.console.print(live.picture(view))
+    live.close()
+
+    assert not FORBIDDEN.search(capsys.readouterr().err)
+    assert not FORBIDDEN.search(output.getvalue())
+    assert "… and 2 more: soong approvals list" in output.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from shared.errors import TemplateError
 from shared.jsontext import Json
-from shared.tasks.functions import known_functions, suggestion
+from shared.tasks.functions import known_functions, nearest, suggestion
 from shared.tasks.graph import find_cycle
 from shared.tasks.places import Path
 from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanStep, Report
@@ -123,7 +123,7 @@ def _check_agent(step: PlanStep, path: Path, known: Known, report: Report) -> No
     if not step.instructions.strip() and step.script is None:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
-        remedy = suggestion(step.agent, known.definitions)
+        remedy = f"{nearest(step.agent, known.definitions)}known: {', '.join(sorted(known.definitions))}"
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
     for index, pattern in enumerate(step.allowed_tools or ()):
         if known.tools is not None and not any(fnmatchcase(name, pattern) for name in known.tools):

@@ -76,6 +76,12 @@ def known_functions() -> Mapping[str, StepFunction]:
     return dict(_FUNCTIONS)
 
 
+def nearest(word: str, known: Mapping[str, object] | frozenset[str]) -> str:
+    """Return a question for the known word that is meant, to stand before something else; nothing when none is near."""
+    close = get_close_matches(word, list(known), 1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
 def suggestion(word: str, known: Mapping[str, object] | frozenset[str]) -> str:
     """Return the remedy for a word that is none of the known ones."""
     close = get_close_matches(word, list(known), 1)

@@ -1,0 +1,75 @@
+"""An agent definition that there is not is refused by name: in a plan, in growth, for a step that is tried again."""
+
+import pytest
+
+from orchestrator.catalogue import Catalogue
+from shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
+from shared.errors import InvalidPlanError
+from shared.jsontext import Json, JsonObject
+from shared.tasks.growth import read_update
+from shared.tasks.plan import Known
+from shared.tasks.reading import plan_from_json
+from shared.tasks.step import StepKind
+from shared.testing.builders import make_step
+from shared.testing.memory import MemoryStore
+from tests.contract.scene import open_scene
+
+pytestmark = pytest.mark.spec("DIS-02", "DAG-02")
+
+
+def catalogue() -> Catalogue:
+    """Return what a deployment with two definitions of its own knows."""
+    definitions = AgentDefinitionRegistry(
+        AgentDefinition(name, name, "", "") for name in ("default_worker_agent", "reviewer", "writer")
+    )
+    return Catalogue(definitions=definitions)
+
+
+def step(agent: str) -> dict[str, Json]:
+    return {"id": "a", "instructions": "Do it.", "agent": agent}
+
+
+@pytest.mark.parametrize(
+    ("agent", "remedy"),
+    [
+        ("reviwer", "did you mean 'reviewer'? known: default_worker_agent, reviewer, writer"),
+        ("nothing-like-it", "known: default_worker_agent, reviewer, writer"),
+    ],
+    ids=["a slip", "something else"],
+)
+def test_a_plan_is_told_the_nearest_and_all_that_are_known(agent: str, remedy: str) -> None:
+    with pytest.raises(InvalidPlanError) as refused:
+        plan_from_json({"title": "t", "steps": [step(agent)]}, "plan", catalogue().known())
+
+    assert [(one.problem, one.remedy) for one in refused.value.offences] == [
+        (f"there is no agent definition {agent!r}", remedy)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"add_steps": [{"id": "new", "instructions": "x", "agent": "reviwer"}]}, "update add_steps[0].agent"),
+        ({"retry_steps": [{"step": "a", "agent": "reviwer"}]}, "update retry_steps[0]"),
+    ],
+    ids=["growth", "another agent"],
+)
+async def test_so_is_a_change_of_a_task_that_goes_on(change: JsonObject, place: str) -> None:
+    scene = await open_scene(MemoryStore())
+    task = await scene.store.task(await scene.task(make_step("a", kind=StepKind.AGENT, spec={"instructions": "x"})))
+    steps = await scene.store.steps(task.id)
+
+    with pytest.raises(InvalidPlanError) as refused:
+        read_update(change, task, steps, catalogue().known())
+
+    (offence,) = refused.value.offences
+    assert offence.place == place
+    assert "'reviwer'" in offence.problem
+    assert "did you mean 'reviewer'?" in offence.remedy
+    assert read_update({"retry_steps": [{"step": "a", "agent": "writer"}]}, task, steps, catalogue().known()).attempts
+
+
+def test_where_definitions_are_not_known_none_is_refused() -> None:
+    plan = plan_from_json({"title": "t", "steps": [step("anybody")]}, "plan", Known())
+
+    assert plan.steps[0].agent == "anybody"

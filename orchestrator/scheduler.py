@@ -24,7 +24,7 @@ from shared.tasks.store import TaskStore
 log = get_logger(__name__)
 
 NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input"})
-"""Ends that repeat themselves or were meant: a person has to act first (DAG-05)."""
+"""Ends after which a person has to act first, whatever a worker says of them (DAG-05)."""
 
 BACKOFF_LIMIT_S: Final = 300.0
 
@@ -134,6 +134,8 @@ def backoff_s(step: Step) -> float:
 
 
 def may_retry(step: Step) -> bool:
-    """Say whether a failed step is tried again by itself."""
-    kind = step.error.type if step.error is not None else ""
-    return bool(step.run_id) and step.attempt < step.max_attempts and kind not in NEVER_RETRIED
+    """Say whether a failed step is tried again by itself: whoever ran it saw that it may go better, and it may be."""
+    error = step.error
+    if error is None or not error.retryable or error.type in NEVER_RETRIED:
+        return False
+    return bool(step.run_id) and step.attempt < step.max_attempts

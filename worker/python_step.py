@@ -26,18 +26,22 @@ class PythonSteps:
     async def run(self, claim: Claim, inputs: JsonObject) -> StepEnd:
         try:
             function = resolve(str(claim.spec.get("call", "")))
+        except UsageError as error:
+            return failed(claim, "invalid_input", str(error))
+        try:
             output = await self._call(function, claim, inputs)
-            dump(output)
         except asyncio.CancelledError:
             raise
         except UsageError as error:
             return failed(claim, "invalid_input", str(error))
-        except (InvalidJsonError, TypeError, ValueError) as error:
-            return failed(claim, "execution_failed", f"{type(error).__name__}: {error}")
         except (SystemExit, KeyboardInterrupt) as error:  # a function that wants to end the process ends its step
-            return failed(claim, "execution_failed", f"the function raised {type(error).__name__}")
+            return failed(claim, "execution_failed", f"the function raised {type(error).__name__}", retryable=True)
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
             return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
+        try:
+            dump(output)
+        except (InvalidJsonError, TypeError, ValueError) as error:
+            return failed(claim, "execution_failed", f"{type(error).__name__}: {error}")
         return StepEnd(
             claim.step_key,
             claim.identity.run_id,

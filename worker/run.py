@@ -51,7 +51,8 @@ class Runner:
         except TemplateError as error:
             return failed(claim, "invalid_input", str(error))
         except TimeoutError:
-            return failed(claim, "time_limit", f"the step took longer than {limit_s} s", reason=EndReason.TIME_LIMIT)
+            words = f"the step took longer than {limit_s} s"
+            return failed(claim, "time_limit", words, retryable=True, reason=EndReason.TIME_LIMIT)
         except (LeaseLostError, UnavailableError):
             raise
         except Exception as error:  # a fault of ours in one step must not take the process's other steps with it

@@ -186,7 +186,7 @@ class Slots:
             claim.fence,
             StepStatus.FAILED,
             EndReason.FAILED,
-            error=StepError("execution_failed", "the step was cancelled by its own work"),
+            error=StepError("execution_failed", "the step was cancelled by its own work", retryable=True),
         )
 
     async def _hand_back(self, held: _HeldRun, reason: str) -> None:

@@ -110,7 +110,8 @@ class _Loop:
                 if self.stop:
                     return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
                 if self.talk.turns >= self.max_turns:
-                    return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns")
+                    words = f"the run had {self.max_turns} model turns"
+                    return self._failed(EndReason.MAX_TURNS, words, is_retryable=True)
                 try:
                     response = await self._ask(parameters)
                 except ProviderFailedError as error:
@@ -212,7 +213,7 @@ class _Loop:
             return self._completed(answer.output)
         self.reasks += 1
         if self.reasks > self.task.limits.max_reasks:
-            return self._failed(EndReason.FAILED, answer.problem, type="invalid_output")
+            return self._failed(EndReason.FAILED, answer.problem, type="invalid_output", is_retryable=True)
         if answer.finals:
             self.talk.add_results([self._refuse_final(part, answer.problem) for part in answer.finals])
         else:

@@ -120,7 +120,10 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``."""
+    """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``.
+
+    ``retryable`` says that the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
+    """
 
     type: str
     message: str

@@ -210,7 +210,7 @@ async def test_an_output_that_never_holds_ends_the_run_after_a_few_tries() -> No
     assert len(talker.told) == 3
     assert end.end_reason is EndReason.FAILED
     assert end.error is not None
-    assert (end.error.type, end.error.retryable) == ("invalid_output", False)
+    assert (end.error.type, end.error.retryable) == ("invalid_output", True)
 
 
 async def test_an_answer_beside_other_calls_does_not_count_before_their_results_are_seen() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.expander import Expander
 from orchestrator.scheduler import BACKOFF_LIMIT_S, NEVER_RETRIED, Scheduler, backoff_s
-from shared.jsontext import Json
+from shared.jsontext import Json, JsonObject
 from shared.runs.status import EndReason
+from shared.tasks.functions import StepContext, step_function
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Claim, StepError
 from shared.testing.builders import make_step
@@ -45,6 +46,17 @@ async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(s
     step = await scene.store.step(claim.step_key)
     assert {"permission_timeout", "aborted_tools", "poisoned"} <= NEVER_RETRIED
     assert (step.status, step.attempt, look.due_us) == (StepStatus.FAILED, 1, None)
+    assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
+
+
+@pytest.mark.parametrize("type_", ["worker_incompatible", "schema_unsupported", "stopped_by_hook", "invalid_output"])
+async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: Scene, type_: str) -> None:
+    claim = await scene.start(make_step("a", max_attempts=5))
+    await fail(scene, claim, type_, retryable=False)
+
+    look = await scheduler(scene).look(scene.own)
+
+    assert (look.due_us, (await scene.store.step(claim.step_key)).attempt) == (None, 1)
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 
@@ -108,6 +120,29 @@ def fails(**more: Json) -> dict[str, Json]:
 )
 async def test_a_plan_says_how_often_a_step_is_tried(service: OneLoop, more: dict[str, Json], attempts: int) -> None:
     task = await service.run({"title": "t", "steps": [fails(**more)]})
+
+    assert (await service.store.steps(task.id))[0].attempt == attempts
+
+
+@step_function("test.wrong_value")
+def wrong_value(inputs: JsonObject, context: StepContext) -> Json:
+    raise ValueError("the answer had no number in it")
+
+
+@step_function("test.not_json")
+def not_json(inputs: JsonObject, context: StepContext) -> Json:
+    return object()  # type: ignore[return-value]  # as a careless function does
+
+
+@pytest.mark.parametrize(
+    ("call", "attempts"),
+    [("test.wrong_value", 3), ("test.not_json", 1), ("builtin.sleep", 3)],
+    ids=["raises", "returns no JSON", "takes too long"],
+)
+async def test_only_what_may_go_better_is_tried_again(service: OneLoop, call: str, attempts: int) -> None:
+    step = {**fails(retries=2), "call": call, "timeout_s": 0.05, "inputs": {"seconds": 5}}
+
+    task = await service.run({"title": "t", "steps": [step]})
 
     assert (await service.store.steps(task.id))[0].attempt == attempts
 

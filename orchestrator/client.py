@@ -17,7 +17,7 @@ from shared.permissions.request import PermissionCallback, PermissionRequest
 from shared.runs.events import Event
 from shared.sessions.session import CommandKind, ProcessState, Session, Worker
 from shared.settings import Settings
-from shared.store import Store
+from shared.store import Store, insist
 from shared.tasks.matching import lacking
 from shared.tasks.planner import Planner
 from shared.tasks.service import COMMAND_LIMIT_S, TaskService
@@ -84,15 +84,22 @@ class Client:
 
         At most ``max_concurrent`` of the session's steps run at once; 0 takes the settings' limit, if there is one.
 
-        Raises: LimitExceededError when the task has more steps than a run may have children.
+        Saying it again, with the same ids, does no harm.
+
+        Raises:
+            LimitExceededError: the task has more steps than a run may have children.
+            UnavailableError: the database does not answer; it may have been written all the same.
         """
         check_total(0, len(task.steps), self.settings.max_children_per_run)
+        await insist(lambda: self._write(session, task, max_concurrent), what=f"submission of {task.id}")
+        await self.ring.wake_owners([session.id])
+
+    async def _write(self, session: Session, task: NewTask, max_concurrent: int) -> None:
         await self.store.open_session(session)
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
         if limit:
             await self.store.set_caps([session_cap(session.id, limit)])
         await self.store.create_task(task)
-        await self.ring.wake_owners([session.id])
 
     def attach(
         self,

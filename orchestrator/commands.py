@@ -81,7 +81,8 @@ class Commands:
     async def _retry(self, ownership: Ownership, command: Command, now_us: int) -> None:
         task_id = command.subject
         which = rerun(await self.tasks.steps(task_id), str(command.detail.get("from") or ""))
-        runs = [next_attempt(step, await self.runs.run(step.run_id)) for step in which.attempts]
+        last = [(step, await self.runs.run(step.run_id)) for step in which.attempts]
+        runs = [next_attempt(step, run, is_asked_for=True) for step, run in last]
         await self.tasks.retry_task(
             ownership,
             task_id,

@@ -26,7 +26,7 @@ from shared.log import get_logger
 from shared.permissions.request import PermissionCallback
 from shared.sessions.session import Owner, Ownership
 from shared.settings import Settings
-from shared.store import Store
+from shared.store import Store, insist
 from shared.tasks.status import TaskStatus
 from shared.wire.ring import Ear, Ring, Switchboard
 
@@ -171,7 +171,7 @@ class Orchestrator:
     async def _register(self) -> None:
         """Begin as a new owner; until the row stands, the old name is kept."""
         owner = Owner(new_id("own"), socket.gethostname(), os.getpid(), self.parts.clock.now_us())
-        await self.parts.store.register_owner(owner)
+        await insist(lambda: self.parts.store.register_owner(owner), what=f"registration of {owner.id}")
         self.owner_id = owner.id
         self._reaper = Reaper(
             self.parts.store,

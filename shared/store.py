@@ -1,13 +1,21 @@
 """The one store behind the ports: an adapter implements all of them over one database."""
 
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
 from shared.access.store import AccessStore
 from shared.audit.store import AuditStore
+from shared.errors import UnavailableError
+from shared.log import get_logger
 from shared.permissions.store import ConsentStore
 from shared.runs.store import RunPages, RunStore
 from shared.sessions.store import Heart, SessionStore
 from shared.tasks.store import TaskStore
+
+log = get_logger(__name__)
+
+AGAIN_S: Final = (0.05, 0.2, 0.5)
 
 
 class Store(SessionStore, TaskStore, RunStore, RunPages, ConsentStore, AccessStore, AuditStore, Protocol):
@@ -18,3 +26,20 @@ class Store(SessionStore, TaskStore, RunStore, RunPages, ConsentStore, AccessSto
         ...
 
     async def close(self) -> None: ...
+
+
+async def insist(write: Callable[[], Awaitable[None]], *, what: str) -> None:
+    """Write something that may be written twice; again, a few times, where the answer is an error.
+
+    A commit may have been applied although its answer was lost: whoever gave up then would leave behind what it
+    believes not to be there.
+
+    Raises: UnavailableError, the last one.
+    """
+    for wait_s in AGAIN_S:
+        try:
+            return await write()
+        except UnavailableError as error:
+            log.warning("write_unanswered", what=what, error=str(error))
+            await asyncio.sleep(wait_s)
+    return await write()

@@ -156,6 +156,8 @@ class WorkerGate:
     interruption: Interruption = field(default_factory=Interruption)
     env: tuple[str, ...] = ()
     note: Note | None = None
+    before_asking: Callable[[], Awaitable[None]] | None = None
+    """Writes what was noted before, so that the log has the call queued before it is asked about."""
     on_asked: Callable[[str], object] | None = None
     """Is told the tool of each call that waits for consent."""
     waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
@@ -176,6 +178,8 @@ class WorkerGate:
 
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
         """Ask and return what that says of the call; None when it said so too long ago and is to be asked anew."""
+        if self.before_asking is not None:
+            await self.before_asking()
         request = await self._raise(call, verdict)
         decision = None
         try:

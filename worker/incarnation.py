@@ -17,6 +17,7 @@ from shared.ids import new_id
 from shared.log import get_logger
 from shared.sessions.session import ProcessState, Worker
 from shared.sessions.store import SessionStore
+from shared.store import insist
 from shared.wire.jobs import PROTOCOL, reads
 from worker.pump import Supply
 
@@ -61,7 +62,7 @@ class Incarnation:
             started_us=self.clock.now_us(),
             protocol=PROTOCOL,
         )
-        await self.store.register_worker(worker)
+        await insist(lambda: self.store.register_worker(worker), what=f"registration of {worker.id}")
         await self.count_workers()
         self.worker_id = worker.id
         return worker.id

@@ -48,6 +48,8 @@ class NewRun:
     token: str = field(default="", repr=False)
     attempt: int = 1
     retry_of: str = ""
+    max_attempts: int | None = None
+    """How many attempts its step may have from now on, those before among them; None: as many as it might before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,11 @@ def _child(
     return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
 
 
-def next_attempt(step: Step, last: Run) -> NewRun:
-    """Return the run of a step's next attempt: its own agent, the lineage and surface of the last."""
+def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False) -> NewRun:
+    """Return the run of a step's next attempt: its own agent, the lineage and surface of the last.
+
+    One that somebody has asked for begins anew: it may fail as often as the plan lets it.
+    """
     identity = RunIdentity(
         session_id=last.identity.session_id,
         run_id=new_id("run"),
@@ -266,12 +269,20 @@ def next_attempt(step: Step, last: Run) -> NewRun:
         step_title=step.title,
         model=step.model,
     )
-    return NewRun(identity, last.surface, _token(), attempt=step.attempt + 1, retry_of=last.id)
+    further = int(str(step.spec.get("retries", 0))) + 1
+    return NewRun(
+        identity,
+        last.surface,
+        _token(),
+        attempt=step.attempt + 1,
+        retry_of=last.id,
+        max_attempts=step.attempt + further if is_asked_for else None,
+    )
 
 
 def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf) -> NewStep:
     """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
-    spec, run = dict(step.spec), next_attempt(step, last)
+    spec, run = dict(step.spec), next_attempt(step, last, is_asked_for=True)
     made = NewStep(
         key=step.key,
         task_id=step.task_id,

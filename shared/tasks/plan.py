@@ -145,10 +145,10 @@ Report: TypeAlias = Callable[[Path, str, str], None]
 def spec_of(step: PlanStep) -> dict[str, Json]:
     """Return the step in JSON, as :class:`shared.tasks.step.NewStep` keeps it; defaults are left out."""
     spec: dict[str, Json] = {"v": 1, "id": step.id, "kind": step.kind.value}
-    plain = ("title", "instructions", "call", "item_key", "over", "timeout_s", "script", "output")
+    plain = ("title", "instructions", "call", "item_key", "over", "timeout_s", "retries", "script", "output")
     for name in plain:
         value = getattr(step, name)
-        if value not in ("", None):
+        if value not in ("", None, 0):
             spec[name] = value
     if step.on_failure is not None:
         spec["on_failure"] = step.on_failure.value

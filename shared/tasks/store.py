@@ -43,9 +43,12 @@ class TaskStore(Protocol):
     async def create_task(self, task: NewTask) -> None:
         """Insert a task with its steps, edges and runs; steps without open dependencies become ready or expanding.
 
-        The root run is running from the start (fence 0, its owner appends to it); the steps' runs are queued.
+        The root run is running from the start (fence 0, its owner appends to it); the steps' runs are queued. Nothing
+        happens when the session has a task of that id already: whoever did not hear the answer says it again.
 
-        Raises: NotFoundError when there is no such session.
+        Raises:
+            NotFoundError: there is no such session.
+            ConflictError: another session has a task of that id.
         """
         ...
 

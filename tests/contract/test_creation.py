@@ -2,12 +2,12 @@
 
 import pytest
 
-from shared.errors import NotFoundError
+from shared.errors import ConflictError, NotFoundError
 from shared.runs.status import RunStatus
 from shared.store import Store
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import TaskCounts
-from shared.testing.builders import make_map, make_step, make_task
+from shared.testing.builders import make_map, make_session, make_step, make_task, open_session
 from tests.contract.scene import Scene
 
 
@@ -132,3 +132,37 @@ async def test_task_of_an_unknown_session_leaves_nothing(store: Store) -> None:
 
     assert await store.tasks() == []
     assert await store.runs() == []
+
+
+async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: Scene) -> None:
+    session = make_session()
+    new = make_task(session.id, "a", make_step("b", depends_on=("a",)))
+
+    for _ in range(2):
+        await scene.store.open_session(session)
+        await scene.store.create_task(new)
+
+    assert [task.id for task in await scene.store.tasks(session_id=session.id)] == [new.id]
+    assert [step.step_id for step in await scene.store.steps(new.id)] == ["a", "b"]
+    assert await scene.event_types(new.root_run.identity.run_id) == ["run_created", "task_created"]
+
+
+async def test_a_task_that_goes_on_is_not_begun_again_by_being_written_again(scene: Scene) -> None:
+    new = make_task(scene.own.session_id, "a")
+    await scene.store.create_task(new)
+    claim = await scene.claim_one()
+
+    await scene.store.create_task(new)
+
+    assert await scene.statuses(new.id) == {"a": StepStatus.RUNNING}
+    assert await scene.claim() == ()
+    assert (await scene.store.step(claim.step_key)).fence == claim.fence
+
+
+async def test_the_id_of_another_sessions_task_is_taken(scene: Scene) -> None:
+    new = make_task(scene.own.session_id, "a")
+    await scene.store.create_task(new)
+    other = await open_session(scene.store)
+
+    with pytest.raises(ConflictError, match="another session"):
+        await scene.store.create_task(make_task(other.session_id, "a", id=new.id))

@@ -1,4 +1,4 @@
-"""A step goes to a worker that has what it needs, and waits where none has: tools, functions, labels (CARD-2, DIS-04)."""
+"""A step goes to a worker that has what it needs, and waits where none has: tools, functions, labels (DIS-04)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

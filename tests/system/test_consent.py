@@ -17,6 +17,15 @@ from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(120)
 
+STORY = (
+    EventType.TOOL_QUEUED,
+    EventType.PERMISSION_REQUESTED,
+    EventType.PERMISSION_DECIDED,
+    EventType.TOOL_STARTED,
+    EventType.TOOL_COMPLETED,
+)
+"""What a log says of a call that was asked about, in this order."""
+
 PLAN = Path(__file__).parents[2] / "examples" / "approve.yaml"
 
 
@@ -97,6 +106,8 @@ async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Dep
         assert request.tool == "code.write_file"
         assert Path(request.shown).parent == folder
         assert request.proof == ""
+        types = [event.type for event in await service.store.events(identity.run_id)]
+        assert [one for one in types if one in STORY] == list(STORY)
 
 
 @pytest.mark.spec("PER-03", "DAG-10")

@@ -4,6 +4,7 @@ Faults 14-18 and 11 of the reliability plan, with real processes and times scale
 """
 
 import asyncio
+import itertools
 import os
 import sqlite3
 import time
@@ -12,9 +13,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlalchemy import RootTransaction
 
+from orchestrator.client import Client
+from orchestrator.client_bootstrap import open_client
+from shared.adapters.sql.database import commit
+from shared.adapters.sql.store import SqlStore
+from shared.clock import SystemClock
 from shared.errors import UnavailableError
+from shared.tasks.expansion import new_task
+from shared.tasks.planner import no_tools
+from shared.tasks.reading import plan_from_json
 from shared.tasks.step import Task
+from shared.testing.builders import make_session
 from tests.servers import RedisServer, short_folder
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import LEASE_S, Deployment
@@ -95,6 +106,55 @@ async def test_commits_that_end_in_an_error_are_neither_lost_nor_doubled(no_owne
 
         await prove(service, *tasks)
         assert "fault: lost_answer" in service.logs(all_of_it=True)
+
+
+async def test_processes_whose_registration_was_told_as_an_error_begin_all_the_same(no_owner: Deployment) -> None:
+    async with no_owner as service:
+        await service.start_owners(1, FAULT_LOSE="0")
+        await start_workers(service, 1, FAULT_LOSE="0")
+        task = await service.submit(waves(2, 2, 0.01))
+
+        await prove(service, task)
+
+        assert service.logs(all_of_it=True).count("fault: lost_answer") == 2
+        assert [process.poll() for process in (*service.owners, *service.workers)] == [None, None]
+        assert len(await service.store.workers(include_gone=True)) == len(await service.store.owners()) == 1
+
+
+async def test_a_submission_that_was_told_as_an_error_is_made_once(no_owner: Deployment) -> None:
+    async with no_owner as service:
+        session = make_session(project=str(service.home), cwd=str(service.home))
+        plan, now_us = plan_from_json(waves(2, 2, 0.01), "test"), SystemClock().now_us()
+        task = new_task(plan, {}, session, surface_of=no_tools, default_model="script", now_us=now_us)
+        client = await open_client(service.settings)
+        lost = lose_answers(client, 0, 2, 4)
+
+        for _ in range(2):
+            await client.submit(session, task)
+        await client.close()
+        await service.start_owners(1)
+        await start_workers(service, 1)
+
+        await prove(service, await service.store.task(task.id))
+        assert lost == [0, 2, 4]
+        assert [one.id for one in await service.store.tasks()] == [task.id]
+
+
+def lose_answers(client: Client, *numbers: int) -> list[int]:
+    """Let these commits of a client be told as errors although they were made; return those that were, so far."""
+    lost: list[int] = []
+    count = itertools.count()
+
+    def faulty(transaction: RootTransaction) -> None:
+        number = next(count)
+        commit(transaction)
+        if number in numbers:
+            lost.append(number)
+            raise ConnectionResetError("lost answer: the transaction was committed")
+
+    assert isinstance(client.store, SqlStore)
+    client.store._database.committer = faulty
+    return lost
 
 
 @pytest.mark.spec("DAG-03")

@@ -41,8 +41,9 @@ START_AGAIN: Final = Statement(
         started_us = NULL, ended_us = NULL, is_settled = 0, cancel_reason = NULL, is_paused = 0,
         is_unparked = 0, holder_run_id = '',
         run_id = CASE WHEN a.run_id = '' THEN steps.run_id ELSE a.run_id END,
-        attempt = coalesce(a.attempt, steps.attempt), not_before_us = a.not_before_us
-    FROM @again a(key text, run_id text, attempt bigint, not_before_us bigint)
+        attempt = coalesce(a.attempt, steps.attempt), max_attempts = coalesce(a.max_attempts, steps.max_attempts),
+        not_before_us = a.not_before_us
+    FROM @again a(key text, run_id text, attempt bigint, max_attempts bigint, not_before_us bigint)
     WHERE steps.key = a.key AND steps.status IN ('completed', 'failed', 'cancelled', 'skipped')
     """,
 )
@@ -167,7 +168,13 @@ def start_again(tx: Transaction, journal: Journal, again: Sequence[tuple[str, Ne
     tx.rows(
         START_AGAIN,
         again=[
-            (key, run.identity.run_id if run else "", run.attempt if run else None, not_before_us)
+            (
+                key,
+                run.identity.run_id if run else "",
+                run.attempt if run else None,
+                run.max_attempts if run else None,
+                not_before_us,
+            )
             for key, run, not_before_us in ordered
         ],
     )

@@ -206,8 +206,11 @@ class SqlTasks:
 def _create(tx: Transaction, task: NewTask) -> None:
     if tx.execute(select(sessions.c.id).where(sessions.c.id == task.session_id)).first() is None:
         raise NotFoundError("session", task.session_id)
-    if tx.execute(select(tasks.c.id).where(tasks.c.id == task.id)).first() is not None:
-        raise ConflictError(f"there is a task {task.id} already")
+    stands = tx.execute(select(tasks.c.session_id).where(tasks.c.id == task.id)).first()
+    if stands is not None:
+        if stands.session_id != task.session_id:
+            raise ConflictError(f"there is a task {task.id} in another session already")
+        return
     root = task.root_run.identity.run_id
     row = (task.id, task.session_id, plain(task.title), pack(task.plan), pack(task.inputs), root, task.created_us)
     tx.insert(INSERT_TASKS, [row])

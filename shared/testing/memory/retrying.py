@@ -26,6 +26,7 @@ def start_again(rows: Rows, step: Step, run: NewRun | None, now_us: int) -> None
         status=advance_step(step.status, StepEvent.RETRY),
         run_id=run.identity.run_id if run else step.run_id,
         attempt=run.attempt if run else step.attempt,
+        max_attempts=run.max_attempts if run and run.max_attempts is not None else step.max_attempts,
         worker_id="",
         holder_run_id="",
         outcome=None,

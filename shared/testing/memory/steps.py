@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.errors import LeaseLostError
+from shared.errors import ConflictError, LeaseLostError
 from shared.runs.events import EventType
 from shared.runs.status import RunEvent, RunStatus
 from shared.sessions.session import ProcessState
@@ -43,6 +43,11 @@ class MemorySteps:
     def create_task(self, task: NewTask) -> None:
         self.rows.session(task.session_id)
         now_us = task.created_us
+        stands = self.rows.tasks.get(task.id)
+        if stands is not None and stands.session_id != task.session_id:
+            raise ConflictError(f"there is a task {task.id} in another session already")
+        if stands is not None:
+            return
         insert_run(self.rows, task.root_run, RunStatus.RUNNING, now_us)
         self.rows.tasks[task.id] = Task(
             id=task.id,

@@ -5,6 +5,7 @@ knows it; the faults sit in seams that tests alone reach.
 
 FAULT_EFFECTS   the file to which ``test.effect`` appends one line when it starts and one when it ends
 FAULT_COMMITS   ``kind:share,…`` with kinds lost_answer (committed, told as an error) and undone (rolled back)
+FAULT_LOSE      numbers (from 0, by commas) of this process's commits that are told as an error
 FAULT_SEED      seeds the choice of commits
 FAULT_DIE       ``method:before`` or ``method:after``: kill -9 of this process at the commit of that store method
 FAULT_CLOCK     a file with the seconds by which this process's wall clock is wrong
@@ -108,6 +109,8 @@ def install() -> None:
     """Put the faults that the environment names into this process."""
     if shares := os.environ.get("FAULT_COMMITS"):
         _install_commits({kind: float(share) for kind, share in (one.split(":") for one in shares.split(","))})
+    if lost := os.environ.get("FAULT_LOSE"):
+        _install_losses({int(number) for number in lost.split(",")})
     if death := os.environ.get("FAULT_DIE"):
         _install_death(*death.split(":"))
     if offset := os.environ.get("FAULT_CLOCK"):
@@ -129,6 +132,19 @@ def _install_commits(shares: dict[str, float]) -> None:
             raise ConnectionResetError("undone: the transaction was rolled back")
         commit(transaction)
         if drawn > 1 - shares.get(LOST_ANSWER, 0.0):
+            sys.stderr.write("fault: lost_answer\n")
+            raise ConnectionResetError("lost answer: the transaction was committed")
+
+    Database.committer = staticmethod(faulty)
+
+
+def _install_losses(lost: set[int]) -> None:
+    numbers = itertools.count()
+
+    def faulty(transaction: RootTransaction) -> None:
+        number = next(numbers)
+        commit(transaction)
+        if number in lost:
             sys.stderr.write("fault: lost_answer\n")
             raise ConnectionResetError("lost answer: the transaction was committed")
 

@@ -11,8 +11,9 @@ from orchestrator.scheduler import BACKOFF_LIMIT_S, NEVER_RETRIED, Scheduler, ba
 from shared.jsontext import Json, JsonObject
 from shared.runs.status import EndReason
 from shared.tasks.functions import StepContext, step_function
+from shared.tasks.service import TaskService
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Claim, StepError
+from shared.tasks.step import Claim, StepError, Task
 from shared.testing.builders import make_step
 from shared.testing.memory import MemoryStore
 from tests.contract.scene import Scene, failed, open_scene
@@ -145,6 +146,26 @@ async def test_only_what_may_go_better_is_tried_again(service: OneLoop, call: st
     task = await service.run({"title": "t", "steps": [step]})
 
     assert (await service.store.steps(task.id))[0].attempt == attempts
+
+
+@pytest.mark.spec("DAG-08")
+async def test_a_task_that_somebody_tries_again_may_fail_as_often_as_before(service: OneLoop) -> None:
+    child = {name: value for name, value in fails(retries=1).items() if name != "id"}
+    over: dict[str, Json] = {"id": "each", "kind": "map", "over": [1], "step": child}
+    task = await service.run({"title": "t", "steps": [fails(retries=1), over]})
+    tasks = TaskService(service.store, service.board, service.board, service.orchestrator.parts.clock)
+    attempts = [await attempts_of(service, task)]
+
+    for _ in range(2):
+        await tasks.retry(await service.store.task(task.id))
+        await service.finished(task.id)
+        attempts.append(await attempts_of(service, task))
+
+    assert attempts == [{"f": 2, "each[1]": 2}, {"f": 4, "each[1]": 4}, {"f": 6, "each[1]": 6}]
+
+
+async def attempts_of(service: OneLoop, task: Task) -> dict[str, int]:
+    return {step.step_id: step.attempt for step in await service.store.steps(task.id) if step.run_id}
 
 
 async def test_fail_task_ends_the_task_with_what_has_not_run(service: OneLoop) -> None:

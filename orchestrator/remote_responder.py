@@ -205,7 +205,7 @@ class RemoteResponder:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
         elif answer.choice is Choice.ALLOW_FOR_SESSION:
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
-        await self.ring.wake_owners([request.identity.session_id])
+        await self.ring.permission_raised(request.id, request.identity.session_id)
 
 
 def why_not(session: Session, principal: str) -> str:

@@ -71,7 +71,7 @@ class Answering:
         except AlreadyDecidedError:
             return _decided_already(await question_of(self.store, question.request.id))
         if self.ring is not None:
-            await self.ring.wake_owners([session.id])
+            await self.ring.permission_raised(question.request.id, session.id)
         return _outcome(await self._settled(question, wait_s), choice)
 
     def _row(self, question: Question, choice: Choice, reason: str) -> Answer:

@@ -170,7 +170,7 @@ async def answer_approval(
         await store.answer(_row(api, caller, question, body))
     except AlreadyDecidedError:
         raise _too_late(await question_of(store, request_id)) from None
-    await api.client.ring.wake_owners([shown.session.id])
+    await api.client.ring.permission_raised(request_id, shown.session.id)
     settled = await _settled(request, api, caller, request_id, wait)
     return respond((await _shown(api, settled, caller)).shape())
 

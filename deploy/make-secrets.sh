@@ -20,14 +20,14 @@ put postgres_password "$(random)"
 put flower_basic_auth "soong:$(random)"
 
 # Each part has a database role of its own (deploy/postgres-roles.sql); the superuser's password is for making them.
-for role in owner orchestrator worker; do
+for role in owner orchestrator worker client; do
   put "postgres_password_$role" "$(random)"
   put "database_url_$role" "postgresql+psycopg://soong_$role:$(cat "$folder/postgres_password_$role")@${SOONG_POSTGRES:-postgres:5432}/soong"
 done
 
 # Each part has a Redis user of its own, with the rights that deploy/redis-users.acl gives it.
 rules="$(cat "$here/redis-users.acl")"
-for role in orchestrator worker flower health; do
+for role in orchestrator worker client flower health; do
   put "redis_password_$role" "$(random)"
   put "redis_url_$role" "redis://$role:$(cat "$folder/redis_password_$role")@${SOONG_REDIS:-redis:6379}/0"
   rules="${rules//"{$role}"/"$(cat "$folder/redis_password_$role")"}"

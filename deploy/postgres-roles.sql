@@ -1,21 +1,23 @@
 -- The database roles of a deployment: made when they are missing, given the passwords of the secrets each time, so that
 -- running it again rotates them. Run as a superuser of the server, in the deployment's database:
 --   psql --set secrets=/run/secrets --file postgres-roles.sql
--- What the roles may do in it is given by `soong migrate --grant-worker … --grant-orchestrator …`, as soong_owner.
+-- What the roles may do in it is given by `soong migrate --grant-worker … --grant-orchestrator … --grant-client …`, as soong_owner.
 \set ON_ERROR_STOP on
 \set QUIET on
 \set owner_file :secrets/postgres_password_owner
 \set orchestrator_file :secrets/postgres_password_orchestrator
 \set worker_file :secrets/postgres_password_worker
+\set client_file :secrets/postgres_password_client
 \set owner_password `cat :'owner_file'`
 \set orchestrator_password `cat :'orchestrator_file'`
 \set worker_password `cat :'worker_file'`
+\set client_password `cat :'client_file'`
 -- An empty password would let nobody in, and say so nowhere.
 SELECT 1 / (length(:'owner_password') > 15 AND length(:'orchestrator_password') > 15
-            AND length(:'worker_password') > 15)::int AS passwords_were_read \gset
+            AND length(:'worker_password') > 15 AND length(:'client_password') > 15)::int AS passwords_were_read \gset
 
 SELECT format('CREATE ROLE %I', role)
-FROM (VALUES ('soong_owner'), ('soong_orchestrator'), ('soong_worker')) AS wanted(role)
+FROM (VALUES ('soong_owner'), ('soong_orchestrator'), ('soong_worker'), ('soong_client')) AS wanted(role)
 WHERE role NOT IN (SELECT rolname FROM pg_roles) \gexec
 
 ALTER ROLE soong_owner LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD :'owner_password';
@@ -23,11 +25,12 @@ ALTER ROLE soong_orchestrator
     LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD :'orchestrator_password';
 ALTER ROLE soong_worker
     LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD :'worker_password';
+ALTER ROLE soong_client LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD :'client_password';
 
 -- The owner makes and changes the tables, and runs nothing else. Nobody in between may make any.
 SELECT format('ALTER DATABASE %I OWNER TO soong_owner', current_database()) \gexec
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database()) \gexec
-SELECT format('GRANT CONNECT ON DATABASE %I TO soong_owner, soong_orchestrator, soong_worker', current_database()) \gexec
+SELECT format('GRANT CONNECT ON DATABASE %I TO soong_owner, soong_orchestrator, soong_worker, soong_client', current_database()) \gexec
 ALTER SCHEMA public OWNER TO soong_owner;
 REVOKE ALL ON SCHEMA public FROM PUBLIC;
 

@@ -34,12 +34,13 @@ compose up --build --detach --scale worker=4 >/dev/null 2>&1 || fail "docker com
 until_true 120 is_healthy || fail "no four workers within two minutes"
 soong doctor
 
-say "nothing runs as root, nothing but Flower is published, and that on loopback"
-for id in $(compose ps -q orchestrator) $(compose ps -q worker) $(compose ps -q flower); do
+say "nothing runs as root, nothing but Flower and the API is published, and that on loopback"
+for id in $(compose ps -q orchestrator) $(compose ps -q worker) $(compose ps -q api) $(compose ps -q flower); do
   [ "$(docker exec "$id" id -u)" = 10001 ] || fail "a container of ours runs as root"
 done
 published="$(docker ps --filter "name=${project}" --format '{{.Ports}}' | grep -o '[0-9.]*:[0-9]*->' | sort -u)"
-[ "$published" = "127.0.0.1:5555->" ] || fail "published: $published"
+[ "$published" = "127.0.0.1:5555->
+127.0.0.1:8437->" ] || fail "published: $published"
 
 say "a DAG over four workers, one of them killed in the middle"
 # Large enough that the work lasts until a worker has been killed in it.
@@ -79,6 +80,18 @@ sys.exit(not any("review" in name for name in names))' || fail "Flower does not 
 [[ "$(curl -sf -u "$auth" http://127.0.0.1:5555/metrics)" == *flower_events_total* ]] || fail "Flower has no counters"
 [ "$(code -u "$auth" -X POST http://127.0.0.1:5555/api/worker/shutdown/any)" = 403 ] || fail "Flower can steer"
 
+say "the API answers who has a token, and nobody else"
+token="$(soong tokens create --principal ada --right run --right approve 2>/dev/null)"
+[ "$(code http://127.0.0.1:8437/v1/me)" = 401 ] || fail "the API lets anybody in"
+[ "$(code -H 'Host: evil.example' -H "Authorization: Bearer $token" http://127.0.0.1:8437/v1/me)" = 403 ] || fail "any host"
+plan='{"plan":{"title":"x","steps":[{"id":"a","kind":"python","call":"builtin.echo","inputs":{"x":1}}]},"project":"/projects"}'
+curl -sf -H "Authorization: Bearer $token" -H 'Content-Type: application/json' -d "$plan" \
+  http://127.0.0.1:8437/v1/tasks >submitted.json || fail "the API takes no task"
+via_api() { curl -sf -H "Authorization: Bearer $token" \
+  "http://127.0.0.1:8437/v1/tasks/$(python3 -c 'import json; print(json.load(open("submitted.json"))["task"]["id"])')"; }
+is_done() { via_api | grep -q '"status":"completed"'; }
+until_true 60 is_done || fail "a task of the API's is not done: $(via_api)"
+
 say "a worker cannot do in Redis what is not its business"
 forbidden() { # forbidden COMMAND…: as the worker's user
   local answer
@@ -115,6 +128,11 @@ for statement in \
   "DELETE FROM events" \
   "CREATE TABLE mine (x int)"; do
   [[ "$(in_database worker "$statement")" == *"permission denied"* ]] || fail "a worker's role may: $statement"
+done
+for statement in \
+  "INSERT INTO decisions (request_id, id, body) VALUES ('r', 'd', '{}')" \
+  "INSERT INTO api_tokens (id, principal, rights, digest) VALUES ('t', 'root', '[]', '')"; do
+  [[ "$(in_database client "$statement")" == *"permission denied"* ]] || fail "the API's role may: $statement"
 done
 [[ "$(in_database orchestrator 'UPDATE decisions SET body = body')" == *"permission denied"* ]] ||
   fail "an orchestrator may rewrite decisions"

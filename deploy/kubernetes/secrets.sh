@@ -19,4 +19,5 @@ secret() { # secret PART KEY=FILE…
 secret migrate database_url=database_url_owner
 secret orchestrator database_url=database_url_orchestrator redis_url=redis_url_orchestrator signing_key=signing_key
 secret worker database_url=database_url_worker redis_url=redis_url_worker
+secret api database_url=database_url_client redis_url=redis_url_client
 secret flower redis_url=redis_url_flower flower_basic_auth=flower_basic_auth

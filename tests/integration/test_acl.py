@@ -17,6 +17,9 @@ from typing import cast
 import pytest
 import redis
 
+from shared.adapters.redis.client import RedisClients
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.redis.switchboard import RedisSwitchboard
 from shared.permissions.request import Choice
 from shared.tasks.status import TaskStatus
 from shared.wire.permissions import MAX_LENGTH
@@ -243,3 +246,46 @@ async def test_flower_sees_everything_as_its_own_user(server: AclServer, service
 
 async def _answers(flower: Flower) -> bool:
     return bool(await asyncio.to_thread(flower.page, "/healthcheck"))
+
+
+@pytest.mark.spec("OPS-04", "PER-13")
+async def test_the_api_rings_and_hears_as_its_own_user(server: AclServer) -> None:
+    clients, owner = RedisClients.of(server.url("client")), RedisClients.of(server.url("orchestrator"))
+    ring, heard, told = RedisRing(clients.commands), RedisSwitchboard(clients.blocking), RedisRing(owner.commands)
+    ears = [await heard.session_ear("sess_1"), await heard.run_ear("run_1"), await heard.permission_ear()]
+    rung = await RedisSwitchboard(owner.blocking).owner_ear()
+    try:
+        await ring.wake_owners(["sess_1"])
+        await told.wake_session("sess_1")
+        await told.wake_runs(["run_1"])
+        await told.permission_raised("req_1", "sess_1")
+
+        assert await rung.wait(10) == ("sess_1",)
+        assert [await ear.wait(10) for ear in ears] == [("sess_1",), ("run_1",), ("req_1",)]
+    finally:
+        for ear in (*ears, rung):
+            await ear.close()
+        for one in (ring, told, clients, owner):
+            await one.close()
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *COMMON.values(),
+        ("XADD", "soong:perm:req", "*", "request", "x"),
+        ("XADD", "soong:perm:dec:wrk_1", "*", "request", "x"),
+        ("XREAD", "STREAMS", "soong:perm:dec:wrk_1", "0"),
+        ("LPUSH", "soong:soong.default", "x"),
+        ("BRPOP", "soong:soong.default", "1"),
+        ("PUBLISH", "soong:/0.celery.pidbox", "x"),
+        ("SUBSCRIBE", "soong:/0.celeryev/worker.heartbeat"),
+    ],
+    ids=" ".join,
+)
+def test_the_api_may_do_nothing_else(server: AclServer, command: tuple[str, ...]) -> None:
+    # Some are refused to everybody before rights are looked at.
+    refused = pytest.raises(redis.ResponseError, match="permissions|not allowed")
+    with server.client("client") as client, refused:
+        client.execute_command(*command)

@@ -33,6 +33,8 @@ from worker.interruption import Interruption
 log = get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
+CLOSE_S = 0.001
+"""A time that is so near has come: timers are no finer, and waiting for less would not let time go by."""
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
 """What is wrong with a decision whose call may be asked about anew at once: nobody but its key is at fault."""
 
@@ -92,15 +94,15 @@ class DecisionInbox:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        looked_at = -LOOK_EVERY_S
+        due_s = loop.time()
         while self._waiting:
             if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
                 await self._hang_up()
                 self._ear, self._ear_of = await self.switchboard.decision_ear(self.worker_id), self.worker_id
-            left_s = looked_at + LOOK_EVERY_S - loop.time()
-            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > 0 else ()
-            if "" in heard or loop.time() - looked_at >= LOOK_EVERY_S:
-                looked_at = loop.time()
+            left_s = due_s - loop.time()
+            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
+            if "" in heard or due_s - loop.time() <= CLOSE_S:
+                due_s = loop.time() + LOOK_EVERY_S
                 heard = list(self._waiting)
             for request_id in heard:
                 if request_id in self._waiting:

@@ -38,7 +38,7 @@ class ParkingLot:
     max_parked: int
     again_s: float = AGAIN_S
     """A run that could not park (the session has as many as it may) tries again after this at the earliest."""
-    _here: set["Parking"] = field(default_factory=set)
+    _here: dict["Parking", None] = field(default_factory=dict)
     _is_hurried: bool = False
 
     @property
@@ -55,11 +55,11 @@ class ParkingLot:
     @contextmanager
     def entered(self, parking: "Parking") -> Iterator[None]:
         """Hold a run's parking for as long as the run is held here."""
-        self._here.add(parking)
+        self._here[parking] = None
         try:
             yield
         finally:
-            self._here.discard(parking)
+            del self._here[parking]
             parking.close()
 
 

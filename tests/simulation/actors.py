@@ -9,22 +9,24 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from orchestrator.commands import Commands
+from orchestrator.desk import Desk
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.expander import Expander
 from orchestrator.scheduler import Ended, Scheduler
 from orchestrator.service import Orchestrator, Parts
 from shared.clock import Clock
 from shared.errors import UnavailableError
-from shared.permissions.request import PermissionCallback
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.step import Claim, StepEnd
+from tests.simulation.asking import HOME, SIGNER, AskedCalls
 from tests.simulation.borders import border_ring, border_store
 from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import Strand, VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues, SimBroker
 from tests.simulation.work import Bench, ScriptedWork
 from worker.incarnation import Incarnation
+from worker.parking import ParkingLot
 from worker.process import WorkerProcess
 from worker.python_step import PythonSteps
 from worker.run import Runner
@@ -178,18 +180,6 @@ class Actor:
         self.ground.loop.call_soon(self.stopping.set, context=self.ground.loop.context_of(self.main))
 
 
-class NoQuestions:
-    """A desk nobody comes to: consent has a simulation of its own to come."""
-
-    async def review(self, session_ids: object) -> None: ...
-
-    def attach(self, session_id: str, callback: PermissionCallback) -> None: ...
-
-    def detach(self, session_id: str) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class NoFolders:
     """Run folders are files, and files are no part of the ledger."""
 
@@ -212,10 +202,13 @@ class OwnerActor(Actor):
             scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
             commands=Commands(store, store, store, ring, clock),
             dispatcher=Dispatcher(store, store, SimBroker(ground.queues, self)),
-            desk=NoQuestions(),
+            desk=Desk(store, ring, SIGNER, clock, ground.settings, owner_id=self._owner_id, home=HOME),
             recorder=NoFolders(),
         )
         self.orchestrator = Orchestrator(parts, ground.settings)
+
+    def _owner_id(self) -> str:
+        return self.orchestrator.owner_id
 
     async def live(self) -> None:
         await self.orchestrator.start()
@@ -278,17 +271,22 @@ class WorkerActor(Actor):
         self._busy_threads = 0
         self._is_started = False
         self.incarnation = Incarnation(self.store, self.clock, name, slots, pools, labels)
+        settings = ground.settings.model_copy(update={"slots": slots, "pools": pools})
+        lot = ParkingLot(self.store, self.clock, settings.park_after_s, settings.max_parked)
+        asked = AskedCalls.of(self.store, self.ring, ground.board, self.clock, self, ground.bench.effects, lot)
+        work = ScriptedWork(self.store, self.clock, self, ground.bench, asked)
         self.process = WorkerProcess(
             store=self.store,
             ring=self.ring,
             switchboard=ground.board,
             clock=self.clock,
-            settings=ground.settings.model_copy(update={"slots": slots, "pools": pools}),
+            settings=settings,
             incarnation=self.incarnation,
-            runner=Runner(PythonSteps(None), ScriptedWork(self.store, self.clock, self, ground.bench)),  # type: ignore[arg-type]  # no plain function is called here
+            runner=Runner(PythonSteps(None), work),  # type: ignore[arg-type]  # no plain function is called here
             watcher=_NoWatcher(),
             thread=_Caller(ground.loop, self.main),
             pace=StrandPace(ground.loop, self.heart),
+            on_drain=lot.hurry,
         )
 
     async def live(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from shared.errors import NotOwnerError, SoongError
 from shared.runs.record import Run
 from shared.runs.status import RunStatus
+from shared.runs.store import CallRow
 from shared.sessions.session import Ownership, ProcessState, Session
 from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from shared.tasks.step import Advance, FailurePolicy, Held, Step, StepEnd, Task
@@ -34,6 +35,8 @@ MOVES: Final[Mapping[str, set[tuple[StepStatus, StepStatus]]]] = {
     | {(_S.PENDING, _S.RUNNING), (_S.READY, _S.RUNNING)}
     | {(_S.RUNNING, end) for end in (_S.COMPLETED, _S.FAILED, _S.CANCELLED)},
     "hand_back": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.CANCELLED)},
+    "park": {(_S.RUNNING, _S.BLOCKED)},
+    "decide": {(_S.BLOCKED, _S.READY)},
     "expire_worker": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.FAILED), (_S.RUNNING, _S.CANCELLED)},
     "expand": _UNLOCKS | {(_S.EXPANDING, _S.WAITING), (_S.EXPANDING, _S.COMPLETED)},
     "fail_expansion": {(_S.EXPANDING, _S.FAILED)},
@@ -67,6 +70,9 @@ class Auditor:
     lease_s: float
     seen: Seen = field(default_factory=Seen)
     accepted: set[tuple[str, int]] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    """Decisions that were used."""
+    parked: int = 0
     beaten_s: dict[str, float] = field(default_factory=dict)
     claims: ClaimAuditor = field(default_factory=ClaimAuditor)
     moved_s: float = 0.0
@@ -143,6 +149,9 @@ class Auditor:
                 stale = {held.run_id for held in args[1] if not self._holds(args[0], held)}
                 _promise(stale == outcome, f"hand_back told {outcome} stale, and {stale} were")
                 self.stale_refused += len(stale)
+            case "park" if outcome is True:
+                _promise(self._holds(args[0], args[1]), f"{args[0]} parked {args[1]}, and did not hold it")
+                self.parked += 1
             case "append" | "start_call" | "end_call":
                 run_id, fence = (args[0].run_id, args[1]) if method == "start_call" else args[:2]
                 run = self.seen.runs.get(run_id)
@@ -150,6 +159,12 @@ class Auditor:
                 is_written = not isinstance(outcome, SoongError)
                 _promise(is_held or not is_written, f"{method} to {run_id} was written under the stale fence {fence}")
                 self.stale_refused += not is_written
+                if method == "start_call" and is_written:
+                    self._check_use(args[0])
+
+    def _check_use(self, call: CallRow) -> None:
+        _promise(call.decision_id not in self.used, f"{call.decision_id} was used twice")
+        self.used.add(call.decision_id)
 
     def _check_ends(self, worker_id: str, ends: Sequence[StepEnd], outcome: Advance, rows: Rows) -> None:
         told: set[str] = set()
@@ -183,6 +198,7 @@ class Auditor:
             return
         _promise(was.status is not _S.COMPLETED, f"{method} changed {step.key}, which had completed")
         _promise(step.fence >= was.fence, f"{method} took {step.key} from fence {was.fence} back to {step.fence}")
+        self.claims.moved(was, step)
         if step.status is not was.status:
             move = (was.status, step.status)
             _promise(move in MOVES.get(method, ()), f"{method} moved {step.key} from {was.status} to {step.status}")
@@ -282,6 +298,9 @@ def _check_run_of_step(run: Run, step: Step) -> None:
         _promise(kept, f"{step.key} is leased by {step.worker_id} under {step.fence}, and its run is {run}")
     elif step.status in STEP_ENDS:
         _promise(run.status.is_terminal, f"{step.key} has ended, and its run {run.id} is {run.status}")
+    elif step.status is _S.BLOCKED:
+        kept = (run.status, run.worker_id, step.worker_id) == (RunStatus.PARKED, "", "")
+        _promise(kept, f"{step.key} is parked and held by {step.worker_id!r}, and its run is {run}")
     elif step.status in _QUEUED:
         _promise(run.status is RunStatus.QUEUED, f"{step.key} is {step.status}, and its run {run.id} is {run.status}")
 

@@ -1,4 +1,6 @@
-"""Whether claims were just: by priority in a session, in turn between sessions, within the caps (DIS-03, DIS-10)."""
+"""Whether claims were just: in a session what was parked first and then by priority, in turn between sessions, within
+the caps (DIS-03, DIS-10, PER-13).
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,7 @@ class ClaimAuditor:
     """``passed`` counts, for each session with work that could be claimed, the claims that went to others since."""
 
     passed: Counter[str] = field(default_factory=Counter)
+    unparked: set[str] = field(default_factory=set)
     longest_wait: int = 0
     claims: int = 0
 
@@ -63,9 +66,10 @@ class ClaimAuditor:
         if step.worker_id != worker_id or step.pool not in wish["pools"] or set(step.needs) - set(wish["capabilities"]):
             raise UnjustClaimError(f"{worker_id} with {wish} was given {step}")
         able = [one for one in waiting if all(leases[name] < rows.caps.get(name, 1 << 30) for name in scopes_of(one))]
-        better = [one for one in able if one.session_id == step.session_id and one.priority > step.priority]
+        own = [one for one in able if one.session_id == step.session_id]
+        better = [one for one in own if self._place(one) > self._place(step)]
         if better:
-            raise UnjustClaimError(f"{step.key} was claimed before {better[0].key}, which has a higher priority")
+            raise UnjustClaimError(f"{step.key} was claimed before {better[0].key}, whose turn was before it")
         self.passed[step.session_id] = 0
         bound = len(rows.sessions) - 1
         for session_id in sorted({one.session_id for one in able} - {step.session_id}):
@@ -73,6 +77,16 @@ class ClaimAuditor:
             self.longest_wait = max(self.longest_wait, self.passed[session_id])
             if self.passed[session_id] > bound:
                 raise UnjustClaimError(f"{self.passed[session_id]} claims of others went before one of {session_id}")
+
+    def moved(self, was: Step, step: Step) -> None:
+        """Remember what was parked and may go on: it goes before what has not begun."""
+        if (was.status, step.status) == (StepStatus.BLOCKED, StepStatus.READY):
+            self.unparked.add(step.key)
+        elif step.status in (StepStatus.BLOCKED, StepStatus.PENDING):
+            self.unparked.discard(step.key)
+
+    def _place(self, step: Step) -> tuple[bool, int]:
+        return step.key in self.unparked, step.priority
 
 
 def _is_claimable(step: Step, rows: Rows, wish: Mapping[str, Any]) -> bool:

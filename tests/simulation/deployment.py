@@ -12,14 +12,15 @@ from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from orchestrator.client import Client
-from shared.errors import ConflictError, SoongError, UnavailableError
-from shared.sessions.session import CommandKind, Session
+from shared.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError
+from shared.permissions.request import Answer, Choice, PermissionRequest
+from shared.sessions.session import AnswerMode, CommandKind, Session
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.expansion import new_task
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Claim, Task
-from shared.testing.builders import make_session
+from shared.testing.builders import make_answer, make_session
 from shared.testing.clock import FakeClock
 from shared.testing.memory.rows import Rows
 from tests.simulation.actors import Actor, OwnerActor, WorkerActor
@@ -105,6 +106,7 @@ class Deployment:
     def __init__(self, seed: int, store: AuditedStore) -> None:
         self.seed = seed
         self.random = Random(f"{seed}/story")
+        self.people = Random(f"{seed}/people")
         self.clock = FakeClock()
         self.loop = VirtualLoop(self.clock, Random(f"{seed}/order"), self.fail)  # type: ignore[abstract]  # it has what these programs ask of a loop
         self.dice = Dice(Random(f"{seed}/faults"))
@@ -118,6 +120,8 @@ class Deployment:
             sweep_s=self.random.choice((2.0, 5.0, 8.0)),
             max_lost_leases=self.random.choice((3, 3, 100)),
             drain_s=self.random.choice((1.0, 10.0, 30.0)),
+            park_after_s=self.random.choice((0.0, 1.0, 5.0)),
+            max_parked=self.random.choice((1, 1000)),
         )
         self.auditor = Auditor(self.rows, self.clock.monotonic_s, self.settings.lease_s)
         self.is_database_down = False
@@ -126,6 +130,8 @@ class Deployment:
         self.borders: Counter[tuple[str, Fault]] = Counter()
         self.stale_acts = 0
         self._actors: list[Actor] = []
+        self._asked: set[str] = set()
+        self._answering: list[asyncio.Task[None]] = []
         self._numbers = count(1)
         self._over = asyncio.Event()
 
@@ -147,10 +153,35 @@ class Deployment:
         self, actor: Actor, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: object
     ) -> None:
         self.trace.crossed(actor.name, method, args, outcome)
+        if method == "raise_request" and isinstance(outcome, PermissionRequest) and outcome.id not in self._asked:
+            self._asked.add(outcome.id)
+            self._ask_person(outcome)
         try:
             self.auditor.committed(method, args, kwargs, outcome)
         except (BrokenPromiseError, UnjustClaimError) as error:
             self.fail(str(error))
+
+    def _ask_person(self, request: PermissionRequest) -> None:
+        """A person answers every question, many of them at the very moment at which its run parks."""
+        border_s = self.settings.park_after_s
+        near_s = border_s + self.people.choice((-0.01, 0.0, 0.001, 0.01, 0.05))
+        wait_s = self.people.choice((0.0, near_s, near_s, self.people.uniform(0.0, 4 * border_s + 5.0)))
+        choice = self.people.choice((Choice.ALLOW_ONCE, Choice.ALLOW_ONCE, Choice.DENY, Choice.ALLOW_FOR_SESSION))
+        answer = make_answer(request, choice)
+        self.later(max(0.0, wait_s), lambda: self._answering.append(self._begin_to_answer(answer)))
+
+    def _begin_to_answer(self, answer: Answer) -> "asyncio.Task[None]":
+        return self.loop.begin(self.loop.world, self._answer(answer))
+
+    async def _answer(self, answer: Answer) -> None:
+        try:
+            await self.store.answer(answer)
+        except AlreadyDecidedError as error:
+            self.note("person", "late", str(error))
+            return
+        request, _ = await self.store.request(answer.request_id)
+        self.note("person", "answered", answer.request_id)
+        await self.board.permission_raised(answer.request_id, request.identity.session_id)
 
     def acts(self, actor: Actor, claim: Claim) -> None:
         """Whoever works for a step holds its lease, or has just been let go again."""
@@ -196,7 +227,10 @@ class Deployment:
 
     async def _story(self) -> None:
         random = self.random
-        sessions = [make_session(f"sess_{number}") for number in range(random.randint(1, 4))]
+        modes = (AnswerMode.INBOX, AnswerMode.INBOX, AnswerMode.ATTACHED)
+        sessions = [
+            make_session(f"sess_{number}", answer_mode=random.choice(modes)) for number in range(random.randint(1, 4))
+        ]
         await self.store.set_caps(random_caps(random, [session.id for session in sessions]))
         for _ in range(random.choice((1, 1, 2, 3))):
             self._start_owner()
@@ -209,6 +243,8 @@ class Deployment:
         await self._trouble(random.uniform(30.0, 100.0))
         await self._calm()
         check_end(self.rows(), self.seed)
+        if repeated := self.bench.effects.repeated():
+            self.fail(f"these calls took effect more than once: {repeated}")
 
     def _start(self, actor: Actor) -> None:
         if not self.is_over:

@@ -68,7 +68,7 @@ def _check_failure(step: Step) -> None:
     if step.kind is StepKind.AGENT and step.error is not None:
         may = {"poisoned"}
         match _script(step)["does"]:
-            case "ok" | "stubborn":
+            case "ok" | "stubborn" | "asks":
                 may |= {"time_limit"} if "timeout_s" in step.spec else set()
             case _:
                 may |= {"execution_failed", "provider_failed", "time_limit"}

@@ -13,7 +13,11 @@ LABEL = "big"
 DEFINITIONS = ("surveyor", "reviewer")
 MODELS = ("sim:small", "sim:large")
 
-_DOES = ("ok",) * 12 + ("flaky", "flaky", "raise", "poison", "stubborn", "self_cancel", "slow", "broken")
+_DOES = (
+    *("ok",) * 12,
+    *("flaky", "flaky", "raise", "poison", "stubborn", "self_cancel", "slow", "broken"),
+    *("asks",) * 3,
+)
 
 
 def random_plan(random: Random, title: str) -> Plan:
@@ -102,6 +106,7 @@ def _script(random: Random) -> dict[str, Json]:
         "writes": random.randint(0, 3),
         "pause_s": random.choice((0.0, 0.1, 0.1, 1.0, 1.0, 5.0, 12.0)),
         "items": random.randint(0, 4),
+        "asks": random.randint(1, 2),
     }
 
 

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from shared.runs.events import NewEvent
+from shared.runs.store import CallRow
 from shared.sessions.session import Ownership
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Advance, Held, NewStep, Step, StepEnd
 from shared.testing.memory import MemoryStore
+from shared.testing.memory.logs import held_run, write_events
+from shared.testing.memory.parking import parked
 from shared.testing.memory.rows import Rows, transaction
 
 
@@ -58,3 +62,21 @@ class OwnerlessStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.rows = _OwnerlessRows()
+
+
+class LateStore(MemoryStore):
+    """Parks a run whose question has been answered: nobody will ever wake it."""
+
+    @transaction
+    def park(self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
+        step = self._held(worker_id, held)
+        return step is not None and parked(self.rows, step, sorted(request_ids), max_parked, now_us)
+
+
+class DoubleStore(MemoryStore):
+    """Forgets which decisions were used, and which calls were begun."""
+
+    @transaction
+    def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        held_run(self.rows, call.run_id, fence)
+        write_events(self.rows, call.run_id, events, now_us)

@@ -22,6 +22,7 @@ TAIL: Final = 60
 
 FAULTS_OF_OURS: Final = frozenset({
     "look_failed", "interrupts_failed", "slot_failed", "batch_failed", "beat_failed", "end_unwritable", "loop_ended",
+    "desk_look_failed", "question_failed", "inbox_failed", "parking_failed", "forged_decision", "forged_request",
 })  # fmt: skip
 """Logged where a broad ``except`` caught what should never be raised."""
 
@@ -73,6 +74,8 @@ def _report(deployment: Deployment, *, is_whole: bool) -> Report:
             "steps": len(rows.steps),
             "claims": auditor.claims.claims,
             "commits": auditor.commits,
+            "parked": auditor.parked,
+            "decisions used": len(auditor.used),
             "stale writes refused": auditor.stale_refused,
             "acts without a lease": deployment.stale_acts,
             "virtual seconds": int(deployment.clock.monotonic_s()),

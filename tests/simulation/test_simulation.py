@@ -12,8 +12,10 @@ import pytest
 from shared.testing.memory import MemoryStore
 from tests.simulation.faults import Fault
 from tests.simulation.planted import (
+    DoubleStore,
     FencelessStore,
     ForgetfulStore,
+    LateStore,
     OwnerlessStore,
     SilentStore,
     UnfairStore,
@@ -34,7 +36,7 @@ def seen() -> list[Report]:
     return []
 
 
-@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06")
+@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
 def test_every_promise_is_kept_whatever_happens_in_whatever_order(first: int, seen: list[Report]) -> None:
     reports = [simulate(seed) for seed in range(first, first + CHUNK)]
@@ -45,7 +47,7 @@ def test_every_promise_is_kept_whatever_happens_in_whatever_order(first: int, se
     assert not broken, "\n\n".join(broken)
 
 
-@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06")
+@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
 def test_every_promise_is_kept_on_sqlite_too() -> None:
     with sqlite_stores() as open_one:
         reports = [simulate(seed, open_one) for seed in SQLITE_SEEDS]
@@ -64,8 +66,11 @@ def test_these_seeds_strike_with_every_fault_and_let_work_be_done(seen: list[Rep
 
     assert struck == set(Fault)
     assert {"worker.advance", "worker.append", "worker.beat", "owner.expand", "owner.retry_step"} <= borders
+    assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
     assert sum(report.counts["stale writes refused"] for report in seen) > 20
     assert sum(report.counts["claims"] for report in seen) > 2_000
+    assert sum(report.counts["parked"] for report in seen) > 100
+    assert sum(report.counts["decisions used"] for report in seen) > 200
 
 
 def test_a_seed_tells_the_same_story_in_any_process() -> None:
@@ -92,7 +97,7 @@ def _told_by_another_process(seed: int, hash_seed: str) -> str:
 
 @pytest.mark.parametrize(
     "planted",
-    [FencelessStore, SilentStore, ForgetfulStore, UnfairStore, OwnerlessStore],
+    [FencelessStore, SilentStore, ForgetfulStore, UnfairStore, OwnerlessStore, LateStore, DoubleStore],
     ids=lambda planted: planted.__name__,
 )
 def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore]) -> None:

@@ -6,7 +6,6 @@ A resumed run goes on where its log ends, as a real one does; a poisonous step e
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shared.clock import Clock
 from shared.jsontext import Json, JsonObject
@@ -16,23 +15,12 @@ from shared.store import Store
 from shared.tasks.inputs import BoundStep
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd
+from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
+from tests.simulation.effects import Effects, Host
 from worker.interruption import Interruption
 from worker.python_step import failed
 from worker.time_limit import TimeLimit
-
-
-class Host(Protocol):
-    """The worker process in which the work is done."""
-
-    @property
-    def worker_id(self) -> str: ...
-
-    def kill(self) -> None: ...
-
-    def acts(self, claim: Claim) -> None:
-        """Be told of every act: whoever acts must hold the lease, unless it has just been let go again."""
-        ...
 
 
 @dataclass(slots=True)
@@ -41,6 +29,7 @@ class Bench:
 
     starts: Counter[str] = field(default_factory=Counter)
     acts: int = 0
+    effects: Effects = field(default_factory=Effects)
 
 
 @dataclass(slots=True)
@@ -51,13 +40,15 @@ class ScriptedWork:
     clock: Clock
     host: Host
     bench: Bench
+    asked: AskedCalls
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
-        del limit, interruption
         script = bound.inputs
         self.bench.starts[claim.step_key] += 1
         try:
             await self._write_log(claim, script)
+            if script["does"] == "asks":
+                await self.asked.make(claim, _number(script["asks"]), limit, interruption)
             return await self._end(claim, script)
         except asyncio.CancelledError:
             if script["does"] == "stubborn":

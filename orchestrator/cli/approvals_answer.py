@@ -1,18 +1,16 @@
 """One answer from the command line: who may give it, the row that it is, and what became of it (PER-03, PER-15)."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-import psutil
-
 from orchestrator.cli.console import visible
 from orchestrator.cli.ids import deployment, open_store
 from orchestrator.cli.question_text import short_id
 from orchestrator.endings import CHOICES, ending_of, question_of
+from orchestrator.forebears import is_started_by_a_run
 from orchestrator.remote_responder import why_not
 from orchestrator.rulings import offers_session
 from shared.clock import Clock, SystemClock
@@ -82,19 +80,12 @@ class Answering:
 
     async def _hindrance(self, question: Question, session: Session, choice: Choice, home: str) -> str:
         """Say why this answer may not be given; the owner would refuse it, and the question would be lost."""
-        if await self._is_asked_by_a_run():
+        if await is_started_by_a_run(self.store):
             return "this command was started by a run, and runs do not answer for people"
         hindrance = why_not(session, self.settings.principal)
         if hindrance or choice is not Choice.ALLOW_FOR_SESSION:
             return hindrance
         return no_grant(session, question, home)
-
-    async def _is_asked_by_a_run(self) -> bool:
-        """Say whether a worker of this deployment is among our forebears: an agent's command (PER-13)."""
-        here = socket.gethostname()
-        workers = {worker.pid for worker in await self.store.workers() if worker.host == here}
-        forebears = await asyncio.to_thread(lambda: {process.pid for process in psutil.Process().parents()})
-        return bool(workers & forebears)
 
     async def _settled(self, question: Question, wait_s: float) -> Question:
         """Return the question once its owner has closed it, or as it stands when the time is over."""

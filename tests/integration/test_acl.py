@@ -286,6 +286,6 @@ async def test_the_api_rings_and_hears_as_its_own_user(server: AclServer) -> Non
 )
 def test_the_api_may_do_nothing_else(server: AclServer, command: tuple[str, ...]) -> None:
     # Some are refused to everybody before rights are looked at.
-    refused = pytest.raises(redis.ResponseError, match="permissions|not allowed")
+    refused = pytest.raises(redis.ResponseError, match=r"permissions|not allowed")
     with server.client("client") as client, refused:
         client.execute_command(*command)

@@ -1,0 +1,71 @@
+"""``soong tokens``: what it makes, what it refuses."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.ids import open_store
+from orchestrator.cli.tokens import _create, _list, _revoke, seconds_of
+from shared.access.token import Right, read_token
+from shared.errors import ConflictError, NotFoundError, UsageError
+from shared.settings import Settings
+from shared.testing.builders import make_worker
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A home in which nothing has run yet."""
+    return Settings(agent_home=tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", None), ("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000), ("2w", 1_209_600)]
+)
+def test_a_time_is_written_as_people_do(text: str, seconds: int | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-1d", "0d", "1.5h", "30 d", "1y", "99999999d"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write 30d"):
+        seconds_of(text)
+
+
+async def test_the_first_token_of_a_home_needs_no_service(settings: Settings) -> None:
+    token, text = await _create(settings, "ada", [Right.RUN], 60)
+
+    assert await _list(settings) == [token]
+    assert token.expires_us == token.created_us + 60_000_000
+    found = read_token(text)
+    assert found is not None
+    assert found[0] == token.id
+    assert found[1].encode() not in (settings.home / "soong.db").read_bytes()
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_run_makes_no_token(settings: Settings) -> None:
+    await _create(settings, "ada", [Right.READ], None)
+    store = await open_store(settings)
+    await store.register_worker(replace(make_worker(), host=socket.gethostname(), pid=os.getppid()))
+    await store.close()
+
+    with pytest.raises(ConflictError, match="started by a run"):
+        await _create(settings, "ada", [Right.APPROVE], None)
+
+    assert [token.rights for token in await _list(settings)] == [{Right.READ}]
+
+
+async def test_a_token_is_revoked_by_its_id_or_the_end_of_it(settings: Settings) -> None:
+    first, _ = await _create(settings, "ada", [Right.READ], None)
+    second, _ = await _create(settings, "bob", [Right.READ], None)
+
+    assert await _revoke(settings, first.id)
+    assert await _revoke(settings, second.id[-12:])
+    assert not await _revoke(settings, first.id)
+
+    for unknown in ("tok_unknown", "", second.id[-3:]):
+        with pytest.raises(NotFoundError):
+            await _revoke(settings, unknown)

@@ -31,9 +31,9 @@ class AwayStore(MemoryStore):
         found: tuple[PermissionRequest, RequestState] = await super().request(request_id)
         return found
 
-    async def pending(self, session_id: str) -> list[PermissionRequest]:
+    async def pending(self, session_id: str, *, limit: int = 10_000) -> list[PermissionRequest]:
         self._check("pending")
-        return list(await super().pending(session_id))
+        return list(await super().pending(session_id, limit=limit))
 
     async def answer(self, answer: Answer) -> None:
         self._check("answer")

@@ -266,10 +266,10 @@ def test_a_refused_host_is_network_denied_to_the_model() -> None:
     assert "127.0.0.1" in failure.message
 
 
-def web(host: str, **overrides: bool) -> Facts:
+def web(host: str, *, is_tainted: bool = False) -> Facts:
     target = Target(kind="host", scope=host, shown=f"http://{host}/", host=host)
     tags = frozenset({"network", "readonly"})
-    return Facts("web.fetch", tags, True, False, True, Risk.READ, target, **overrides)
+    return Facts("web.fetch", tags, True, False, True, Risk.READ, target, is_tainted=is_tainted)
 
 
 ALLOWED = Rule(Effect.ALLOW, "web.*", scope=Scope(ScopeKind.HOST, "cdn.example.org"))

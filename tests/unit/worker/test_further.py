@@ -165,7 +165,7 @@ async def test_a_step_that_was_reported_keeps_its_report_whatever_becomes_of_the
 
 @pytest.mark.spec("EVT-05")
 async def test_what_is_reported_holds_no_secret() -> None:
-    process = Process(redactor=Redactor(["hunter2hunter2"]))
+    process = Process(redactor=Redactor(("hunter2hunter2",)))
 
     async def work(claim: Claim) -> StepEnd:
         more = await process.take(claim)

@@ -90,12 +90,15 @@ class WorkersView:
     workers: tuple[WorkerView, ...]
     pools: tuple[PoolView, ...]
     caps: tuple[CapFigures, ...] = ()
+    parked: int = 0
+    """Runs that wait for consent and hold no slot."""
 
     def as_json(self) -> JsonObject:
         return {
             "workers": [worker.as_json() for worker in self.workers],
             "pools": [pool.as_json() for pool in self.pools],
             "caps": [cap_as_json(cap) for cap in self.caps],
+            "parked": self.parked,
         }
 
 
@@ -118,6 +121,7 @@ async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: Figure
         tuple(WorkerView(worker, tuple(held.get(worker.id, ()))) for worker in workers),
         tuple(PoolView(pool, waiting.get(pool, 0), free_slots(workers, pool)) for pool in pools),
         tuple(await figures.caps()),
+        await figures.parked(),
     )
 
 

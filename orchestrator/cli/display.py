@@ -28,6 +28,7 @@ SYMBOLS = {
 TOLD = frozenset(
     {
         StepStatus.RUNNING,
+        StepStatus.BLOCKED,
         StepStatus.WAITING,
         StepStatus.COMPLETED,
         StepStatus.FAILED,
@@ -35,6 +36,10 @@ TOLD = frozenset(
         StepStatus.SKIPPED,
     }
 )
+
+
+WAITS_FOR_CONSENT = "waits for consent, without a slot"
+"""What is said of a step whose run is parked."""
 
 
 class Display(Protocol):
@@ -128,8 +133,15 @@ def time_text(seconds: float | None) -> str:
 
 
 def status_text(step: Step) -> str:
-    """Return a step's status with its outcome where that says more."""
+    """Return a step's status with its outcome or what it waits for, where that says more."""
+    if step.status is StepStatus.BLOCKED:
+        return f"{step.status} (waits for consent)"
     return f"{step.status} ({step.outcome})" if step.outcome is Outcome.PARTIAL else str(step.status)
+
+
+def counted(status: StepStatus) -> str:
+    """Return what steps of a status are called where they are counted."""
+    return "waiting for consent" if status is StepStatus.BLOCKED else str(status)
 
 
 def _facts(step: Step) -> str:
@@ -139,6 +151,8 @@ def _facts(step: Step) -> str:
 def _facts_of(step: Step) -> Iterator[str]:
     if step.outcome is Outcome.PARTIAL:
         yield " (partial)"
+    if step.status is StepStatus.BLOCKED:
+        yield f": {WAITS_FOR_CONSENT}"
     if step.status.is_terminal and step.started_us is not None:
         yield f" in {time_text(seconds_of(step))}"
     if step.attempt > 1:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.console import cut, one_line, visible
-from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, time_text
+from orchestrator.cli.display import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
 from orchestrator.cli.prompt import terminal_console
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
@@ -97,7 +97,7 @@ class Live:
         done = sum(count for status, count in view.counts.items() if status.is_terminal)
         line = Table.grid(padding=(0, 1))
         counts = Text("  ").join(
-            Text(f"{SYMBOLS[status]} {view.counts[status]} {status}", style=STYLES.get(status, "dim"))
+            Text(f"{SYMBOLS[status]} {view.counts[status]} {counted(status)}", style=STYLES.get(status, "dim"))
             for status in StepStatus
             if view.counts.get(status)
         )
@@ -122,6 +122,8 @@ def _row(step: Step, view: View) -> tuple[Text, ...]:
     style = STYLES.get(step.status, "dim")
     indent = "    " if step.map_key else "  "
     said = view.lacks.get(step.key) or step.progress or (step.error.message if step.error is not None else "")
+    if step.status is StepStatus.BLOCKED:
+        said = WAITS_FOR_CONSENT
     if step.status is StepStatus.WAITING:
         children = [child for child in view.steps if child.map_key == step.key]
         said = f"{sum(child.status.is_terminal for child in children)} of {len(children)} done"

@@ -166,6 +166,8 @@ def retry(
 
 
 async def _list(limit: int, *, is_json: bool) -> None:
+    from orchestrator.cli.display import counted
+
     store = await open_store(load_settings())
     try:
         tasks = await store.tasks(limit=limit)
@@ -192,7 +194,7 @@ async def _list(limit: int, *, is_json: bool) -> None:
             task.id,
             str(task.status),
             rfc3339(task.created_us)[:19],
-            ", ".join(f"{number} {status}" for status, number in count.by_status.items() if number),
+            ", ".join(f"{number} {counted(status)}" for status, number in count.by_status.items() if number),
             task.title,
         )
         for task, count in zip(tasks, counts, strict=True)

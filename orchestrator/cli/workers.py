@@ -63,7 +63,14 @@ def text_of(view: WorkersView) -> str:
     ]
     runs = [table(("run", "step", "title", "worker"), held)] if held else []
     caps = [caps_text(view.caps)] if view.caps else []
-    return "\n\n".join([workers, *([pools] if view.pools else []), *caps, *runs])
+    return "\n\n".join([workers, *([pools] if view.pools else []), *caps, *runs, *_parked(view.parked)])
+
+
+def _parked(number: int) -> list[str]:
+    if not number:
+        return []
+    runs = "1 run is parked and holds" if number == 1 else f"{number} runs are parked and hold"
+    return [f"{runs} no slot while waiting for consent; see `soong approvals list`"]
 
 
 def caps_text(caps: Sequence[CapFigures]) -> str:

@@ -61,6 +61,10 @@ class FigureSource(Protocol):
         """Raises: UnavailableError; InvalidConfigError when our role may not read them (a worker's may not)."""
         ...
 
+    async def parked(self) -> int:
+        """Return how many runs wait for consent without a slot. Raises: UnavailableError."""
+        ...
+
     async def holdings(self) -> Sequence[Holding]:
         """Return what is held, by worker, oldest first. Raises: UnavailableError."""
         ...

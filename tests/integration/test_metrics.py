@@ -37,7 +37,7 @@ from shared.tasks.step import Cap
 from shared.testing.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
 from shared.testing.clock import FakeClock
 from tests.contract.pulling import pulled, taken, work
-from tests.contract.scene import Scene, open_scene
+from tests.contract.scene import Scene, held, open_scene
 from tests.integration.roles import plain
 from tests.integration.sql_stores import opened
 
@@ -331,6 +331,17 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(scene: Sc
     shown = text_of(view)
     assert "big@far" in shown
     assert claim.identity.run_id in shown
+
+
+@pytest.mark.spec("DIS-04", "PER-13")
+async def test_the_list_counts_parked_runs(scene: Scene, source: SqlFigures) -> None:
+    claim = await scene.start("asks")
+    request = await scene.store.raise_request(make_request(claim), events=(), now_us=scene.now_us)
+    assert await scene.store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
+
+    view = await list_workers(scene.store, scene.store, source)
+
+    assert (view.parked, view.as_json()["parked"], view.workers[0].holds) == (1, 1, ())
 
 
 async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlFigures) -> None:

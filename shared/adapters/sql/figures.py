@@ -79,6 +79,10 @@ BESIDE: Final = Statement(
     SELECT pool, count(*) FROM steps WHERE holder_run_id <> '' AND status IN ('claimed', 'running') GROUP BY pool
     """,
 )
+PARKED_NOW: Final = Statement(
+    "parked now: how many steps wait for consent without a slot",
+    "SELECT count(*) FROM steps WHERE status = 'blocked'",
+)
 HOLDINGS: Final = Statement(
     "holdings: every leased step",
     """
@@ -106,6 +110,9 @@ class SqlFigures:
 
     async def figures(self) -> Figures:
         return await asyncio.to_thread(self._read, _figures)
+
+    async def parked(self) -> int:
+        return await asyncio.to_thread(self._read, lambda tx: int(tx.rows(PARKED_NOW)[0][0]))
 
     async def holdings(self) -> Sequence[Holding]:
         return await asyncio.to_thread(self._read, lambda tx: [Holding(*row) for row in tx.rows(HOLDINGS)])

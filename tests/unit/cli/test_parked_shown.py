@@ -1,0 +1,60 @@
+"""A parked step is shown as what it is: waiting for consent, and in nobody's slot."""
+
+import io
+from collections import Counter
+
+import pytest
+from rich.console import Console
+
+from orchestrator.cli.display import Lines, counted, status_text
+from orchestrator.cli.live import Live
+from orchestrator.cli.workers import text_of
+from orchestrator.client import View
+from orchestrator.workers import WorkersView
+from shared.store import Store
+from shared.tasks.status import StepStatus
+from shared.testing.builders import make_request
+from shared.testing.memory import MemoryStore
+from tests.contract.scene import Scene, held, open_scene
+
+
+async def view_of(scene: Scene, store: Store) -> View:
+    claim = await scene.start("asks")
+    request = await store.raise_request(make_request(claim), events=(), now_us=scene.now_us)
+    assert await store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
+    steps = tuple(await store.steps(claim.identity.task_id))
+    return View(await store.task(claim.identity.task_id), steps, (), (request,))
+
+
+@pytest.mark.spec("DAG-04", "PER-13")
+async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_consent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    view = await view_of(await open_scene(store), store)
+    output = io.StringIO()
+    live = Live(Console(file=output, width=100, height=40, force_terminal=False))
+
+    Lines().show(view)
+    live.console.print(live.picture(view))
+    live.close()
+
+    assert "? asks blocked: waits for consent, without a slot" in capsys.readouterr().err
+    assert "waits for consent, without a slot" in output.getvalue()
+    assert "1 waiting for consent" in output.getvalue()
+    assert status_text(view.steps[0]) == "blocked (waits for consent)"
+
+
+def test_parked_steps_are_counted_in_words() -> None:
+    counts = Counter({StepStatus.BLOCKED: 2, StepStatus.RUNNING: 1})
+
+    assert [f"{number} {counted(status)}" for status, number in counts.items()] == [
+        "2 waiting for consent",
+        "1 running",
+    ]
+
+
+def test_the_list_of_workers_says_how_many_runs_are_parked() -> None:
+    assert "parked" not in text_of(WorkersView((), ()))
+    assert "1 run is parked and holds no slot" in text_of(WorkersView((), (), parked=1))
+    assert "3 runs are parked and hold no slot" in text_of(WorkersView((), (), parked=3))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from orchestrator.scheduler import Ended
 from shared.errors import NotFoundError, UnavailableError
 from shared.jsontext import Json, JsonObject, dump
 from shared.log import get_logger
@@ -41,7 +40,7 @@ ERROR_EVENTS = frozenset(
 )
 PAGE = 1000
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-"""Waits between attempts while the database is away; then the folder is given up."""
+"""Waits between attempts while the database is away; then the next full sweep begins anew."""
 
 
 class StoredArtifacts(Protocol):
@@ -52,41 +51,57 @@ class StoredArtifacts(Protocol):
         ...
 
 
+class RecordedStore(RunStore, Protocol):
+    """Rows that remember which folders are written."""
+
+    async def mark_recorded(self, task_id: str) -> None: ...
+
+
 @dataclass(slots=True)
 class RunFolders:
-    """Writes in the background, one task after the other; :meth:`close` waits for what is under way."""
+    """Writes in the background, one task after the other; :meth:`close` waits for what is under way.
 
-    runs: RunStore
+    A task is marked when all its folders stand. An owner that ends before that leaves the task to the next one, which
+    writes the same files again.
+    """
+
+    runs: RecordedStore
     artifacts: StoredArtifacts
     folder: Path
-    _writing: set[asyncio.Task[None]] = field(default_factory=set)
+    _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _given_up: set[str] = field(default_factory=set)
+    """Tasks whose folders this process cannot write: another may, or itself when it is started again."""
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def write(self, ended: Ended) -> None:
-        """Begin to write the folders of the task's runs."""
-        task = asyncio.get_running_loop().create_task(self._write_task(ended.task_id))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+    async def write(self, task_id: str) -> None:
+        """Begin to write the folders of the task's runs, unless they are being written or could not be."""
+        if task_id in self._writing or task_id in self._given_up:
+            return
+        task = asyncio.get_running_loop().create_task(self._write_task(task_id))
+        self._writing[task_id] = task
+        task.add_done_callback(lambda _: self._writing.pop(task_id, None))
 
     async def close(self) -> None:
         """Wait for what is being written; what waits for the database is tried once more."""
         self._closing.set()
-        await asyncio.gather(*self._writing, return_exceptions=True)
+        await asyncio.gather(*self._writing.values(), return_exceptions=True)
 
     async def _write_task(self, task_id: str) -> None:
         """Write all folders of a task, again and again while the database is away: nobody else will."""
         for wait_s in (*RETRY_S, None):
             try:
                 await self._write_runs(task_id)
+                await self.runs.mark_recorded(task_id)
             except UnavailableError as error:
                 if wait_s is None or self._closing.is_set():
-                    log.error("run_folder_failed", task=task_id, error=str(error))
+                    log.error("run_folder_left", task=task_id, error=str(error))
                     return
                 log.warning("run_folder_waits", task=task_id, error=str(error))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), wait_s)
             except OSError:
                 log.exception("run_folder_failed", task=task_id)
+                self._given_up.add(task_id)
                 return
             else:
                 return

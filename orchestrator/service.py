@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from orchestrator.commands import Commands
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.reaper import Reaper
-from orchestrator.scheduler import Ended, Scheduler
+from orchestrator.scheduler import Scheduler
 from orchestrator.unclaimable import UnclaimableSteps
 from shared.clock import Clock
 from shared.errors import NotOwnerError, UnavailableError
@@ -53,7 +53,7 @@ class PermissionDesk(Protocol):
 class Recorder(Protocol):
     """Writes the folders of ended tasks (orchestrator.record)."""
 
-    async def write(self, ended: Ended) -> None: ...
+    async def write(self, task_id: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class Orchestrator:
             await self.parts.desk.review([session_id])
         self._look_later(session_id, look.due_us)
         for end in look.ended:
-            await self.parts.recorder.write(end)
+            await self.parts.recorder.write(end.task_id)
         if look.ended:
             await self.parts.ring.wake_session(session_id)
 
@@ -257,6 +257,8 @@ class Orchestrator:
         wanted = self._active | await self._reaper.sweep() | await self._adopt()
         if is_full:
             wanted |= await self._busy()
+            for task_id in await self.parts.store.unrecorded(self.owner_id):
+                await self.parts.recorder.write(task_id)
         await self.look(wanted)
 
     async def _busy(self) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Self
 from orchestrator.commands import Commands
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.expander import Expander
-from orchestrator.scheduler import Ended, Scheduler
+from orchestrator.scheduler import Scheduler
 from orchestrator.service import Orchestrator, Parts
 from shared.clock import SystemClock
 from shared.jsontext import Json, JsonObject
@@ -63,10 +63,10 @@ class NoQuestions:
 
 @dataclass
 class NoFolders:
-    ended: list[Ended] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
 
-    async def write(self, ended: Ended) -> None:
-        self.ended.append(ended)
+    async def write(self, task_id: str) -> None:
+        self.written.append(task_id)
 
 
 @dataclass

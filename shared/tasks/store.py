@@ -239,6 +239,17 @@ class TaskStore(Protocol):
         """Return the session's tasks that have not ended, oldest first."""
         ...
 
+    async def unrecorded(self, owner_id: str) -> Sequence[str]:
+        """Return tasks that are over and whose run folders are not written, oldest first.
+
+        Of sessions that are the owner's or nobody's; none of which a step is still held.
+        """
+        ...
+
+    async def mark_recorded(self, task_id: str) -> None:
+        """Say that the run folders of a task that is over are written; nothing when it goes on again."""
+        ...
+
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
         """Stop new claims of the task; return the ids of workers that hold steps of it.
 

@@ -436,3 +436,51 @@ async def test_retried_task_opens_its_session(scene: Scene) -> None:
     await scene.retry_task(task_id)
 
     assert not (await scene.store.session(scene.own.session_id)).is_closed
+
+
+# -- run folders
+@pytest.mark.spec("EVT-03")
+async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: Scene) -> None:
+    open_task = await scene.task("open")
+    task_id = await scene.task("a")
+    claims = await scene.claim()
+    await scene.complete_all([claim for claim in claims if claim.identity.task_id == task_id])
+    await finish(scene, task_id)
+
+    before = await scene.store.unrecorded(scene.own.owner_id)
+    await scene.store.mark_recorded(task_id)
+    await scene.store.mark_recorded(open_task)
+
+    assert before == [task_id]
+    assert await scene.store.unrecorded(scene.own.owner_id) == []
+    await cancel(scene, open_task)
+    assert await scene.store.unrecorded(scene.own.owner_id) == []  # a step of it is still held
+    await scene.hand_back(next(claim for claim in claims if claim.identity.task_id == open_task))
+    assert await scene.store.unrecorded(scene.own.owner_id) == [open_task]
+
+
+@pytest.mark.spec("EVT-03")
+async def test_a_task_that_was_tried_again_is_recorded_anew(scene: Scene) -> None:
+    task_id = await scene.task(*CHAIN)
+    await run_all(scene)
+    await finish(scene, task_id)
+    await scene.store.mark_recorded(task_id)
+
+    await scene.retry_task(task_id, from_step="c")
+    during = await scene.store.unrecorded(scene.own.owner_id)
+    await run_all(scene)
+    await finish(scene, task_id)
+
+    assert during == []
+    assert await scene.store.unrecorded(scene.own.owner_id) == [task_id]
+
+
+@pytest.mark.spec("EVT-03")
+async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_anybody(scene: Scene) -> None:
+    task_id = await scene.task("a")
+    await run_all(scene)
+    await finish(scene, task_id)
+
+    assert await scene.store.unrecorded("own_other") == []
+    await scene.store.release_owner(scene.own.owner_id)
+    assert await scene.store.unrecorded("own_other") == [task_id]

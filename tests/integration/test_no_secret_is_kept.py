@@ -18,7 +18,6 @@ import structlog
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.record import RunFolders
-from orchestrator.scheduler import Ended
 from orchestrator.submission import submission
 from shared.adapters.artifacts import FolderArtifacts
 from shared.adapters.sql.store import SqlStore
@@ -31,7 +30,6 @@ from shared.sandbox.redact import redactor
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
 from shared.tasks.reading import plan_from_json
-from shared.tasks.status import TaskStatus
 from shared.tasks.step import Advance, Claim, StepEnd
 from shared.testing.builders import make_owner
 from shared.testing.memory.ring import MemorySwitchboard
@@ -138,6 +136,7 @@ class Site:
 
     async def _worker(self) -> tuple[str, Incarnation]:
         incarnation = Incarnation(self.store, SystemClock(), "w@here", 1, ("default",), ())
+        self._runner(incarnation, self.config)  # which announces the tools that it has
         return await incarnation.register(), incarnation
 
     def _runner(self, incarnation: Incarnation, config: Config) -> Runner:
@@ -221,7 +220,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
 
     get_logger("tests").warning("ended", output=end.output, secret=SECRET)
     folders = RunFolders(site.store, site.artifacts, site.root / "runs")
-    await folders.write(Ended(task_id, TaskStatus.COMPLETED))
+    await folders.write(task_id)
     await folders.close()
     assert end.output == {"said": "the token is [redacted]", "ok": False}
     assert (site.project / "out.txt").read_text() == f"token={SECRET}", "the work itself is done with the real value"

@@ -64,7 +64,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
     )
     folders = RunFolders(store, artifacts, tmp_path / "runs")
 
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await folders.close()
 
     folder = tmp_path / "runs" / run_id
@@ -86,7 +86,7 @@ async def test_a_run_without_tool_calls_gets_none(tmp_path: Path) -> None:
     ended, run_id = await ended_run(store, tool_calls=0)
     folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
 
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await folders.close()
 
     assert not (tmp_path / "runs" / run_id).exists()
@@ -99,7 +99,7 @@ async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> N
     ended, run_id = await ended_run(store, NewEvent(EventType.TOOL_COMPLETED, {"deliverable": deliverable}, START_US))
     folders = RunFolders(store, artifacts, tmp_path / "runs")
 
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await folders.close()
 
     assert (tmp_path / "runs" / run_id / "deliverables" / "escaped").read_bytes() == b"x"
@@ -117,7 +117,7 @@ async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> Non
     ended, run_id = await ended_run(store, *events)
     folders = RunFolders(store, artifacts, tmp_path / "runs")
 
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await folders.close()
 
     kept = sorted((tmp_path / "runs" / run_id / "deliverables").iterdir())
@@ -139,7 +139,7 @@ async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_pa
     (place / "x").symlink_to(victim)
 
     folders = RunFolders(store, artifacts, tmp_path / "runs")
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await folders.close()
 
     assert victim.read_bytes() == b"untouched"
@@ -157,7 +157,7 @@ async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(t
     )
     folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
 
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await folders.close()
 
     logs = tmp_path / "runs" / run_id / "logs"
@@ -190,8 +190,8 @@ async def test_a_folder_waits_for_a_database_that_is_away(
     folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
     store.away = away
 
-    await folders.write(ended)
-    await asyncio.gather(*folders._writing)
+    await folders.write(ended.task_id)
+    await asyncio.gather(*folders._writing.values())
 
     assert (tmp_path / "runs" / run_id / "events.jsonl").exists() is is_written
 
@@ -202,7 +202,38 @@ async def test_closing_waits_for_no_database_that_is_away(tmp_path: Path) -> Non
     folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
     store.away = 100
 
-    await folders.write(ended)
+    await folders.write(ended.task_id)
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
         await folders.close()
+
+
+async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
+    store = MemoryStore()
+    ended, run_id = await ended_run(store)
+    ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
+    await store.finish_task(ownership, ended.task_id, now_us=START_US)
+    before = await store.unrecorded(ownership.owner_id)
+
+    for _ in range(2):  # a successor that did not hear of it writes the same again
+        folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+        await folders.write(ended.task_id)
+        await folders.close()
+
+    assert before == [ended.task_id]
+    assert await store.unrecorded(ownership.owner_id) == []
+    assert len(lines(tmp_path / "runs" / run_id / "events.jsonl")) == len(await store.events(run_id))
+
+
+async def test_folders_that_cannot_be_written_are_left_to_another_owner(tmp_path: Path) -> None:
+    store = MemoryStore()
+    ended, _ = await ended_run(store)
+    ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
+    await store.finish_task(ownership, ended.task_id, now_us=START_US)
+    (tmp_path / "runs").write_text("a file is in the way")
+    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+
+    await folders.write(ended.task_id)
+    await folders.close()
+
+    assert await store.unrecorded(ownership.owner_id) == [ended.task_id]

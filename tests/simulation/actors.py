@@ -12,7 +12,7 @@ from orchestrator.commands import Commands
 from orchestrator.desk import Desk
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.expander import Expander
-from orchestrator.scheduler import Ended, Scheduler
+from orchestrator.scheduler import Scheduler
 from orchestrator.service import Orchestrator, Parts
 from shared.clock import Clock
 from shared.errors import UnavailableError
@@ -183,7 +183,7 @@ class Actor:
 class NoFolders:
     """Run folders are files, and files are no part of the ledger."""
 
-    async def write(self, ended: Ended) -> None: ...
+    async def write(self, task_id: str) -> None: ...
 
 
 class OwnerActor(Actor):

@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
+from shared.jsontext import JsonObject
 from shared.sessions.session import ProcessState
+from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 from tests.system.auditor import audit
 from tests.system.deployment import LEASE_S, SWEEP_S, Deployment
@@ -93,6 +95,33 @@ async def test_several_owners_share_the_sessions_and_none_is_owned_twice(no_owne
         assert watched == [[]] * 5
         assert {(await service.store.session(task.session_id)).owner_epoch for task in tasks} == {1}
         assert await done(service, tasks[0]) == 8
+
+
+@pytest.mark.spec("EVT-03", "DAG-07")
+async def test_run_folders_that_a_killed_owner_has_not_written_are_written_by_the_next(no_owner: Deployment) -> None:
+    step: JsonObject = {
+        "id": "a",
+        "instructions": "Look around.",
+        "script": [{"call": "code.list_dir", "with": {"path": "."}}, {"finish": {"done": True}}],
+    }
+    async with no_owner as service:
+        await start_workers(service, 1)
+        await service.start_owners(1, FAULT_DIE="finish_task:done")
+        task = await service.submit({"title": "t", "steps": [step]})
+        assert await asyncio.to_thread(service.owners[-1].wait, 20) == -signal.SIGKILL
+        ended = await service.store.task(task.id)
+        folder = service.settings.home / "runs" / (await service.steps(task))["a"].run_id
+        unwritten = folder.joinpath("events.jsonl").exists()
+
+        await service.start_owners(1)
+
+        async def is_written() -> bool:
+            return folder.joinpath("logs", "tools.jsonl").exists() and not await service.store.unrecorded("")
+
+        await service.until(is_written)
+        assert ended.status is TaskStatus.COMPLETED
+        assert not unwritten
+        assert "code.list_dir" in folder.joinpath("logs", "tools.jsonl").read_text(encoding="utf-8")
 
 
 async def _owner_after(service: Deployment, task: Task, pid: int) -> int:

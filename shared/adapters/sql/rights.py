@@ -98,7 +98,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         reads=True,
         never=(
             *("ordinal", "id", "session_id", "title", "status", "plan", "inputs", "root_run_id", "created_us"),
-            *("ended_us", "reason"),
+            *("ended_us", "reason", "is_recorded"),
         ),
     ),
     "steps": WorkerRight(

@@ -20,8 +20,21 @@ from shared.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, ad
 from shared.tasks.step import OpenTask
 
 MOVE_TASK: Final = Statement(
-    "move task: to its next status",
-    "UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us WHERE id = :task_id",
+    "move task: to its next status; whatever its folders say, they are to be written anew",
+    "UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us, is_recorded = 0 WHERE id = :task_id",
+)
+UNRECORDED: Final = Statement(
+    "unrecorded: tasks that are over, of sessions of this owner or of nobody's, whose folders are not written",
+    """
+    SELECT t.id FROM tasks AS t JOIN sessions AS s ON s.id = t.session_id
+    WHERE t.is_recorded = 0 AND t.status IN ('completed', 'failed', 'cancelled') AND s.owner_id IN ('', :owner_id)
+      AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id AND steps.status IN ('claimed', 'running'))
+    ORDER BY t.ordinal LIMIT 100
+    """,
+)
+RECORDED: Final = Statement(
+    "recorded: the folders of a task that is over are written",
+    "UPDATE tasks SET is_recorded = 1 WHERE id = :task_id AND status IN ('completed', 'failed', 'cancelled')",
 )
 PAUSE_LEASED: Final = Statement(
     "pause leased: copy a task's pause to its leased steps; their workers learn of it as an interrupt",
@@ -114,6 +127,12 @@ class SqlSteering(SqlChanging):
             return [OpenTask(task_id, TaskStatus(status)) for task_id, status in rows]
 
         return await self._database.read(read)
+
+    async def unrecorded(self, owner_id: str) -> Sequence[str]:
+        return await self._database.read(lambda tx: [row[0] for row in tx.rows(UNRECORDED, owner_id=owner_id)])
+
+    async def mark_recorded(self, task_id: str) -> None:
+        await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id))
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
         # Most looks find nothing to end: they cost a read and no lock.

@@ -77,6 +77,7 @@ def _where(condition: str) -> dict[str, Any]:
 
 
 READY = "status = 'ready' AND is_paused = 0"
+TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
 LEASED = "status IN ('claimed', 'running')"
 UNSETTLED = "status = 'failed' AND is_settled = 0"
 DUE = "status = 'pending' AND not_before_us IS NOT NULL"
@@ -183,8 +184,11 @@ tasks = Table(
     _number("created_us"),
     _instant("ended_us"),
     _text("reason"),
+    # Whether the folders of its runs have been written since it ended.
+    _number("is_recorded"),
     _one_of("status", TaskStatus),
     Index("ix_tasks_session", "session_id", "ordinal"),
+    Index("ix_tasks_unrecorded", "ordinal", **_where(f"is_recorded = 0 AND {TASK_OVER}")),
     Index("ix_tasks_open", "session_id", **_where("status IN ('running', 'paused')")),
 )
 

@@ -168,6 +168,22 @@ class MemoryOwning:
         return ended
 
     @transaction
+    def unrecorded(self, owner_id: str) -> Sequence[str]:
+        return [
+            task.id
+            for task in self.rows.tasks.values()
+            if task.status.is_terminal
+            and task.id not in self.rows.recorded
+            and self.rows.session(task.session_id).owner_id in ("", owner_id)
+            and not any(step.status.is_leased for step in self.rows.steps_of(task.id))
+        ]
+
+    @transaction
+    def mark_recorded(self, task_id: str) -> None:
+        if self.rows.task(task_id).status.is_terminal:
+            self.rows.recorded.add(task_id)
+
+    @transaction
     def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         self.rows.owned(ownership)
         return [

@@ -72,6 +72,7 @@ class MemoryRetrying:
             del self.rows.steps[child.key]
             self.rows.settled.discard(child.key)
         steps = self._put_back(task_id, again, by_step)
+        self.rows.recorded.discard(task_id)
         session = self.rows.session(ownership.session_id)
         self.rows.sessions[session.id] = replace(session, is_closed=False)
         self._begin_again(task, status, root, now_us)

@@ -42,6 +42,8 @@ class Rows:
     """Steps whose failure is final and has had its effect."""
     stopping: dict[str, str] = field(default_factory=dict)
     """Leased steps that were asked to cancel, with the reason."""
+    recorded: set[str] = field(default_factory=set)
+    """Tasks that are over and whose run folders are written."""
     unparked: set[str] = field(default_factory=set)
     """Steps that were parked and may go on: claimed before what has not begun."""
     caps: dict[str, int] = field(default_factory=dict)

@@ -7,7 +7,8 @@ FAULT_EFFECTS   the file to which ``test.effect`` appends one line when it start
 FAULT_COMMITS   ``kind:share,…`` with kinds lost_answer (committed, told as an error) and undone (rolled back)
 FAULT_LOSE      numbers (from 0, by commas) of this process's commits that are told as an error
 FAULT_SEED      seeds the choice of commits
-FAULT_DIE       ``method:before`` or ``method:after``: kill -9 of this process at the commit of that store method
+FAULT_DIE       ``method:before`` or ``method:after``: kill -9 of this process at the commit of that store method;
+                ``method:done``: once it has returned something
 FAULT_CLOCK     a file with the seconds by which this process's wall clock is wrong
 FAULT_PROTOCOL  the version of the wire that this process says it speaks
 FAULT_PACE      seconds by which every ``test.effect`` of this process takes longer
@@ -156,6 +157,9 @@ def _install_death(method: str, moment: str) -> None:
     if method == "send":
         _die_sending(moment)
         return
+    if moment == "done":
+        _die_when_done(method)
+        return
     is_doomed = threading.Event()
     original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
 
@@ -172,6 +176,16 @@ def _install_death(method: str, moment: str) -> None:
 
     setattr(SqlStore, method, doomed)
     Database.committer = staticmethod(deadly)
+
+
+def _die_when_done(method: str) -> None:
+    original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
+
+    async def deadly(self: SqlStore, *given: Any, **named: Any) -> Any:
+        if await original(self, *given, **named) is not None:
+            _die()
+
+    setattr(SqlStore, method, deadly)
 
 
 def _die_sending(moment: str) -> None:

@@ -28,11 +28,14 @@ def upgrade() -> None:
     where = sa.text("state <> 'gone'")
     op.create_index("ix_owners_alive", "owners", ["ordinal"], sqlite_where=where, postgresql_where=where)
     _index_caps()
+    _add_recorded()
     # Last: where SQLite writes the table anew, indexes come back without their order.
     _index_ready("is_unparked DESC", "priority DESC")
 
 
 def downgrade() -> None:
+    op.drop_index("ix_tasks_unrecorded", table_name="tasks")
+    op.drop_column("tasks", "is_recorded")
     op.drop_index("ix_workers_credential", table_name="workers")
     op.drop_column("workers", "credential")
     op.drop_index("ix_caps_standing", table_name="caps")
@@ -155,6 +158,16 @@ def _drop_claim_modes() -> None:
     op.drop_index("ix_steps_holder", table_name="steps")
     for column in ("holder_run_id", "is_puller", "claim_mode"):
         op.drop_column("steps", column)
+
+
+def _add_recorded() -> None:
+    """Whether a task's run folders are written; those of tasks that are over have been, as well as they could be."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    over = "status IN ('completed', 'failed', 'cancelled')"
+    op.add_column("tasks", sa.Column("is_recorded", number, server_default=sa.text("0"), nullable=False))
+    op.execute(f"UPDATE tasks SET is_recorded = 1 WHERE {over}")  # noqa: S608  # our own words
+    where = sa.text(f"is_recorded = 0 AND {over}")
+    op.create_index("ix_tasks_unrecorded", "tasks", ["ordinal"], sqlite_where=where, postgresql_where=where)
 
 
 def _index_caps() -> None:

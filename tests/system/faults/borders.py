@@ -1,0 +1,110 @@
+"""Borders at which a process ends or stops itself: exactly there, whatever else it writes meanwhile.
+
+FAULT_BORDERS   the borders, ``name:moment,…``; each strikes once
+FAULT_STRIKE    what happens there: ``kill`` (default) or ``stop``, until somebody lets the process go on
+
+A name is a method of the store, with the moments ``call``, ``before`` and ``after`` its commit, or ``return`` with
+something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint. Whoever has a
+border of another kind calls :func:`reach` there.
+"""
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+from sqlalchemy import RootTransaction
+
+from shared.adapters.redis.ring import RedisRing
+from shared.adapters.sql.database import Database, commit
+from shared.adapters.sql.store import SqlStore
+
+END: Final = "end"
+HINT: Final = "hint"
+
+_left: set[str] = set()
+_written: set[str] = set()
+"""What the transaction that is under way writes; only the writer's thread knows."""
+_method: ContextVar[str] = ContextVar("method", default="")
+
+
+def reach(border: str) -> None:
+    """Be at a border: if it is one of those that were named, and for the first time, it strikes."""
+    if border in _left:
+        _left.discard(border)
+        os.kill(os.getpid(), signal.SIGSTOP if os.environ.get("FAULT_STRIKE") == "stop" else signal.SIGKILL)
+
+
+def install(borders: str) -> None:
+    """Watch the borders that are named here."""
+    _left.update(borders.split(","))
+    for name in {border.partition(":")[0] for border in _left}:
+        if name == HINT:
+            _watch_hints()
+        elif name == END or hasattr(SqlStore, name):
+            _watch(name)
+    _watch_commits()
+
+
+def _watch(name: str) -> None:
+    method = "advance" if name == END else name
+    original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
+
+    async def watched(self: SqlStore, *given: Any, **named: Any) -> Any:
+        if name == END and not given[1]:
+            return await original(self, *given, **named)
+        reach(f"{name}:call")
+        before = _method.set(name)
+        try:
+            found = await original(self, *given, **named)
+        finally:
+            _method.reset(before)
+        if found is not None:
+            reach(f"{name}:return")
+        return found
+
+    setattr(SqlStore, method, watched)
+
+
+def _watch_commits() -> None:
+    original = Database.write
+
+    async def write(self: Database, function: Callable[[Any], Any]) -> Any:
+        name = _method.get()
+
+        def marked(transaction: Any) -> Any:
+            _written.add(name)
+            return function(transaction)
+
+        return await original(self, marked if name else function)
+
+    def striking(transaction: RootTransaction) -> None:
+        written = sorted(_written)
+        _written.clear()
+        for name in written:
+            reach(f"{name}:before")
+        commit(transaction)
+        for name in written:
+            reach(f"{name}:after")
+
+    Database.write = write  # type: ignore[method-assign]  # it does not come back
+    Database.committer = staticmethod(striking)
+
+
+def _watch_hints() -> None:
+    original = RedisRing._send_batch  # where hints leave the process; nothing public is that exact
+
+    async def sending(self: RedisRing, batch: Mapping[Any, str]) -> None:
+        is_meant = any(how == "stream" for how, _, _ in batch)
+        if is_meant:
+            reach(f"{HINT}:before")
+        await original(self, batch)
+        if is_meant:
+            reach(f"{HINT}:after")
+
+    RedisRing._send_batch = sending  # type: ignore[method-assign]  # it does not come back
+
+
+if _named := os.environ.get("FAULT_BORDERS"):
+    install(_named)

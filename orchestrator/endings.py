@@ -54,7 +54,10 @@ class Ending:
 def ending_of(question: Question) -> Ending:
     """Return how a question stands now."""
     if question.decision is not None:
-        return _decided(question.decision, question.answer)
+        decided = _decided(question.decision, question.answer)
+        if question.state is RequestState.EXPIRED and decided.is_allowed:
+            return Ending("lapsed", f"{decided.sentence}; not used in time, so its call asks anew")
+        return decided
     match question.state:
         case RequestState.PENDING if question.answer is not None:
             return Ending("answered", f"{_answered(question.answer)}; no orchestrator has acted on it yet")

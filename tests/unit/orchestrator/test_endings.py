@@ -51,6 +51,7 @@ WAYS = {
     "stale": refused(ErrorType.PERMISSION_STALE, principal="", reason="expired unused"),
     "withdrawn": Question(REQUEST, RequestState.WITHDRAWN),
     "expired": Question(REQUEST, RequestState.EXPIRED),
+    "lapsed": Question(REQUEST, RequestState.EXPIRED, YES, DECISION),
 }
 
 

@@ -24,6 +24,7 @@ from shared.sessions.session import AnswerMode
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Task
 from shared.testing.builders import make_answer
+from soong import Soong
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_tables
 from tests.system.deployment import Deployment
@@ -249,6 +250,35 @@ async def test_every_answer_outlives_the_owner_that_got_it(
         assert {(line["run"], line["pid"]) for line in lines} <= {(step.run_id, service.workers[0].pid)}
         assert [line["line"] for line in lines] == ["one", "two"][:ran]
         assert audit(service.database_url, at_rest=True).broken == []
+
+
+@pytest.mark.spec("CARD-3")
+async def test_a_callback_in_a_client_is_asked_once_however_many_owners_die(bare: Deployment) -> None:
+    """It outlives them: what it is being asked it goes on being asked, and what it said stands."""
+    asked: list[str] = []
+
+    async def callback(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request.id)
+        if len(service.owners) == 1:
+            await died(service.owners[0])
+        return PermissionDecision(Choice.ALLOW_ONCE)
+
+    async with bare as service:
+        await asyncio.gather(start_silent_owner(service, "answer_of:call"), start_worker(service))
+        home = service.settings.home
+        async with Soong.connect(service.database_url, service.redis_url, agent_home=home, tools=(TOOLS,)) as soong:
+            running = asyncio.create_task(soong.run(plan("a line"), permission_callback=callback, project=service.home))
+            await died(service.owners[0])
+            await start_silent_owner(service, "decide:before")
+            await died(service.owners[1])
+            await start_silent_owner(service)
+            async with asyncio.timeout(60):
+                outcome = await running
+
+        (task,) = await service.store.tasks()
+        assert outcome.status is TaskStatus.COMPLETED
+        assert await story_of(service, task, lambda _run_id: len(asked)) == ONCE
+        check_rows(service, 1)
 
 
 # -- the worker

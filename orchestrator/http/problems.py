@@ -80,7 +80,7 @@ MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
     Problem.BODY_TIMEOUT: (408, "The body did not arrive in time."),
     Problem.CONFLICT: (409, "The rows do not allow it (any more)."),
     Problem.ALREADY_DECIDED: (409, "The question has been answered; `by`, `channel`, `at` and `choice` say how."),
-    Problem.INPUT_CHANGED: (409, "The digest is not that of the input that waits: what was shown is another one."),
+    Problem.INPUT_CHANGED: (409, "The digest is not that of what is asked now: what was shown is another thing."),
     Problem.GONE: (410, "The question was withdrawn or has expired: nobody waits for its answer."),
     Problem.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
     Problem.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),

@@ -169,6 +169,27 @@ class PlanShape(Shape):
     mermaid: str = Field(description="Its graph as Mermaid text.")
 
 
+class PreviewStep(Shape):
+    """What one step will ask for."""
+
+    id: str
+    title: str
+    kind: str
+    asks: list[AnyObject] = Field(description="Each thing that its plan names: as given, resolved, and judged.")
+    may_ask: list[str] = Field(description="Its tools that can ask at run time and were not spoken of.")
+    is_grantable: bool
+    grant_digest: str | None = Field(description="What a yes to it names in `step_grants`; null: none can be given.")
+
+
+class PreviewShape(Shape):
+    """What a plan will ask for, as `soong run --preview --json` says it."""
+
+    v: int = Field(description="Grows when a field changes its meaning.")
+    title: str
+    union: AnyObject = Field(description="What all steps together ask for, by `write`, `hosts` and `run`.")
+    steps: list[PreviewStep]
+
+
 class RunShape(Shape):
     id: str
     status: str

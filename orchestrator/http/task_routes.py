@@ -1,23 +1,21 @@
 """Tasks: submitting them, how they stand, and what may be asked of them."""
 
 import asyncio
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import Field, JsonValue
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.catalogue import Catalogue
 from orchestrator.client import view_of
 from orchestrator.http.authentication import Caller
 from orchestrator.http.context import Api, Needs, api_of, check_steering
 from orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
-from orchestrator.http.problems import Problem, ProblemError
 from orchestrator.http.shapes import (
     Page,
     PlanShape,
+    PreviewShape,
     SessionShape,
     StepShape,
     Submitted,
@@ -28,15 +26,20 @@ from orchestrator.http.shapes import (
     respond,
 )
 from orchestrator.http.strict import Body, StrictRoute
+from orchestrator.http.submissions import (
+    PlanBody,
+    PreviewBody,
+    SubmissionBody,
+    prepared,
+    preview_document,
+    previewed,
+    read_plan,
+)
 from orchestrator.outcome import outcome_of
-from orchestrator.submission import Submission, submission
 from shared.access.token import Right
-from shared.sessions.session import AnswerMode
 from shared.tasks.graph import mermaid
 from shared.tasks.growth import planned_task
 from shared.tasks.picture import svg
-from shared.tasks.plan import Plan
-from shared.tasks.reading import parse_plan, plan_from_json
 from shared.tasks.service import TaskService
 from shared.tasks.step import Task
 
@@ -45,31 +48,7 @@ router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 READER = Depends(Needs(Right.READ))
 RUNNER = Depends(Needs(Right.RUN))
 
-PlanSource = Annotated[
-    dict[str, JsonValue] | str, Field(description="The plan: an object, or the text of a plan file (YAML or JSON).")
-]
 Reason = Annotated[str, Field(max_length=2_000, description="Why, for whoever reads it later.")]
-
-
-class PlanBody(Body):
-    plan: PlanSource
-
-
-class SubmissionBody(PlanBody):
-    """A plan and what it is to work with."""
-
-    inputs: dict[str, JsonValue] = Field(default_factory=dict)
-    project: str = Field(max_length=4_096, description="Absolute path of the folder to work in, as the server sees it.")
-    answer_mode: Literal["inbox", "attached", "none"] = Field(
-        default="inbox",
-        description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
-    )
-    model: str = Field(default="", max_length=200, description="The model of steps that name none.")
-    allow: list[str] = Field(
-        default_factory=list,
-        max_length=100,
-        description="Rules `tool:scope` that allow without a question; needs the right `approve`.",
-    )
 
 
 class Asked(Body):
@@ -89,21 +68,34 @@ NO_REASON = Asked()
 async def submit_task(request: Request, body: SubmissionBody, caller: Caller = RUNNER) -> Response:
     """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it."""
     api = api_of(request)
-    if body.allow:
+    if body.allows:
         caller.require(Right.APPROVE)
-    prepared = await _prepared(api, body, caller)
-    await api.client.submit(prepared.session, prepared.task)
-    shape = Submitted(
-        session=SessionShape.of(prepared.session),
-        task=await _shape(api, await api.client.store.task(prepared.task.id)),
+    catalogue, client = await api.catalogue(), api.client
+    ready = await asyncio.to_thread(  # a plan of thousands of steps is no matter of milliseconds
+        prepared, body, catalogue, client.settings, clock=client.clock, principal=caller.principal
     )
-    return respond(shape, status=201, headers={"Location": f"/v1/tasks/{prepared.task.id}"})
+    await client.submit(ready.session, ready.task)
+    shape = Submitted(
+        session=SessionShape.of(ready.session), task=await _shape(api, await client.store.task(ready.task.id))
+    )
+    return respond(shape, status=201, headers={"Location": f"/v1/tasks/{ready.task.id}"})
+
+
+@router.post("/v1/tasks/preview", response_model=PreviewShape, dependencies=[RUNNER])
+async def preview_plan(request: Request, body: PreviewBody) -> Response:
+    """Show what the steps of a plan will ask for, resolved and judged, and write nothing.
+
+    The yes to a step as it is shown goes into `step_grants` of its submission.
+    """
+    api = api_of(request)
+    preview = await asyncio.to_thread(previewed, body, await api.catalogue(), api.client.settings)
+    return respond(preview_document(preview))
 
 
 @router.post("/v1/tasks/validate", response_model=PlanShape, dependencies=[READER])
 async def validate_plan(request: Request, body: PlanBody) -> Response:
     """Check a plan and write nothing. Every offence is named with its place and what to do."""
-    plan = await asyncio.to_thread(_read, body.plan, await api_of(request).catalogue())
+    plan = await asyncio.to_thread(read_plan, body.plan, await api_of(request).catalogue())
     inputs: list[Any] = [
         {"name": one.name, "type": one.type, "is_required": one.is_required, "default": one.default}
         for one in plan.inputs
@@ -211,47 +203,6 @@ async def _steered(request: Request, task_id: str, caller: Caller) -> tuple[Api,
     task = await api.client.store.task(task_id)
     check_steering(caller, await api.client.store.session(task.session_id))
     return api, task, api.tasks_of(caller)
-
-
-async def _prepared(api: Api, body: SubmissionBody, caller: Caller) -> Submission:
-    catalogue, settings = await api.catalogue(), api.client.settings
-    project = _project(body.project, settings.http_projects)
-
-    def prepare() -> Submission:
-        return submission(
-            _read(body.plan, catalogue),
-            body.inputs,
-            project=project,
-            answer_mode=AnswerMode(body.answer_mode),
-            model=body.model or settings.model,
-            allow=body.allow,
-            catalogue=catalogue,
-            clock=api.client.clock,
-            principal=caller.principal,
-            cwd=project,
-        )
-
-    return await asyncio.to_thread(prepare)  # a plan of thousands of steps is no matter of milliseconds
-
-
-def _project(text: str, roots: tuple[str, ...]) -> Path:
-    """Return the folder of a submission. Raises: ProblemError."""
-    if not text.startswith("/") or "\0" in text:
-        raise ProblemError(
-            Problem.INVALID_INPUT, "`project` is no absolute path; name the folder as the server sees it"
-        )
-    folder = Path(text).resolve()
-    allowed = [Path(root).expanduser().resolve() for root in roots]
-    if allowed and not any(folder.is_relative_to(root) for root in allowed):
-        raise ProblemError(Problem.FORBIDDEN, "`project` lies in none of the folders of SOONG_HTTP_PROJECTS")
-    if not folder.is_dir():
-        raise ProblemError(Problem.INVALID_INPUT, "`project` is no folder that this server sees")
-    return folder
-
-
-def _read(source: dict[str, JsonValue] | str, catalogue: Catalogue) -> Plan:
-    known = catalogue.known()
-    return parse_plan(source, "plan", known) if isinstance(source, str) else plan_from_json(source, "plan", known)
 
 
 async def _shape(api: Api, task: Task) -> TaskShape:

@@ -47,8 +47,10 @@ demo: env ## Audit a real code base with a DAG of agents
 	if ! { [ -t 0 ] && [ -t 1 ]; }; then set -- "$$@" --allow "code.write_file:$(CURDIR)"; fi; \
 	exec $(BIN)/soong "$$@"
 
+# Most tests wait for processes: four share two cores well. One after another: make test JOBS=0.
+JOBS ?= 4
 test: env ## Run the test suite
-	$(BIN)/python -P -m pytest
+	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal
 
 # What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), Docker with Compose, npm, and
 # Kubernetes' schemas. Nothing is left out: a part that is missing is a failure.

@@ -74,7 +74,8 @@ def read_results() -> dict[str, dict[str, str]]:
     found = _results_of(tree)
     if found is None:
         print("running the tests: this tree has no result yet …", file=sys.stderr)
-        subprocess.run([sys.executable, "-P", "-m", "pytest", "-q"], cwd=ROOT, stdout=sys.stderr, check=False)
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal"]
+        subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
         found = _results_of(tree)
     if found is None:
         raise SpecReportError("the test run left no result; run `make test` and mend what stops it")

@@ -146,6 +146,8 @@ class TaskStore(Protocol):
         The fence stays, and nothing is written under it any more. Whoever closes one of the run's questions
         (``ConsentStore.decide``) makes the step ready again in the same transaction.
 
+        Told again of a run that is parked under that fence, it says True and changes nothing: the answer was lost.
+
         False, and nothing is changed, when one of the questions is closed already (the call goes on at once), when
         ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
         interrupt comes), when the run holds a further step, and when the lease is not held any more.

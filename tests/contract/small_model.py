@@ -105,7 +105,8 @@ class Model:
         node = self.nodes[key]
         is_wanted = not node.is_stopping and self.tasks[node.task] is TaskStatus.RUNNING
         has_room = sum(other.status is S.BLOCKED for other in self.nodes.values()) < most
-        return self.holds(worker, key, fence) and is_wanted and has_room and requests <= self.open_of(node.run)
+        may = self.holds(worker, key, fence) and is_wanted and has_room and requests <= self.open_of(node.run)
+        return may or (node.status is S.BLOCKED and node.fence == fence)
 
     def park(self, key: str) -> None:
         self.nodes[key].status, self.nodes[key].holder = S.BLOCKED, ""

@@ -135,9 +135,11 @@ async def test_who_does_not_hold_the_lease_parks_nothing(scene: Scene) -> None:
 
 
 async def test_parking_twice_is_parking_once(scene: Scene) -> None:
+    """A commit whose answer was lost is told again; otherwise the run would wait on in a slot that it has given up."""
     claim, request = await parked(scene)
 
-    assert not await park(scene, claim, [request])
+    assert await park(scene, claim, [request], max_parked=1)
+    assert not await park(scene, outdated(claim), [request])
     assert (await scene.event_types(claim.identity.run_id)).count("run_parked") == 1
 
 

@@ -13,9 +13,11 @@ from shared.runs.events import EventType
 from shared.tasks.step import Held
 
 LOCK_PARKING: Final = Statement(
-    "lock parking: the runs of a session park one after another, so that their cap is counted by one at a time",
+    "lock parking: the runs of a session park one after another, so that their cap is counted by one at a time; says "
+    "whether this one is parked already, and the answer was lost",
     """
-    SELECT session_id /*pg , pg_advisory_xact_lock(hashtextextended(session_id, 8)) */ FROM steps
+    SELECT session_id, CASE WHEN status = 'blocked' AND fence = :fence THEN 1 ELSE 0 END
+        /*pg , pg_advisory_xact_lock(hashtextextended(session_id, 8)) */ FROM steps
     WHERE key = :key AND run_id = :run_id
     """,
 )
@@ -68,14 +70,16 @@ def park(
     tx: Transaction, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
 ) -> bool:
     """See :meth:`shared.tasks.store.TaskStore.park`."""
-    lease = {"key": held.step_key, "run_id": held.run_id}
+    lease = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence}
     found = tx.rows(LOCK_PARKING, **lease)
+    if found and found[0][1]:
+        return True
     if not found or tx.rows(PARKED, session_id=found[0][0], most=max_parked)[0][0] >= max_parked:
         return False
     asked = sorted(set(request_ids))
     if len(tx.rows(STILL_OPEN, ids=asked, run_id=held.run_id)) < len(asked):
         return False
-    if not tx.rows(PARK, **lease, fence=held.fence, worker_id=worker_id):
+    if not tx.rows(PARK, **lease, worker_id=worker_id):
         return False
     journal = Journal(now_us)
     journal.park(held.run_id)

@@ -6,9 +6,17 @@ from shared.permissions.request import PermissionRequest, RequestState
 from shared.runs.events import EventType
 from shared.runs.status import RunEvent
 from shared.tasks.status import StepEvent, StepStatus, advance_step
-from shared.tasks.step import Step
+from shared.tasks.step import Held, Step
 from shared.testing.memory.logs import move_run, note_run, note_step
 from shared.testing.memory.rows import Rows
+
+
+def is_parked(rows: Rows, held: Held) -> bool:
+    """Say whether a step is parked under that fence: an answer that was lost is given again."""
+    step = rows.steps.get(held.step_key)
+    if step is None or step.status is not StepStatus.BLOCKED:
+        return False
+    return (step.run_id, step.fence) == (held.run_id, held.fence)
 
 
 def parked(rows: Rows, step: Step, asked: list[str], max_parked: int, now_us: int) -> bool:

@@ -29,7 +29,7 @@ from shared.testing.memory.claiming import choose, claim_steps
 from shared.testing.memory.ending import cancel_step, poison, result_of, write_end
 from shared.testing.memory.logs import move_run, note_run, note_step
 from shared.testing.memory.making import insert_run, insert_steps
-from shared.testing.memory.parking import parked, pending_of
+from shared.testing.memory.parking import is_parked, parked, pending_of
 from shared.testing.memory.rows import Rows, page_before, transaction
 
 
@@ -151,6 +151,8 @@ class MemorySteps:
 
     @transaction
     def park(self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
+        if is_parked(self.rows, held):
+            return True
         step = self._held(worker_id, held)
         if step is None or self._interrupt(step):
             return False

@@ -9,7 +9,6 @@ import pytest
 
 from tests.security.raced_consent import BETRAYALS, CALLS, betrayed, make_stage, play, raced
 
-
 OTHERWISE = {("the file is a hard link", "edit"): "permission_denied", ("gone", "edit"): "file_not_found"}
 """Where editing has a name of its own for what it found instead."""
 

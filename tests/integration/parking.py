@@ -214,6 +214,8 @@ async def open_site(store: Store, board: BothPorts, root: Path, **settings: obje
         **settings,
     }
     site = Site(store, board, root, Settings(**given))  # type: ignore[arg-type]  # checked by pydantic
+    import shared.agents.loop  # noqa: F401  # the model library: seconds of imports that are none of a test's time
+
     opened.clear()
     (root / "home").mkdir(parents=True)
     site.project.mkdir()

@@ -58,7 +58,7 @@ WAIT_FOR_MORE: Final = Statement(
     "wait for more: pending steps that got further dependencies",
     """
     UPDATE steps SET open_deps = open_deps + m.number FROM @more m(key text, number bigint)
-    WHERE steps.key = m.key AND steps.status = 'pending'
+    WHERE steps.key = m.key AND steps.status || '' = 'pending'
     """,
 )
 SET_PRIORITY: Final = Statement(

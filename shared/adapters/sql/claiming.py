@@ -22,6 +22,8 @@ LIVE_WORKER: Final = Statement(
     "SELECT 1 FROM workers WHERE id = :worker_id AND state = 'live' /*pg FOR SHARE */",
 )
 
+# What is counted is counted in the order of its index: for any order PostgreSQL, from 18 on, at times skips through the
+# index of tasks for all that is ready, task by task.
 LANES: Final = Statement(
     "lanes: every lane with ready work, its first step, how much there is (to a limit), and its session's last turn",
     """
@@ -34,7 +36,8 @@ LANES: Final = Statement(
     SELECT l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
            head.is_unparked, head.priority, head.ordinal,
            (SELECT count(*) FROM (
-               SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
+               SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+               ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT :most
            ) AS ready),
            sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode
     FROM lane AS l

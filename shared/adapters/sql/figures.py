@@ -81,7 +81,7 @@ BESIDE: Final = Statement(
 )
 PARKED_NOW: Final = Statement(
     "parked now: how many steps wait for consent without a slot",
-    "SELECT count(*) FROM steps WHERE status = 'blocked'",
+    "SELECT count(*) FROM steps WHERE session_id > '' AND status = 'blocked'",
 )
 HOLDINGS: Final = Statement(
     "holdings: every leased step",

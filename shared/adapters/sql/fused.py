@@ -105,7 +105,8 @@ LOOK: Final = Statement(
     SELECT 'cap', to_json(scope) FROM caps WHERE substr(scope, 1, 8) <> 'session:'
     UNION ALL
     SELECT 'cap', to_json(caps.scope) FROM lane AS l CROSS JOIN LATERAL (
-        SELECT s.session_id FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT 1
+        SELECT s.session_id FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+        ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     ) AS head JOIN caps ON caps.scope = 'session:' || head.session_id
     UNION ALL
     SELECT 'task', json_build_array(t.task_id,
@@ -120,7 +121,8 @@ LOOK: Final = Statement(
     SELECT 'lane', json_build_array(l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
         head.is_unparked, head.priority, head.ordinal,
         (SELECT count(*) FROM (
-            SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0 LIMIT :most
+            SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+            ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT :most
         ) AS ready),
         sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode)
     FROM lane AS l

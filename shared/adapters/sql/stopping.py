@@ -89,9 +89,9 @@ SKIP_BELOW: Final = Statement(
         SELECT e.child_key FROM below JOIN edges AS e ON e.parent_key = below.key
     )
     UPDATE steps SET status = 'skipped', ended_us = :now_us
-    WHERE key IN (SELECT key FROM below) AND status = 'pending'
-    /*pg AND ordinal IN (SELECT s.ordinal FROM below JOIN steps AS s ON s.key = below.key
-                         ORDER BY s.key FOR UPDATE OF s) */
+    WHERE key IN (SELECT key FROM below) AND status || '' = 'pending'
+    /*pg AND ordinal = ANY(ARRAY(SELECT s.ordinal FROM below JOIN steps AS s ON s.key = below.key
+                                 ORDER BY s.key FOR UPDATE OF s)) */
     RETURNING key, run_id, task_id
     """,
 )

@@ -33,6 +33,8 @@ async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
 ) -> None:
     """anthropics/claude-code#34095: asked at times, denied in silence at others; langchain-ai/deepagents#554.
 
+    Nor is a child's question, however deep, left unshown (google/adk-web#121).
+
     The owner dies over the question, and the answer that stands is what its successor decides by.
     """
     silent, later = Callback(gate=asyncio.Event()), Callback([Choice.DENY])

@@ -164,6 +164,25 @@ async def test_a_workers_own_ask_rule_or_mode_asks_for_what_the_session_allows(t
     assert not (site.project / "out/a.md").exists()
 
 
+@pytest.mark.spec("PER-10", "EXE-13")
+async def test_a_hook_of_the_worker_is_asked_first_and_its_yes_leaves_the_question(tmp_path: Path) -> None:
+    """ClickHouse/nerve#150: of a background child's calls hooks were told, and the permission callback never."""
+    hook = tmp_path / "hook.sh"
+    hook.write_text("""#!/bin/sh\ncat > "$0.told"\nprintf '{"action": "allow"}'\n""", encoding="utf-8")
+    hook.chmod(0o755)
+    site = Site(tmp_path, worker_config=f'[[hooks.pre]]\nname = "ours"\ntools = "code.*"\ncommand = ["{hook}"]\n')
+
+    running = asyncio.create_task(site.run(WRITE, tools=["code.write_file"]))
+    await until(lambda: running.done() or bool(site.store.rows.requests))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    (request,) = site.store.rows.requests.values()
+    assert (request.tool, request.hook_result) == ("code.write_file", "allow")
+    assert "code.write_file" in (tmp_path / "hook.sh.told").read_text()
+    assert not (site.project / "out/a.md").exists()
+
+
 @pytest.mark.spec("PER-10")
 async def test_a_workers_own_allow_rule_opens_nothing(tmp_path: Path) -> None:
     site = Site(

@@ -22,6 +22,7 @@ from shared.permissions.gate import scope_of, verdict_of_policy
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy, evaluate
 from shared.permissions.rules import Effect
+from shared.permissions.scope import offered_scope
 from shared.sandbox.redact import redactor
 from shared.tools.ports import GateCall, Verdict
 from shared.tools.result import ErrorType, ToolResult
@@ -335,6 +336,39 @@ async def test_row_44_a_grant_does_not_reach_another_folder(commands: Commands, 
     failure = await commands.failure("ls", cwd="below")
 
     assert failure.type is ErrorType.PERMISSION_NO_CALLBACK
+
+
+@pytest.mark.spec("PER-08", "PER-04")
+async def test_a_star_in_a_command_is_a_star_and_no_grant_ever_holds_one(commands: Commands) -> None:
+    """mattmezza/humux#67: a literal `*` that was allowed once became a wildcard for everything."""
+    kept, star = commands.root / "kept", commands.root / "*"
+    kept.write_text("x")
+    star.write_text("x")
+    await commands.run("rm", "kept ")
+    plain = offered_scope(commands.target, str(Path.home()))
+
+    assert (await commands.run("rm", "*")).error is None
+
+    assert (star.exists(), kept.exists()) == (False, True)
+    assert (bool(plain), offered_scope(commands.target, str(Path.home()))) == (True, "")
+
+
+@pytest.mark.spec("PER-08", "CMD-01")
+async def test_a_compound_command_is_no_way_to_a_grant_for_what_is_in_it(
+    commands: Commands, granted: GrantingGate
+) -> None:
+    """anthropics/claude-code#95614: "always" to a compound command was widened to every `rm`."""
+    (commands.root / "kept").write_text("x")
+    compound = await commands.failure("sh", "-c", "cd . && rm gone")
+    words = await commands.failure("rm", "gone", "&&", "true")
+
+    alone = await commands.failure("rm", "kept")
+
+    assert compound.type is ErrorType.SHELL_NOT_ALLOWED
+    assert words.type is ErrorType.EXECUTION_FAILED
+    assert alone.type is ErrorType.PERMISSION_NO_CALLBACK
+    assert len(granted.book) == 1
+    assert (commands.root / "kept").exists()
 
 
 @pytest.mark.spec("CMD-01")

@@ -67,7 +67,7 @@ def test_the_tool_set_of_every_dispatch_is_inside_the_policy_and_never_shows_the
     suggested: tuple[str, ...] | None,
     allowed: tuple[str, ...] | None,
 ) -> None:
-    """lvndry/jazz#336: a child could be given tools that its parent was denied."""
+    """lvndry/jazz#336, antiv/mate#101: a child could be given tools that its parent was denied."""
     request = surface_request(config, role, mode, default_tools=suggested, allowed_tools=allowed)
 
     surface = compute_surface(TOOLS, request)

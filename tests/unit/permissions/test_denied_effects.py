@@ -196,6 +196,7 @@ def test_nothing_runs_that_nothing_allowed_and_nothing_that_a_rule_denies(
     people: Sequence[Choice | None] | None,
     calls: Sequence[tuple[str, JsonObject]],
 ) -> None:
+    """spyrae/kronos-agent-os#25, openJiuwen-ai/agent-core#963: delegation was a way round the gate."""
     world, person = World(), Person(people or [Choice.DENY])
     wanted = SurfaceRequest(role, allowed_tools=allowed, is_dangerous_enabled=policy.is_dangerous_enabled)
     surface = compute_surface(world.tools, wanted)

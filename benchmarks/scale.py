@@ -8,12 +8,13 @@ machine with fewer cores than workers the first two cannot grow: CPU a step says
 
 Two promises are checked in the rows. No step is claimed twice: one claim in its log, by the worker that ended it, one
 fence. And a session's thousand steps hold back another's one by at most slots + 1 claims (DIS-10), counted in the order
-in which PostgreSQL committed them.
+in which PostgreSQL committed them, from when its client knows that it stands.
 """
 
 import asyncio
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -37,16 +38,13 @@ WORKS: Final[Mapping[str, Mapping[str, Json]]] = {
     "script": {"kind": "agent", "instructions": "Return the value.", "script": [{"finish": {"value": 1}}]},
     "wait-50ms": {"kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 0.05}},
 }
-_FAIRNESS: Final = """
-    WITH one AS (
-        SELECT pg_xact_commit_timestamp(ready.xmin) AS ready, pg_xact_commit_timestamp(claimed.xmin) AS claimed
-        FROM runs JOIN events AS ready ON ready.run_id = runs.id AND ready.type = 'step_ready'
-                  JOIN events AS claimed ON claimed.run_id = runs.id AND claimed.type = 'step_claimed'
-        WHERE runs.task_id = %s
-    )
-    SELECT count(*) FROM one, runs JOIN events ON events.run_id = runs.id
+_HELD_BACK: Final = """
+    SELECT count(*) FROM runs JOIN events ON events.run_id = runs.id
     WHERE runs.task_id = %s AND events.type = 'step_claimed'
-      AND pg_xact_commit_timestamp(events.xmin) > one.ready AND pg_xact_commit_timestamp(events.xmin) < one.claimed
+      AND pg_xact_commit_timestamp(events.xmin) > to_timestamp(%s)
+      AND pg_xact_commit_timestamp(events.xmin) < (
+          SELECT pg_xact_commit_timestamp(claimed.xmin) FROM runs JOIN events AS claimed ON claimed.run_id = runs.id
+          WHERE runs.task_id = %s AND claimed.type = 'step_claimed')
 """
 _BEGUN: Final = "SELECT count(*) FROM steps WHERE task_id = %s AND status <> 'ready'"
 CLAIMED_TWICE: Final = """
@@ -124,15 +122,21 @@ def _round(own: Fleet, peer: CeleryWorkbench, server: PostgresServer, kept: Samp
 
 
 async def _held_back(own: Fleet) -> int:
-    """Return how many claims of a thousand steps came between another session's step being ready and its claim."""
+    """Return how many claims of a thousand steps came between another session's step being there and its claim.
+
+    It is there when its client has been told so: while it is being committed, it is on its way to the disk.
+    """
     crowd = own.prepare("crowd", _many(WORKS["python"], CROWD))
     single = own.prepare("one", _many(WORKS["python"], 1))
     running = asyncio.ensure_future(complete(own.client, crowd))
     while not _number(own.ask(_BEGUN, crowd.task.id)):  # noqa: ASYNC110  # rows have no event
         await asyncio.sleep(0.005)
-    await complete(own.client, single)
+    await own.client.submit(single.session, single.task)
+    told_s = time.time()
     await running
-    return int(_number(own.ask(_FAIRNESS, single.task.id, crowd.task.id)))
+    while not (await own.client.store.task(single.task.id)).status.is_terminal:
+        await asyncio.sleep(0.005)
+    return int(_number(own.ask(_HELD_BACK, crowd.task.id, told_s, single.task.id)))
 
 
 def _many(body: Mapping[str, Json], number: int) -> list[Mapping[str, Json]]:

@@ -244,7 +244,7 @@ class Pump:
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
         ends = [end for wish in wishes for end in wish.ends]
-        spare = 0 if self.is_draining else self.spare()
+        spare = 0 if self.is_draining else max(0, self.spare())
         return await self._write(supply, ends, claim=min(sum(wish.wants_step for wish in wishes) + spare, BATCH))
 
     async def _write(self, supply: Supply, ends: list[StepEnd], *, claim: int) -> Advance:

@@ -25,6 +25,7 @@ from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import Strand, VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues, SimBroker
 from tests.simulation.work import Bench, ScriptedWork
+from worker.further import FurtherSteps
 from worker.incarnation import Incarnation
 from worker.parking import ParkingLot
 from worker.process import WorkerProcess
@@ -270,6 +271,7 @@ class WorkerActor(Actor):
         self.strands.append(self.heart)
         self._busy_threads = 0
         self._is_started = False
+        self.further = FurtherSteps()
         self.incarnation = Incarnation(self.store, self.clock, name, slots, pools, labels)
         settings = ground.settings.model_copy(update={"slots": slots, "pools": pools})
         lot = ParkingLot(self.store, self.clock, settings.park_after_s, settings.max_parked)
@@ -287,6 +289,7 @@ class WorkerActor(Actor):
             thread=_Caller(ground.loop, self.main),
             pace=StrandPace(ground.loop, self.heart),
             on_drain=lot.hurry,
+            further=self.further,
         )
 
     async def live(self) -> None:

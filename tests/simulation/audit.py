@@ -13,8 +13,9 @@ from shared.runs.record import Run
 from shared.runs.status import RunStatus
 from shared.runs.store import CallRow
 from shared.sessions.session import Ownership, ProcessState, Session
+from shared.tasks.further import limit_of
 from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
-from shared.tasks.step import Advance, FailurePolicy, Held, Step, StepEnd, Task
+from shared.tasks.step import Advance, Claim, FailurePolicy, Held, Step, StepEnd, Task
 from shared.testing.memory.rows import Rows
 from tests.simulation.borders import READS
 from tests.simulation.claims import ClaimAuditor
@@ -34,6 +35,7 @@ MOVES: Final[Mapping[str, set[tuple[StepStatus, StepStatus]]]] = {
     "advance": _UNLOCKS
     | {(_S.PENDING, _S.RUNNING), (_S.READY, _S.RUNNING)}
     | {(_S.RUNNING, end) for end in (_S.COMPLETED, _S.FAILED, _S.CANCELLED)},
+    "claim_further": {(_S.READY, _S.RUNNING)},
     "hand_back": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.CANCELLED)},
     "park": {(_S.RUNNING, _S.BLOCKED)},
     "decide": {(_S.BLOCKED, _S.READY)},
@@ -145,6 +147,8 @@ class Auditor:
         match method:
             case "advance" if isinstance(outcome, Advance):
                 self._check_ends(args[0], args[1], outcome, rows)
+            case "claim_further" if not isinstance(outcome, SoongError):
+                self._check_further(args[0], args[1], outcome, rows)
             case "hand_back" if isinstance(outcome, frozenset):
                 stale = {held.run_id for held in args[1] if not self._holds(args[0], held)}
                 _promise(stale == outcome, f"hand_back told {outcome} stale, and {stale} were")
@@ -182,6 +186,21 @@ class Auditor:
             _promise(place not in self.accepted, f"{held} was ended twice under one fence")
             self.accepted.add(place)
 
+    def _check_further(self, worker_id: str, holder: Held, outcome: object, rows: Rows) -> None:
+        """A step is given to a run that holds its own, one at a time, in its own task, within every cap (DAG-03)."""
+        _promise(self._holds(worker_id, holder), f"{holder} asked for a step, and {worker_id} did not hold it")
+        if not isinstance(outcome, Claim):
+            return
+        step, own = rows.steps[outcome.step_key], rows.steps[holder.step_key]
+        had = [one for one in self.seen.steps.values() if one.holder_run_id == holder.run_id]
+        open_ones = [one.key for one in had if one.status.is_leased]
+        most = limit_of(own.spec)
+        _promise(not open_ones, f"{holder} was given {step.key} beside {open_ones}")
+        _promise(step.task_id == own.task_id, f"{holder} was given {step.key} of another task")
+        _promise(most is None or len(had) < most, f"{holder} was given {step.key}, and had {len(had)} of {most}")
+        _promise(step.holder_run_id == holder.run_id, f"{step.key} was given to {holder}, and its row says {step}")
+        self.claims.further(rows, step)
+
     def _holds(self, worker_id: str, held: Held) -> bool:
         step = self.seen.steps.get(held.step_key)
         return (
@@ -194,7 +213,7 @@ class Auditor:
     def _check_step(self, method: str, was: Step | None, step: Step, rows: Rows) -> None:
         task = rows.tasks[step.task_id]
         if was is None:
-            _promise(method in {"create_task", "expand"}, f"{method} inserted {step.key}")
+            _promise(method in {"create_task", "expand", "update_task"}, f"{method} inserted {step.key}")
             _promise(step.status in {_S.PENDING, _S.READY, _S.EXPANDING}, f"{step.key} was born {step.status}")
             return
         _promise(was.status is not _S.COMPLETED, f"{method} changed {step.key}, which had completed")
@@ -311,5 +330,5 @@ def _check_finished(task: Task, rows: Rows) -> None:
     open_ones = [step.key for step in steps if step.status not in STEP_ENDS]
     unsettled = [step.key for step in steps if step.status is _S.FAILED and step.key not in rows.settled]
     _promise(not open_ones and not unsettled, f"{task.id} was finished with {open_ones} open, {unsettled} unsettled")
-    is_whole = all(step.status is _S.COMPLETED for step in steps)
+    is_whole = all(step.status is _S.COMPLETED for step in steps if not step.is_puller)
     _promise((task.status is TaskStatus.COMPLETED) == is_whole, f"{task.id} was finished as {task.status}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Advance, Step
-from shared.testing.memory.claiming import scopes_of
+from shared.tasks.step import Advance, ClaimMode, Step
+from shared.testing.memory.claiming import counted_leases, scopes_of
 from shared.testing.memory.rows import Rows
 
 
@@ -25,6 +25,7 @@ class ClaimAuditor:
     unparked: set[str] = field(default_factory=set)
     longest_wait: int = 0
     claims: int = 0
+    furthers: int = 0
 
     def check(
         self, rows: Rows, worker_id: str, wish: Mapping[str, Any], advance: Advance, changed: Sequence[Step]
@@ -39,7 +40,7 @@ class ClaimAuditor:
         if not claimed:
             return
         self.claims += len(claimed)
-        leases = Counter(scope for step in rows.steps.values() if step.status.is_leased for scope in scopes_of(step))
+        leases = counted_leases(rows)
         self._check_caps(rows, leases)
         for step in claimed:
             leases.subtract(scopes_of(step))
@@ -48,6 +49,12 @@ class ClaimAuditor:
             self._check_one(rows, step, waiting, leases, worker_id, wish)
             waiting.remove(step)
             leases.update(scopes_of(step))
+
+    def further(self, rows: Rows, step: Step) -> None:
+        """Judge a claim of a run that goes on with its own step: it was its session's turn like any other."""
+        self.furthers += 1
+        self.passed[step.session_id] = 0
+        self._check_caps(rows, counted_leases(rows))
 
     def _check_caps(self, rows: Rows, leases: Counter[str]) -> None:
         over = {scope: leases[scope] for scope, limit in rows.caps.items() if leases[scope] > limit}
@@ -92,6 +99,7 @@ class ClaimAuditor:
 def _is_claimable(step: Step, rows: Rows, wish: Mapping[str, Any]) -> bool:
     return (
         step.status is StepStatus.READY
+        and step.claim_mode is ClaimMode.ASSIGNED
         and rows.tasks[step.task_id].status is TaskStatus.RUNNING
         and step.pool in wish["pools"]
         and set(step.needs) <= set(wish["capabilities"])

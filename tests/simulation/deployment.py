@@ -13,11 +13,13 @@ from typing import Any, Final, Protocol, TypeVar
 
 from orchestrator.client import Client
 from shared.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError
+from shared.jsontext import Json, dump
 from shared.permissions.request import Answer, Choice, PermissionRequest
 from shared.sessions.session import AnswerMode, CommandKind, Session
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.expansion import new_task
+from shared.tasks.pulling import waiting_for_a_puller
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Claim, Task
 from shared.testing.builders import make_answer, make_session
@@ -90,6 +92,15 @@ class ClientActor(Actor):
             await self.store.open_session(self._session)
         await self.store.create_task(task)
         await self.ring.wake_owners([self._session.id])
+        if '"claim":"pull"' in dump(task.plan):
+            for _ in range(self._random.choice((0, 1, 1, 2))):
+                await self._dispatch(await self.store.task(task.id))
+
+    async def _dispatch(self, task: Task) -> None:
+        detail: dict[str, Json] = {"count": self._random.choice((1, 1, 2)), "pool": self._random.choice(POOLS)}
+        if most := self._random.choice((0, 1, 3)):
+            detail["max_steps"] = most
+        await self._client.tasks.ask(CommandKind.DISPATCH, task, detail, limit_s=5.0)
 
     async def _order(self) -> None:
         tasks = await self.store.tasks(session_id=self._session.id)
@@ -339,21 +350,23 @@ class Deployment:
             await asyncio.sleep(1.0)
 
     async def _is_quiet(self) -> bool:
-        """Say whether all has ended; a task that was left paused is resumed."""
+        """Say whether all has ended; a task that was left paused is resumed, one without a puller gets one."""
         if any(isinstance(actor, ClientActor) and actor.is_alive for actor in self._actors):
             return False
         rows = self.rows()
         for task in rows.tasks.values():
             if task.status is TaskStatus.PAUSED:
-                await self._resume(task)
+                await self._command(CommandKind.RESUME, task)
+            elif not task.status.is_terminal and waiting_for_a_puller(rows.steps_of(task.id)):
+                await self._command(CommandKind.DISPATCH, task)
         tasks_ended = all(task.status.is_terminal for task in rows.tasks.values())
         steps_ended = all(step.status.is_terminal for step in rows.steps.values())
         commands_ended = all(command.id in rows.ended_commands for command in rows.commands.values())
         return tasks_ended and steps_ended and commands_ended
 
-    async def _resume(self, task: Task) -> None:
+    async def _command(self, kind: CommandKind, task: Task) -> None:
         client = Client(self.store, self.board, self.board, self.clock, self.settings)
         try:
-            await client.command(CommandKind.RESUME, task)
+            await client.tasks.ask(kind, task, {})
         except SoongError as error:
-            self.note("nemesis", "not resumed", str(error))
+            self.note("nemesis", f"no {kind}", str(error))

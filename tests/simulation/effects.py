@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.tasks.step import Claim
+from worker.further import FurtherSteps
 
 
 class Host(Protocol):
@@ -12,6 +13,11 @@ class Host(Protocol):
 
     @property
     def worker_id(self) -> str: ...
+
+    @property
+    def further(self) -> FurtherSteps:
+        """What the process's runs hold beside their own steps."""
+        ...
 
     def kill(self) -> None: ...
 

@@ -23,6 +23,7 @@ _DOES = (
 def random_plan(random: Random, title: str) -> Plan:
     """Return a plan of 1 to 9 steps; half of them are of one plain shape, the others of any."""
     number = random.randint(1, 9)
+    is_pulled = random.random() < 0.25
     shape = random.choice(("chain", "fan", "diamond", "any", "any", "any"))
     steps: list[dict[str, Json]] = []
     for index in range(number):
@@ -30,7 +31,24 @@ def random_plan(random: Random, title: str) -> Plan:
         kept = [parent for parent in parents if steps[parent].get("on_failure") != "keep"]
         is_map = index > 0 and random.random() < 0.2
         steps.append((_map if is_map else _step)(random, index, parents, kept, steps))
+        if is_pulled and random.random() < 0.6:
+            _pull(random, steps[-1])
     return plan_from_json({"title": title, "steps": steps}, title, Known())
+
+
+def _pull(random: Random, step: dict[str, Json]) -> None:
+    """Leave a step, or the children of a map step, to whoever asks for it."""
+    work = step["step"] if isinstance(step.get("step"), dict) else step
+    assert isinstance(work, dict)
+    for name in ("agent", "model", "timeout_s", "pool", "needs"):
+        work.pop(name, None)
+    inputs = work["inputs"]
+    assert isinstance(inputs, dict)
+    # Its own run writes nothing and asks nobody: whoever works on it has another log.
+    does = "ok" if inputs["does"] == "asks" else inputs["does"]
+    pulling: dict[str, Json] = {"is_unreported": random.random() < 0.2, "is_greedy": random.random() < 0.2}
+    work["inputs"] = {**inputs, **pulling, "does": does, "writes": 0}
+    work["claim"] = "pull"
 
 
 def _parents(random: Random, shape: str, index: int, number: int) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 from shared.runs.events import NewEvent
 from shared.runs.store import CallRow
 from shared.sessions.session import Ownership
+from shared.tasks.further import Seeker
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Advance, Held, NewStep, Step, StepEnd
 from shared.testing.memory import MemoryStore
@@ -22,6 +23,13 @@ class FencelessStore(MemoryStore):
         del worker_id
         step = self.rows.steps.get(lease.step_key)
         return step if step is not None and step.status.is_leased else None
+
+
+class GenerousStore(MemoryStore):
+    """Gives a run a further step although it holds one."""
+
+    def _seeker(self, worker_id: str, own: Step) -> Seeker:
+        return replace(super()._seeker(worker_id, own), open_step_id="")
 
 
 class SilentStore(MemoryStore):

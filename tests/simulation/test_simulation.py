@@ -15,6 +15,7 @@ from tests.simulation.planted import (
     DoubleStore,
     FencelessStore,
     ForgetfulStore,
+    GenerousStore,
     LateStore,
     OwnerlessStore,
     SilentStore,
@@ -69,6 +70,7 @@ def test_these_seeds_strike_with_every_fault_and_let_work_be_done(seen: list[Rep
     assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
     assert sum(report.counts["stale writes refused"] for report in seen) > 20
     assert sum(report.counts["claims"] for report in seen) > 2_000
+    assert sum(report.counts["further claims"] for report in seen) > 400
     assert sum(report.counts["parked"] for report in seen) > 100
     assert sum(report.counts["decisions used"] for report in seen) > 200
 
@@ -97,7 +99,7 @@ def _told_by_another_process(seed: int, hash_seed: str) -> str:
 
 @pytest.mark.parametrize(
     "planted",
-    [FencelessStore, SilentStore, ForgetfulStore, UnfairStore, OwnerlessStore, LateStore, DoubleStore],
+    [FencelessStore, GenerousStore, SilentStore, ForgetfulStore, UnfairStore, OwnerlessStore, LateStore, DoubleStore],
     ids=lambda planted: planted.__name__,
 )
 def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore]) -> None:

@@ -18,6 +18,7 @@ from shared.tasks.step import Claim, Held, StepEnd
 from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
 from tests.simulation.effects import Effects, Host
+from tests.simulation.pulling import Pulling
 from worker.interruption import Interruption
 from worker.python_step import failed
 from worker.time_limit import TimeLimit
@@ -44,6 +45,8 @@ class ScriptedWork:
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         script = bound.inputs
+        if "does" not in script:
+            return await Pulling(self.store, self.host, self._work).run(claim)
         self.bench.starts[claim.step_key] += 1
         try:
             await self._write_log(claim, script)
@@ -54,6 +57,12 @@ class ScriptedWork:
             if script["does"] == "stubborn":
                 await asyncio.sleep(1.0)
             raise
+
+    async def _work(self, claim: Claim, script: JsonObject) -> StepEnd:
+        """Work on a step that the run holds beside its own."""
+        self.bench.starts[claim.step_key] += 1
+        await self._act(claim, script)
+        return await self._end(claim, script)
 
     async def _write_log(self, claim: Claim, script: JsonObject) -> None:
         """Write what is not written yet, each entry under the fence, with pauses in between."""

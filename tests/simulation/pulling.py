@@ -1,0 +1,69 @@
+"""What a puller does in a simulation: it takes ready steps one by one, works on each by its script, and reports it.
+
+Now and then it ends without a report, so that the end of its run is the end of what it holds, too.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.jsontext import JsonObject
+from shared.runs.status import EndReason
+from shared.store import Store
+from shared.tasks.inputs import bind_step
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, ClaimMode, Held, Step, StepEnd
+from worker.further import FurtherSteps
+
+
+class Holder(Protocol):
+    """The worker process, with what its runs hold beside their own steps."""
+
+    @property
+    def further(self) -> FurtherSteps: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """``work`` is what becomes of a claimed step by its script, the same as if its own run had it."""
+
+    store: Store
+    host: Holder
+    work: Callable[[Claim, JsonObject], Awaitable[StepEnd]]
+
+    async def run(self, own: Claim) -> StepEnd:
+        holder = Held(own.step_key, own.identity.run_id, own.fence)
+        while (claim := await self._claim(own, holder)) is not None:
+            script = bind_step(claim.spec, claim.task_inputs, claim.dependencies).inputs
+            if script["is_greedy"]:
+                await self._claim(own, holder)  # which is refused: one at a time
+            end = await self.work(claim, script)
+            if script["is_unreported"] and end.status is StepStatus.COMPLETED:
+                return _answer(own, end)
+            await self.host.further.end(holder, end)
+        return _answer(own)
+
+    async def _claim(self, own: Claim, holder: Held) -> Claim | None:
+        """Take the first step that is given; None when none is."""
+        for step in await self.store.steps(own.identity.task_id):
+            if _is_open(step):
+                claim = await self.host.further.claim(holder, step.step_id)
+                if isinstance(claim, Claim):
+                    return claim
+        return None
+
+
+def _is_open(step: Step) -> bool:
+    return step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL
+
+
+def _answer(own: Claim, last: StepEnd | None = None) -> StepEnd:
+    """Return the puller's own end: with the result of the step that it did not report, if there is one."""
+    return StepEnd(
+        own.step_key,
+        own.identity.run_id,
+        own.fence,
+        StepStatus.COMPLETED,
+        EndReason.COMPLETED,
+        output=None if last is None else last.output,
+    )

@@ -158,11 +158,6 @@ class Settings(BaseSettings):
         return self.signing_key_file or self.home / "signing.key"
 
     @property
-    def key_file(self) -> Path:
-        """The deployment's private key: where it is said to be, or in the home."""
-        return self.signing_key_file or self.home / "signing.key"
-
-    @property
     def is_embedded(self) -> bool:
         """Say whether the database is the home's own SQLite file."""
         return not self.database_url

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
@@ -97,7 +97,13 @@ class SideLock:
     """A blocking lock on ``<database>.lock``, taken around write transactions. One object a writing connection."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        """Raises: InvalidConfigError when the file cannot be made or written."""
+        try:
+            self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidConfigError(
+                f"{path} cannot be written ({error.strerror}): the database needs a folder that this user may write"
+            ) from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -128,20 +134,44 @@ def make_engine(url: URL, *, size: int, is_writer: bool, credential: str = "") -
     return _postgres_engine(url, size, is_writer=is_writer, credential=credential)
 
 
+class _File:
+    """An SQLite database by its file. One that was taken away is noticed.
+
+    It would be written on as if nothing had happened, and all of that lost; a new connection would make an empty one,
+    which passes for a database that has forgotten everything.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ours = self._found()
+
+    def open(self) -> sqlite3.Connection:
+        """Return a connection. Transactions are begun by us; it may move between our threads, one at a time."""
+        self.check()
+        name = f"{self._path.as_uri()}?mode=rw"
+        return sqlite3.connect(
+            name, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, cached_statements=512
+        )
+
+    def check(self) -> None:
+        """Raises: sqlite3.OperationalError when the file is not the one that it was."""
+        found = self._found()
+        self._ours = self._ours or found
+        if found != self._ours or found is None:
+            what = "replaced by another" if found else "removed"
+            raise sqlite3.OperationalError(f"the file {self._path} was {what}; put it back, or start anew what uses it")
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+
 def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
-    engine = create_engine(
-        url,
-        poolclass=QueuePool,
-        pool_size=size,
-        max_overflow=0,
-        # Transactions are begun by us; a connection may move between our threads, one at a time.
-        connect_args={
-            "isolation_level": None,
-            "check_same_thread": False,
-            "timeout": BUSY_S,
-            "cached_statements": 512,
-        },
-    )
+    file = _File(Path(url.database or ""))
+    engine = create_engine(url, creator=file.open, poolclass=QueuePool, pool_size=size, max_overflow=0)
     begin = "BEGIN IMMEDIATE" if is_writer else "BEGIN"
 
     @event.listens_for(engine, "connect")
@@ -159,8 +189,10 @@ def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
-    def begin_transaction(connection: Any) -> None:
-        connection.connection.dbapi_connection.execute(begin)
+    def begin_transaction(connection: Connection) -> None:
+        file.check()
+        pooled: Any = connection.connection.dbapi_connection
+        pooled.execute(begin)
 
     return engine
 

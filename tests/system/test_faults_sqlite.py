@@ -1,0 +1,103 @@
+"""What becomes of a service whose SQLite file is taken away or cannot be written (fault 17).
+
+Its disk running full is in ``test_faults_database``, a process killed in a transaction in
+``tests/integration/test_sql_crash.py``.
+"""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UnavailableError
+from tests.servers import RedisServer
+from tests.system.auditor import audit
+from tests.system.deployment import BEAT_S, Deployment
+from tests.system.faults.scene import effects_file, prove, small_disk, start_workers, until_begun, waves
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "soong.db"
+
+
+@pytest.fixture
+async def service(redis_live: RedisServer, path: Path) -> AsyncIterator[Deployment]:
+    async with Deployment(f"sqlite:///{path}", redis_live.socket_url, path.parent) as deployment:
+        yield deployment
+
+
+async def test_a_file_that_is_away_for_a_moment_costs_nothing(service: Deployment, path: Path) -> None:
+    await start_workers(service, 1, slots=2)
+    task = await service.submit(waves(2, 3, 0.4))
+    await until_begun(service, 1)
+
+    take_away(path)
+    with pytest.raises(UnavailableError, match="was removed"):
+        await service.store.task(task.id)
+    await asyncio.sleep(BEAT_S)
+    was_made = is_there(path)
+    put_back(path)
+
+    await prove(service, task)
+    assert not was_made
+    assert {step.lost_leases for step in (await service.steps(task)).values()} == {0}
+
+
+async def test_a_file_that_is_gone_for_good_is_said_and_nothing_is_made_in_its_place(
+    service: Deployment, path: Path
+) -> None:
+    await start_workers(service, 1, slots=2)
+    await service.submit(waves(2, 1, 30.0))
+    await until_begun(service, 2)
+
+    take_away(path)
+
+    async def has_stopped_what_it_ran() -> bool:
+        return "incarnation_lost" in service.logs() and f"{path} was removed" in service.logs()
+
+    await service.until(has_stopped_what_it_ran)
+    service.workers[0].terminate()
+    assert await asyncio.to_thread(service.workers[0].wait, 30) == 0
+    assert not is_there(path)
+    put_back(path)
+    assert audit(service.database_url, effects=effects_file(service)).broken == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk")
+async def test_a_worker_on_a_file_that_cannot_be_written_says_so_and_ends(
+    redis_live: RedisServer, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        url = f"sqlite:///{disk / 'soong.db'}"
+        service = Deployment(url, redis_live.socket_url, tmp_path, has_own_owner=False)
+        async with service:
+            pass  # which makes the tables
+        make_readonly(disk)
+
+        process = service._spawn(1, {})
+
+        assert await asyncio.to_thread(process.wait, 30) == 2
+        assert "Read-only file system" in service.logs()
+        assert "Traceback" not in service.logs()
+
+
+def take_away(path: Path) -> None:
+    path.rename(path.with_name("aside"))
+
+
+def put_back(path: Path) -> None:
+    path.with_name("aside").rename(path)
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def make_readonly(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

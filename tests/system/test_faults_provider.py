@@ -1,0 +1,112 @@
+"""A model provider that is busy, down, silent, cut off or confused, over HTTP, beside worker processes (fault 22)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.jsontext import Json
+from shared.runs.events import EventType
+from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.step import Step
+from tests.servers import RedisServer
+from tests.system.auditor import audit
+from tests.system.deployment import BEAT_S, Deployment
+from tests.system.faults.provider import Provider
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("DIS-08", "DIS-09")]
+
+LOADED = "tests.system.faults.provider"
+BEHAVIOURS = ("plain", "busy", "down", "refusing", "hanging", "cut", "rubbish", "huge", "confused")
+
+
+@pytest.fixture
+async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    # Ten megabytes take a busy machine longer than the scaled lease; no lease is to end here.
+    url, extra = f"sqlite:///{tmp_path / 'soong.db'}", {"lease_s": 20.0}
+    async with Deployment(url, redis_live.socket_url, tmp_path, extra=extra) as deployment:
+        yield deployment
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    async with Provider() as provider:
+        yield provider
+
+
+def agent_step(behaviour: str, **more: Json) -> dict[str, Json]:
+    return {"id": behaviour, "instructions": "Say that you are done.", "model": f"wire:{behaviour}", **more}
+
+
+async def start(service: Deployment, provider: Provider) -> psutil.Process:
+    await service.start_workers(1, slots=16, SOONG_FUNCTIONS=LOADED, FAULT_PROVIDER=provider.url)
+    return psutil.Process(service.workers[0].pid)
+
+
+async def failures(service: Deployment, step: Step) -> int:
+    """Return how many model requests of a step failed."""
+    events = await service.store.events(step.run_id)
+    return [event.type for event in events].count(EventType.MODEL_FAILED)
+
+
+async def test_each_misfortune_ends_its_step_by_name_and_no_other(service: Deployment, provider: Provider) -> None:
+    worker = await start(service, provider)
+    first = await service.submit({"title": "t", "steps": [agent_step("plain")]})
+    await service.finished(first)
+    threads = worker.num_threads()
+
+    steps: list[Json] = [agent_step(name, timeout_s=1.5 if name == "hanging" else 20.0) for name in BEHAVIOURS]
+    task = await service.submit({"title": "t", "steps": steps})
+    ended = await service.finished(task)
+
+    found = await service.steps(task)
+    ends = {name: step.error.type if step.error else str(step.status) for name, step in found.items()}
+    assert ended.status is TaskStatus.FAILED
+    assert ends == {
+        "plain": "completed",
+        "busy": "completed",
+        "down": "provider_failed",
+        "refusing": "provider_failed",
+        "hanging": "time_limit",
+        "cut": "completed",
+        "rubbish": "provider_failed",
+        "huge": "completed",
+        "confused": "completed",
+    }
+    assert {name: await failures(service, found[name]) for name in ("busy", "down", "refusing", "cut", "rubbish")} == {
+        "busy": 2,
+        "down": 5,
+        "refusing": 1,
+        "cut": 2,
+        "rubbish": 1,
+    }
+    # Two calls of one id and one of none: each has an id and a result of its own.
+    answered = [message["tool_call_id"] for message in provider.told["confused"] if message["role"] == "tool"]
+    assert len(set(answered)) == len(answered) == 3
+    assert {step.lost_leases for step in found.values()} == {0}
+    assert worker.num_threads() <= threads + 8
+    assert audit(service.database_url, at_rest=True).broken == []
+
+
+@pytest.mark.spec("DAG-06")
+async def test_a_model_that_does_not_answer_holds_no_cancellation_up(service: Deployment, provider: Provider) -> None:
+    await start(service, provider)
+    task = await service.submit({"title": "t", "steps": [agent_step("hanging")]})
+
+    async def is_asked() -> bool:
+        return provider.hanging == 1
+
+    await service.until(is_asked)
+    await asyncio.sleep(2 * BEAT_S)  # it beats beside a call that hangs
+    asked_at = time.monotonic()
+    await service.command(task, "cancel")
+
+    async def is_over() -> bool:
+        return provider.hanging == 0 and (await service.steps(task))["hanging"].status is StepStatus.CANCELLED
+
+    await service.until(is_over, within_s=5)
+    assert time.monotonic() - asked_at < 5
+    assert (await service.steps(task))["hanging"].lost_leases == 0

@@ -10,6 +10,7 @@ border of another kind calls :func:`reach` there.
 
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
@@ -22,6 +23,8 @@ from shared.adapters.sql.store import SqlStore
 
 END: Final = "end"
 HINT: Final = "hint"
+STRUCK: Final = "border: "
+"""What the process's log says before it is struck, and then the border."""
 
 _left: set[str] = set()
 _written: set[str] = set()
@@ -33,6 +36,7 @@ def reach(border: str) -> None:
     """Be at a border: if it is one of those that were named, and for the first time, it strikes."""
     if border in _left:
         _left.discard(border)
+        sys.stderr.write(f"{STRUCK}{border}\n")
         os.kill(os.getpid(), signal.SIGSTOP if os.environ.get("FAULT_STRIKE") == "stop" else signal.SIGKILL)
 
 

@@ -42,7 +42,7 @@ LIVE = {
 LEADING = {f"pk_{name}": next(iter(metadata.tables[name].primary_key)).name for name in GROWING}
 LEADING |= {f"uq_{name}_{column}": column for name in GROWING for column in ("id", "key")}
 LEADING |= {
-    index.name: str(next(iter(index.columns)).name) for name in GROWING for index in metadata.tables[name].indexes
+    str(index.name): str(next(iter(index.columns)).name) for name in GROWING for index in metadata.tables[name].indexes
 }
 """The first column of each index of a growing table."""
 

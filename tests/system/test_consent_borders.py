@@ -224,7 +224,7 @@ async def test_an_owner_that_dies_costs_at_most_one_further_question(bare: Deplo
 @pytest.mark.parametrize(
     ("choice", "asked", "ran", "error"),
     [
-        (Choice.ALLOW_ONCE, 2, 2, ""),
+        pytest.param(Choice.ALLOW_ONCE, 2, 2, "", marks=pytest.mark.chaos),  # as the owners above
         (Choice.ALLOW_FOR_SESSION, 1, 2, ""),  # its grant is the successor's: it turned the answer into a decision
         (Choice.DENY, 2, 0, "permission_denied"),
     ],
@@ -453,7 +453,8 @@ async def test_an_answer_that_is_written_while_no_process_lives_is_what_happens(
         await check_parked(service, task, times=1)
 
 
-@pytest.mark.parametrize("border", ["park:before", pytest.param("park:after", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("border", ["park:before", "park:after"])
 async def test_a_worker_that_dies_while_it_parks_leaves_the_question_to_the_next(bare: Deployment, border: str) -> None:
     async with bare as service:
         await asyncio.gather(start_silent_owner(service), start_parking(service, border))

@@ -55,6 +55,7 @@ def test_migrations_make_each_index_in_its_order_and_of_its_rows(url: str, tmp_p
         migrated = _indexes(connection)
 
     is_sqlite = url.startswith("sqlite")
+    (tmp_path / "made.db").touch()  # connecting makes no file
     with connected(f"sqlite:///{tmp_path / 'made.db'}" if is_sqlite else url) as connection, connection.begin():
         if not is_sqlite:
             connection.exec_driver_sql("CREATE SCHEMA made")

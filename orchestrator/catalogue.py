@@ -37,6 +37,8 @@ class Catalogue:
     tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(Surroundings()))
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     config: Config = field(default_factory=Config)
+    needs_project: bool = False
+    """Workers may run where the project is not: its mark, if it has one, says who has it."""
     policy: Policy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +53,7 @@ class Catalogue:
             InvalidToolError: a tool is refused.
         """
         surroundings = Surroundings.of(settings)
-        return cls(tools_of(surroundings), config=surroundings.config)
+        return cls(tools_of(surroundings), config=surroundings.config, needs_project=not settings.is_embedded)
 
     @property
     def readonly_tools(self) -> frozenset[str]:

@@ -18,7 +18,9 @@ from shared.tasks.growth import read_update
 from shared.tasks.planner import Planner
 from shared.tasks.pulling import read_dispatch
 from shared.tasks.status import TaskEvent
+from shared.tasks.step import Task
 from shared.tasks.store import TaskStore
+from shared.wire.capabilities import project_needed
 from shared.wire.ring import Ring
 
 
@@ -100,7 +102,7 @@ class Commands:
         tried = {attempt.step_id for attempt in update.attempts}
         last = {step.key: await self.runs.run(step.run_id) for step in steps if step.step_id in tried}
         root = (await self.runs.run(task.root_run_id)).identity
-        change = self.planner.change(update, task, steps, root, last)
+        change = self.planner.change(update, task, steps, root, last, project=await self._project(task))
         workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
         if change.steps or change.edges:
             await self.tasks.recount(ownership, task.id, now_us=now_us)
@@ -112,8 +114,12 @@ class Commands:
         steps = await self.tasks.steps(task.id)
         dispatch = read_dispatch(command.detail, task, self.planner.known)
         root = (await self.runs.run(task.root_run_id)).identity
-        change = self.planner.pullers(dispatch, task, steps, root)
+        change = self.planner.pullers(dispatch, task, steps, root, project=await self._project(task))
         await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
+
+    async def _project(self, task: Task) -> tuple[str, ...]:
+        session = await self.sessions.session(task.session_id)
+        return project_needed(session.project_id, session.project)
 
     async def _end(
         self,

@@ -15,6 +15,7 @@ from shared.ids import new_id
 from shared.jsontext import Json
 from shared.permissions.consent import StepGrant
 from shared.permissions.rules import parse_allow
+from shared.sandbox.marked_project import project_id
 from shared.sessions.session import AnswerMode, Session
 from shared.tasks.expansion import new_task
 from shared.tasks.inputs import bind_inputs
@@ -55,14 +56,16 @@ def submission(
     rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow]
     for grant in step_grants:
         rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
+    folder = existing_folder(project)
     session = Session(
         id=new_id("sess"),
-        project=str(existing_folder(project)),
+        project=str(folder),
         cwd=str(cwd or Path.cwd()),
         answer_mode=answer_mode,
         created_us=now_us,
         policy=catalogue.policy.with_rules(rules).as_json(),
         principal=principal,
+        project_id=project_id(folder) if catalogue.needs_project else "",
     )
     task = new_task(
         plan,

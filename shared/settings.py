@@ -77,6 +77,9 @@ class Settings(BaseSettings):
     labels: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Capabilities a worker announces, comma separated."
     )
+    projects: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Marked project folders that a worker has (`soong project`), comma separated."
+    )
     functions: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Modules imported by workers that register step functions."
     )
@@ -176,7 +179,7 @@ class Settings(BaseSettings):
         return Path(_short_temp_dir()) / f"soong-{os.getuid()}-{digest}"
 
 
-_LISTS = ("pools", "labels", "functions", "tools", "http_allow_hosts", "http_origins", "http_projects")
+_LISTS = ("pools", "labels", "projects", "functions", "tools", "http_allow_hosts", "http_origins", "http_projects")
 """Settings that the environment gives comma separated."""
 
 

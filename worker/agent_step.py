@@ -27,7 +27,6 @@ from shared.sandbox.programs import DEFAULT_NAMES
 from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
 from shared.store import Store
-from shared.tasks.functions import known_functions
 from shared.tasks.inputs import BoundStep
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, Held, StepEnd
@@ -42,8 +41,8 @@ from shared.tools.sdk_hooks import registered_hooks
 from shared.tools.surface import Surface, narrow
 from shared.toolsets.sources import Surroundings, make_registry
 from shared.toolsets.tasks import TaskTools
-from shared.wire.capabilities import catalogue_of, functions_needed, tools_needed
 from shared.wire.ring import Ring
+from worker.abilities import abilities
 from worker.call_log import RunCallLog
 from worker.further import FurtherSteps
 from worker.gate import DecisionInbox, WorkerGate
@@ -99,7 +98,7 @@ class AgentRuns:
         self._registry = make_registry(
             surroundings, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.further)]
         )
-        self.incarnation.abilities = self._abilities()
+        self.incarnation.abilities = abilities(self._registry, self.settings)
         configured = hooks_of(
             self.config.hooks,
             surroundings.runner,
@@ -108,11 +107,6 @@ class AgentRuns:
             redactor=self._redactor,
         )
         self._hooks = registered_hooks() + configured
-
-    def _abilities(self) -> tuple[str, ...]:
-        """Return what this process announces of its programs: each tool and function, and the catalogue as a whole."""
-        schemas: dict[str, Json] = {tool.name: tool.input_schema for tool in self._registry.definitions()}
-        return (*tools_needed(schemas), catalogue_of(schemas), *functions_needed(known_functions()))
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         """Run the agent of a claimed step from where it stands to its end."""

@@ -49,6 +49,7 @@ COMMANDS = {
     "down": Entry("down", "Stop the service of this home."),
     "worker": Entry("worker", "Add a worker process to a service."),
     "workers": Entry("workers", "List the workers and what each holds."),
+    "project": Entry("project", "Mark a folder, so that only workers that have it work in it."),
     "caps": Entry("caps", "Limit how much runs at once: by pool, model, agent definition or session."),
     "metrics": Entry("metrics", "Print what to watch, in Prometheus' text form."),
     "doctor": Entry("doctor", "Say what is wrong here and how to mend it."),

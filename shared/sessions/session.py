@@ -49,6 +49,8 @@ class Session:
     owner_id: str = ""
     owner_epoch: int = 0
     is_closed: bool = False
+    project_id: str = ""
+    """By which workers prove that they have the project (:mod:`shared.sandbox.marked_project`); empty: any may try."""
 
     @property
     def ownership(self) -> Ownership:

@@ -21,7 +21,7 @@ from shared.tasks.plan import Plan, PlanStep, spec_of
 from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
 from shared.tasks.template import as_text, render, render_text
 from shared.tools.surface import Surface
-from shared.wire.capabilities import declared, functions_needed, tools_needed
+from shared.wire.capabilities import declared, functions_needed, project_needed, projects_among, tools_needed
 from shared.wire.jobs import written_in
 
 SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
@@ -39,6 +39,8 @@ class _Lineage:
     task_id: str
     root_run_id: str
     root_agent_id: str
+    project: tuple[str, ...] = ()
+    """What a worker must have to work in the session's project."""
 
     def run(self, step: NewStep, surface: JsonObject) -> NewRun:
         identity = RunIdentity(
@@ -87,7 +89,8 @@ def new_task(
         parent_agent_id=agent.agent_id if agent else "",
         task_id=task_id,
     )
-    lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id)
+    project = project_needed(session.project_id, session.project)
+    lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project)
     scope = scope_of(inputs, {})
     steps = tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in plan.steps)
     return NewTask(
@@ -118,15 +121,23 @@ def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> 
 
 
 def grown(
-    steps: Sequence[PlanStep], task: Task, root: RunIdentity, *, surface_of: SurfaceOf, default_model: str
+    steps: Sequence[PlanStep],
+    task: Task,
+    root: RunIdentity,
+    *,
+    surface_of: SurfaceOf,
+    default_model: str,
+    project: tuple[str, ...] = (),
 ) -> tuple[NewStep, ...]:
     """Return checked steps as they are added to a task that goes on, under its ``root`` run.
+
+    ``project`` is what a worker must have to work in the session's project.
 
     Raises:
         InvalidPlanError: a step would run on the script model and has no script.
     """
     check_models(steps, default_model, "update add_steps")
-    lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id)
+    lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project)
     scope = scope_of(task.inputs, {})
     return tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in steps)
 
@@ -151,7 +162,7 @@ def _new_step(
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
-        needs=_needs(work, surface),
+        needs=_needs(work, surface, lineage.project),
         definition=_definition(work),
         model=_model(work, default_model),
         max_attempts=1 + step.retries,
@@ -167,13 +178,16 @@ def _surface(step: PlanStep, surface_of: SurfaceOf) -> JsonObject:
     return {} if step.claim is ClaimMode.PULL else surface_of(step)
 
 
-def _needs(step: PlanStep, surface: JsonObject) -> tuple[str, ...]:
+def _needs(step: PlanStep, surface: JsonObject, project: Sequence[str]) -> tuple[str, ...]:
     """Return what a worker must announce: what the plan asks for, and what the step is made of.
 
-    It reads what this program writes, and has the function that is called, or all tools of the step's surface.
+    It reads what this program writes, and has the function that is called; or all tools of the step's surface, and the
+    project that they work in.
     """
-    work = functions_needed([step.call]) if step.kind is StepKind.PYTHON else tools_needed(_tools(surface))
-    return (*declared(step.needs), written_in(), *work)
+    if step.kind is StepKind.PYTHON:
+        return (*declared(step.needs), written_in(), *functions_needed([step.call]))
+    tools = tools_needed(_tools(surface))
+    return (*declared(step.needs), written_in(), *tools, *(project if tools else ()))
 
 
 def _tools(surface: JsonObject) -> Sequence[str]:
@@ -320,7 +334,7 @@ def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: Su
     return replace(
         made,
         pool=plan.pool,
-        needs=_needs(plan, surface),
+        needs=_needs(plan, surface, projects_among(step.needs)),
         definition=_definition(plan),
         model=plan.model,
         run=replace(run, identity=identity, surface=surface),

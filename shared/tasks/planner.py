@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from shared.identity import RunIdentity
 from shared.ids import step_key
@@ -31,20 +32,38 @@ class Planner:
     max_children: int = 0
     """Most children of one run, 0 for any number (:mod:`shared.tasks.totals`)."""
 
-    def pullers(self, dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity) -> TaskChange:
-        """Return the change that adds pullers to a task.
+    def pullers(
+        self,
+        dispatch: Dispatch,
+        task: Task,
+        steps: Sequence[Step],
+        root: RunIdentity,
+        *,
+        project: tuple[str, ...] = (),
+    ) -> TaskChange:
+        """Return the change that adds pullers to a task; ``project`` as for :func:`grown`.
 
         Raises:
             InvalidPlanError: they would run on the script model and have no script.
             LimitExceededError: with them the task would have too many steps.
         """
         check_total(len(steps), dispatch.count, self.max_children)
-        return pullers(dispatch, task, steps, root, surface_of=self.surface_of, default_model=self.default_model)
+        made = partial(grown, surface_of=self.surface_of, default_model=self.default_model, project=project)
+        return pullers(dispatch, task, steps, root, grow=made)
 
     def change(
-        self, update: Update, task: Task, steps: Sequence[Step], root: RunIdentity, last: Mapping[str, Run]
+        self,
+        update: Update,
+        task: Task,
+        steps: Sequence[Step],
+        root: RunIdentity,
+        last: Mapping[str, Run],
+        *,
+        project: tuple[str, ...] = (),
     ) -> TaskChange:
         """Return a checked update for the store; ``last`` are the last runs, by key, of the steps that it tries again.
+
+        ``project`` is what a worker must have to work in the session's project.
 
         Raises:
             InvalidPlanError: an added step has neither a model nor a script.
@@ -59,8 +78,9 @@ class Planner:
             attempts.append(further_attempt(step, last[step.key], plan, self.surface_of))
         key_of = {name: step.key for name, step in by_id.items()}
         key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}
+        made = partial(grown, surface_of=self.surface_of, default_model=self.default_model, project=project)
         return TaskChange(
-            steps=grown(update.steps, task, root, surface_of=self.surface_of, default_model=self.default_model),
+            steps=made(update.steps, task, root),
             edges=tuple((key_of[child], key_of[parent]) for child, parent in update.edges),
             attempts=tuple(attempts),
             priorities={key_of[name]: priority for name, priority in update.priorities.items()},

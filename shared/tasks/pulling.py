@@ -5,22 +5,21 @@ is no work of the plan: nothing depends on it, no drawing shows it, and its fail
 is checked here as a plan's step is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from shared.errors import InvalidPlanError, Offence
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.tasks.change import TaskChange
 from shared.tasks.checking import check_plan
-from shared.tasks.expansion import SurfaceOf, grown
 from shared.tasks.fields import Fields
 from shared.tasks.further import MAX_STEPS
 from shared.tasks.places import Path, show
 from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
 from shared.tasks.status import StepStatus
-from shared.tasks.step import ClaimMode, FailurePolicy, Step, Task
+from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
 
 SOURCE: Final = "dispatch"
 MAX_PULLERS: Final = 1000
@@ -95,15 +94,11 @@ def _at_dispatch(report: Report) -> Report:
     return moved
 
 
-def pullers(
-    dispatch: Dispatch,
-    task: Task,
-    steps: Sequence[Step],
-    root: RunIdentity,
-    *,
-    surface_of: SurfaceOf,
-    default_model: str,
-) -> TaskChange:
+Grow: TypeAlias = Callable[[Sequence[PlanStep], Task, RunIdentity], Sequence[NewStep]]
+"""Makes rows of steps that are added to a task (:func:`shared.tasks.expansion.grown`)."""
+
+
+def pullers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
     """Return the change that adds the pullers to a task whose steps stand as given.
 
     Raises:
@@ -117,7 +112,7 @@ def pullers(
         if (step_id := f"puller-{number}") not in taken:
             ids.append(step_id)
     planned = [replace(dispatch.step, id=step_id, title=f"Puller {step_id[7:]}") for step_id in ids]
-    made = grown(planned, task, root, surface_of=surface_of, default_model=default_model)
+    made = grow(planned, task, root)
     limit: dict[str, Json] = {} if dispatch.max_steps is None else {MAX_STEPS: dispatch.max_steps}
     return TaskChange(
         steps=tuple(replace(step, is_puller=True, spec={**step.spec, **limit}) for step in made),

@@ -38,6 +38,16 @@ def functions_needed(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{FUNCTION}{name}" for name in names if name and not name.startswith(BUILTIN))
 
 
+def project_needed(id: str, path: str) -> tuple[str, ...]:
+    """Return the capability of a worker that has this project at this path; none is needed of a folder without mark."""
+    return (f"{PROJECT}{id}@{path}",) if id else ()
+
+
+def projects_among(needs: Iterable[str]) -> tuple[str, ...]:
+    """Return the projects among a step's needs."""
+    return tuple(need for need in needs if need.startswith(PROJECT))
+
+
 def catalogue_of(schemas: JsonObject) -> str:
     """Return the word for a whole catalogue, tools with their schemas: the same in two workers that have the same."""
     return f"{CATALOGUE}{digest(schemas)[:16]}"

@@ -23,6 +23,7 @@ from shared.ids import new_id
 from shared.jsontext import Json, JsonObject
 from shared.permissions.request import PermissionCallback
 from shared.permissions.rules import parse_allow
+from shared.sandbox.marked_project import project_id
 from shared.sessions.session import AnswerMode, Command, CommandKind, ProcessState, Session
 from shared.settings import Settings
 from shared.tasks.expansion import new_task
@@ -212,7 +213,9 @@ class Deployment:
         folder = str(project or self.home)
         readonly = catalogue.readonly_tools
         rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in allow)
-        session = Session(new_id("sess"), folder, folder, answer_mode, SystemClock().now_us(), rules.as_json())
+        mark = project_id(Path(folder))
+        now_us = SystemClock().now_us()
+        session = Session(new_id("sess"), folder, folder, answer_mode, now_us, rules.as_json(), project_id=mark)
         task = new_task(
             read,
             bind_inputs(read, inputs or {}),

@@ -7,7 +7,8 @@ import pytest
 
 from shared.jsontext import JsonObject
 from shared.runs.events import EventType
-from shared.tasks.status import StepStatus
+from shared.sandbox.marked_project import mark_project
+from shared.tasks.status import StepStatus, TaskStatus
 from tests.servers import RedisServer
 from tests.system.auditor import read_effects
 from tests.system.deployment import Deployment
@@ -58,6 +59,33 @@ async def test_steps_wait_for_a_worker_that_has_what_they_need(service: Deployme
         "no capable worker: needs the label 'gpu', the function test.effect",
         "no capable worker: needs the tool test.effect",
     }
+
+
+async def test_steps_in_a_marked_project_go_to_workers_that_have_it(service: Deployment, tmp_path: Path) -> None:
+    project = tmp_path / "shop"
+    project.mkdir()
+    mark_project(project)
+    look: JsonObject = {
+        "id": "look",
+        "instructions": "Look around.",
+        "script": [{"call": "code.list_dir", "with": {"path": "."}}, {"finish": {"done": True}}],
+    }
+    await service.start_workers(1, slots=4)
+    task = await service.submit({"title": "shop", "steps": [look]}, project=project)
+
+    async def is_told_of() -> bool:
+        return bool(await reasons(service, task.root_run_id))
+
+    await service.until(is_told_of)
+    await service.start_workers(1, slots=4, SOONG_PROJECTS=str(project))
+    ended = await service.finished(task)
+
+    events = await service.store.events((await service.steps(task))["look"].run_id)
+    (claimed,) = [event.data["worker"] for event in events if event.type == EventType.STEP_CLAIMED]
+    by_pid = {worker.id: worker.pid for worker in await service.store.workers()}
+    assert ended.status is TaskStatus.COMPLETED
+    assert await reasons(service, task.root_run_id) == {f"no capable worker: needs the project at {project}"}
+    assert by_pid[str(claimed)] == service.workers[1].pid
 
 
 async def reasons(service: Deployment, run_id: str) -> set[str]:

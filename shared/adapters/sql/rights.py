@@ -71,7 +71,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=("last_claimed",),
         never=(
             *("ordinal", "id", "project", "cwd", "answer_mode", "created_us", "policy", "principal"),
-            *("owner_id", "owner_epoch", "is_closed"),
+            *("owner_id", "owner_epoch", "is_closed", "project_id"),
         ),
     ),
     "responders": WorkerRight(never=("ordinal", "id", "session_id", "principal", "channel", "beat")),

@@ -80,6 +80,7 @@ def session_of(row: Any) -> Session:
         owner_id=row.owner_id,
         owner_epoch=row.owner_epoch,
         is_closed=bool(row.is_closed),
+        project_id=row.project_id,
     )
 
 

@@ -119,6 +119,7 @@ class SqlSessions:
             "owner_id": session.owner_id,
             "owner_epoch": session.owner_epoch,
             "is_closed": int(session.is_closed),
+            "project_id": session.project_id,
         }
 
         def write(tx: Transaction) -> None:

@@ -112,6 +112,7 @@ sessions = Table(
     _number("owner_epoch"),
     _number("is_closed"),
     _number("last_claimed"),
+    _text("project_id"),
     _one_of("answer_mode", AnswerMode),
     _flag("is_closed"),
     Index("ix_sessions_owner", "owner_id", **_where("is_closed = 0")),

@@ -29,11 +29,13 @@ def upgrade() -> None:
     op.create_index("ix_owners_alive", "owners", ["ordinal"], sqlite_where=where, postgresql_where=where)
     _index_caps()
     _add_recorded()
+    op.add_column("sessions", sa.Column("project_id", sa.Text(), server_default="", nullable=False))
     # Last: where SQLite writes the table anew, indexes come back without their order.
     _index_ready("is_unparked DESC", "priority DESC")
 
 
 def downgrade() -> None:
+    op.drop_column("sessions", "project_id")
     op.drop_index("ix_tasks_unrecorded", table_name="tasks")
     op.drop_column("tasks", "is_recorded")
     op.drop_index("ix_workers_credential", table_name="workers")

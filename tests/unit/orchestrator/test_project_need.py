@@ -1,0 +1,65 @@
+"""Which steps need the project they work in: those with tools, of a deployment whose workers may be elsewhere."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalogue import Catalogue
+from orchestrator.submission import submission
+from shared.clock import SystemClock
+from shared.jsontext import Json
+from shared.sandbox.marked_project import mark_project
+from shared.sessions.session import AnswerMode
+from shared.settings import Settings
+from shared.tasks.reading import plan_from_json
+from shared.tasks.step import NewStep
+from shared.wire.capabilities import projects_among
+
+STEPS: list[Json] = [
+    {"id": "agent", "instructions": "x", "script": []},
+    {"id": "bare", "instructions": "x", "script": [], "allowed_tools": []},
+    {"id": "function", "kind": "python", "call": "builtin.echo"},
+    {"id": "map", "kind": "map", "over": [1], "step": {"instructions": "x", "script": []}},
+]
+
+
+def submitted(project: Path, *, needs_project: bool) -> dict[str, NewStep]:
+    catalogue = replace(Catalogue(), needs_project=needs_project)
+    made = submission(
+        plan_from_json({"title": "t", "steps": STEPS}, "plan", catalogue.known()),
+        {},
+        project=project,
+        answer_mode=AnswerMode.NONE,
+        model="script",
+        allow=(),
+        catalogue=catalogue,
+        clock=SystemClock(),
+    )
+    return {step.step_id: step for step in made.task.steps}
+
+
+@pytest.mark.spec("CARD-2")
+def test_steps_that_use_tools_need_the_marked_project_at_its_path(tmp_path: Path) -> None:
+    need = f"project:{mark_project(tmp_path)}@{tmp_path}"
+
+    steps = submitted(tmp_path, needs_project=True)
+
+    assert {name: projects_among(step.needs) for name, step in steps.items()} == {
+        "agent": (need,),
+        "bare": (),
+        "function": (),
+        "map": (need,),
+    }
+
+
+def test_a_folder_without_a_mark_is_needed_by_nothing(tmp_path: Path) -> None:
+    assert not any(projects_among(step.needs) for step in submitted(tmp_path, needs_project=True).values())
+
+
+def test_where_all_workers_are_here_nothing_is_asked_for(tmp_path: Path) -> None:
+    mark_project(tmp_path)
+
+    assert not any(projects_among(step.needs) for step in submitted(tmp_path, needs_project=False).values())
+    assert not Catalogue.of(Settings(agent_home=tmp_path)).needs_project
+    assert Catalogue.of(Settings(agent_home=tmp_path, database_url="postgresql://db/soong")).needs_project

@@ -1,0 +1,51 @@
+"""The mark of a project: made once, read without following anything, written by no run."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InvalidConfigError
+from shared.sandbox.marked_project import MARK, mark_project, project_id
+from shared.sandbox.names import is_control
+
+
+def test_a_folder_is_marked_once_and_keeps_its_id(tmp_path: Path) -> None:
+    before = project_id(tmp_path)
+
+    made = mark_project(tmp_path)
+
+    assert before == ""
+    assert project_id(tmp_path) == mark_project(tmp_path) == made
+    assert made.startswith("prj_")
+
+
+def test_each_folder_has_an_id_of_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+
+    assert mark_project(tmp_path / "a") != mark_project(tmp_path / "b")
+
+
+@pytest.mark.parametrize("text", ["", "prj_", "prj_XYZ", "prj_0123456789abcdef\nmore", "x" * 5000, "../../etc"])
+def test_what_is_no_mark_marks_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / MARK).parent.mkdir()
+    (tmp_path / MARK).write_text(text)
+
+    assert project_id(tmp_path) == ""
+    with pytest.raises(InvalidConfigError, match="is no mark"):
+        mark_project(tmp_path)
+
+
+def test_a_link_to_the_mark_of_another_project_marks_nothing(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder in (theirs, ours):
+        folder.mkdir()
+    mark_project(theirs)
+    (ours / MARK).parent.mkdir()
+    (ours / MARK).symlink_to(theirs / MARK)
+
+    assert project_id(ours) == ""
+
+
+def test_no_file_tool_writes_a_mark(tmp_path: Path) -> None:
+    assert is_control((*tmp_path.parts, *MARK.parts))

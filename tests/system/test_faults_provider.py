@@ -14,7 +14,7 @@ from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Step
 from tests.servers import RedisServer
 from tests.system.auditor import audit
-from tests.system.deployment import BEAT_S, Deployment
+from tests.system.deployment import BEAT_S, Deployment, kill
 from tests.system.faults.provider import Provider
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("DIS-08", "DIS-09")]
@@ -43,7 +43,7 @@ def agent_step(behaviour: str, **more: Json) -> dict[str, Json]:
 
 async def start(service: Deployment, provider: Provider) -> psutil.Process:
     await service.start_workers(1, slots=16, SOONG_FUNCTIONS=LOADED, FAULT_PROVIDER=provider.url)
-    return psutil.Process(service.workers[0].pid)
+    return psutil.Process(service.workers[-1].pid)
 
 
 async def failures(service: Deployment, step: Step) -> int:
@@ -110,3 +110,29 @@ async def test_a_model_that_does_not_answer_holds_no_cancellation_up(service: De
     await service.until(is_over, within_s=5)
     assert time.monotonic() - asked_at < 5
     assert (await service.steps(task))["hanging"].lost_leases == 0
+
+
+@pytest.mark.spec("DAG-07", "DAG-03")
+async def test_a_worker_killed_in_a_model_call_is_succeeded_by_another(
+    provider: Provider, redis_live: RedisServer, tmp_path: Path
+) -> None:
+    """Fault 1: the run goes on where its log ends, and asks the model again."""
+    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", redis_live.socket_url, tmp_path) as service:
+        await start(service, provider)
+        task = await service.submit({"title": "t", "steps": [agent_step("silent")]})
+
+        async def is_asked() -> bool:
+            return provider.hanging == 1
+
+        await service.until(is_asked)
+        kill(service.workers[0])
+        killed_at = time.monotonic()
+        await start(service, provider)
+        ended = await service.finished(task)
+
+        step = (await service.steps(task))["silent"]
+        assert ended.status is TaskStatus.COMPLETED
+        assert (step.lost_leases, step.attempt) == (1, 1)
+        assert provider.asked["silent"] == 2
+        assert time.monotonic() - killed_at < 20
+        assert audit(service.database_url, at_rest=True).broken == []

@@ -216,6 +216,21 @@ async def test_two_hundred_steps_at_once_starve_nobody_beside_a_slow_worker(serv
     assert await _stop_all(service) < 10
 
 
+async def test_a_slow_worker_beside_a_quick_one_starves_nobody(service: Deployment) -> None:
+    await start_workers(service, 1, slots=6)
+    await start_workers(service, 1, slots=6, FAULT_PACE="0.5")
+    crowd = await service.submit(waves(48, 1, 0.05))
+    await until_begun(service, 1)
+    one = await service.submit(waves(1, 1, 0.0))
+
+    await prove(service, one, crowd)
+
+    order = [effect["step"] for effect in read_effects(effects_file(service)) if effect["at"] == "start"]
+    assert order.index(f"{one.id}/w0-0") < 36
+    assert {step.lost_leases for step in (await service.steps(crowd)).values()} == {0}
+    assert await _stop_all(service) < 10
+
+
 async def _stop_all(service: Deployment) -> float:
     """Ask all workers to stop; return how long the last one took."""
     began_at = time.monotonic()

@@ -159,7 +159,7 @@ class Provider:
         """Answer once; say whether the connection may be used again."""
         number = self.asked[behaviour]
         match behaviour:
-            case "hanging":
+            case "hanging" | "silent" if behaviour == "hanging" or number == 1:
                 self.hanging += 1
                 await reader.read(1)  # until the other side has had enough
                 self.hanging -= 1

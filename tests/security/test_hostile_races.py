@@ -123,6 +123,7 @@ async def test_where_the_kernel_has_no_openat2_the_walk_holds_too(
 
 
 @pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.spec("FS-07")
 @pytest.mark.parametrize("call", ["write", "write-below", "overwrite", "read", "search"])
 async def test_row_07_ten_seconds_of_swapping_let_nothing_escape(scene: Scene, call: str) -> None:

@@ -14,6 +14,9 @@ from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, Scene, Terminal, sce
 
 pytestmark = pytest.mark.timeout(180)
 
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SHOWN_STEP = re.compile(r"│ step\s+(\w+)")
+
 THREE = """
 title: Three things to ask
 steps:
@@ -77,6 +80,24 @@ def asking(cli: Scene) -> tuple[Terminal, dict[str, str]]:
     return terminal, ids
 
 
+def shown_step(terminal: Terminal) -> str:
+    """Return the step whose question the terminal showed last: of several asked at once any may be the first."""
+    terminal._read()
+    steps = [str(found[1]) for found in _SHOWN_STEP.finditer(_ESCAPES.sub("", terminal.shown))]
+    return steps[-1] if steps else ""
+
+
+def show(terminal: Terminal, step: str) -> None:
+    """Press `n` until the question of that step is shown."""
+    for _ in range(6):
+        before = shown_step(terminal)
+        if before == step:
+            return
+        terminal.press("n\n")
+        until(lambda before=before: shown_step(terminal) != before, "the next question is shown")  # type: ignore[misc]  # bound now
+    raise AssertionError(f"the question of {step!r} was not shown\n{terminal.shown}")
+
+
 def list_until(terminal: Terminal, text: str) -> None:
     """Press `l` until the list says so: it tells what was waiting when the terminal looked last."""
     seen = len(terminal.shown)
@@ -92,6 +113,7 @@ def list_until(terminal: Terminal, text: str) -> None:
 def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
     """Any client of the session can answer (openai/codex#45167); what was answered goes (oh-my-openagent#4447)."""
     first, ids = asking(cli)
+    show(first, "mend")
 
     shown = cli.run("approvals", "show", ids["mend"][-8:]).stdout
     assert "under" in shown
@@ -108,7 +130,7 @@ def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
     assert (allowed.returncode, "allowed once by local" in allowed.stderr) == (0, True)
     until((cli.folder / "lists" / "one.txt").exists, "the file is written", cli.logs)
 
-    until(lambda: first._read() and first.shown.count("asks for permission") >= 2, "the last is shown", cli.logs)
+    until(lambda: shown_step(first) == "note", "the last is shown", cli.logs)
     first.press("3 nor that\n")
     assert first.wait() == 3, first.shown
     assert "mend: code.write_file: denied by local through soong approvals: leave it" in first.shown

@@ -75,11 +75,13 @@ class MortalServer:
     def freeze(self) -> None:
         """Stop every process of it: connections stay open and nothing answers."""
         for process in self._family():
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):  # a backend whose client has just left
+                process.suspend()
 
     def thaw(self) -> None:
         for process in self._family():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def log(self) -> str:
         return (self.folder / "server.log").read_text(errors="replace")

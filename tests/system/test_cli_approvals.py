@@ -93,20 +93,36 @@ def show(terminal: Terminal, step: str) -> None:
         before = shown_step(terminal)
         if before == step:
             return
-        terminal.press("n\n")
+        press(terminal, "n\n")
         until(lambda before=before: shown_step(terminal) != before, "the next question is shown")  # type: ignore[misc]  # bound now
     raise AssertionError(f"the question of {step!r} was not shown\n{terminal.shown}")
 
 
 def list_until(terminal: Terminal, text: str) -> None:
     """Press `l` until the list says so: it tells what was waiting when the terminal looked last."""
+    press_until(terminal, "l\n", text)
+
+
+def press(terminal: Terminal, keys: str) -> None:
+    """Press keys once a prompt stands: what is typed before is thrown away, so that it answers nothing unseen."""
+
+    def stands() -> bool:
+        terminal._read()
+        return _ESCAPES.sub("", terminal.shown).rstrip().endswith(">")
+
+    until(stands, "a prompt stands", lambda: terminal.shown)
+    terminal.press(keys)
+
+
+def press_until(terminal: Terminal, keys: str, text: str) -> None:
+    """Press keys at one prompt after another until that is shown."""
     seen = len(terminal.shown)
     for _ in range(60):
-        terminal.press("l\n")
+        press(terminal, keys)
         with suppress(AssertionError):
             until(lambda: terminal._read() and text in terminal.shown[seen:], text, limit_s=1.5)
             return
-    raise AssertionError(f"{text!r} was not listed\n{terminal.shown}")
+    raise AssertionError(f"{text!r} was not shown\n{terminal.shown}")
 
 
 @pytest.mark.spec("PER-06", "PER-13", "PER-14", "PER-15")
@@ -131,7 +147,7 @@ def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
     until((cli.folder / "lists" / "one.txt").exists, "the file is written", cli.logs)
 
     until(lambda: shown_step(first) == "note", "the last is shown", cli.logs)
-    first.press("3 nor that\n")
+    press(first, "3 nor that\n")
     assert first.wait() == 3, first.shown
     assert "mend: code.write_file: denied by local through soong approvals: leave it" in first.shown
     assert "note: code.write_file: denied by local through a terminal: nor that" in first.shown
@@ -170,18 +186,17 @@ def test_ctrl_c_with_three_open_questions_keeps_them_and_an_answer_while_nothing
 @pytest.mark.spec("PER-13")
 def test_the_end_of_input_answers_nothing_and_a_watching_terminal_answers_and_leaves(cli: Scene) -> None:
     run, _ = asking(cli)
-    run.press("\x04")
-    run.expect("standard input ended: nothing more is answered here")
+    press_until(run, "\x04", "standard input ended: nothing more is answered here")
     run.expect("3 questions stay open")
 
     watching = Terminal(cli, "approvals", "watch")
     watching.expect("[1] allow once")
     list_until(watching, "3 questions wait")
     first = _marked(watching)
-    watching.press("n\n")
+    press(watching, "n\n")
     until(lambda: _marked(watching) != first, "another question is shown", lambda: watching.shown)
     second = _marked(watching)
-    watching.press("1\n")
+    press(watching, "1\n")
     watching.expect("2 questions wait")
     watching.press("\x03")
 

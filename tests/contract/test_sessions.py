@@ -116,6 +116,27 @@ async def test_owner_that_has_beaten_does_not_expire(scene: Scene) -> None:
 
 
 @OWNED
+@pytest.mark.spec("DIS-03")
+async def test_a_process_registered_again_stays_as_it_stands(scene: Scene) -> None:
+    """Whoever did not hear the answer says it again, perhaps after it has beaten, or was declared gone."""
+    owner, worker = make_owner("own_said_twice"), make_worker("wrk_said_twice")
+    heart = scene.store.heart()
+    for _ in range(2):
+        await scene.store.register_owner(owner)
+        await scene.store.register_worker(worker)
+        await asyncio.to_thread(heart.beat, worker.id)
+        await scene.store.beat_owner(owner.id)
+    heart.close()
+
+    (told,) = [one for one in await scene.store.workers() if one.id == worker.id]
+    (told_owner,) = [one for one in await scene.store.owners() if one.id == owner.id]
+    assert (told.beat, told_owner.beat) == (2, 2)
+    await scene.store.expire_worker(worker.id, 2, max_lost_leases=3, now_us=scene.now_us)
+    await scene.store.register_worker(worker)
+    assert worker.id not in {one.id for one in await scene.store.workers()}
+
+
+@OWNED
 async def test_owner_declared_gone_cannot_beat_or_adopt_or_expire_again(scene: Scene) -> None:
     await scene.store.expire_owner(scene.own.owner_id, 0)
 

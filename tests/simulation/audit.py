@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shared.errors import NotOwnerError, SoongError
+from shared.jsontext import Json
 from shared.runs.record import Run
 from shared.runs.status import RunStatus
 from shared.runs.store import CallRow
@@ -16,6 +17,7 @@ from shared.sessions.session import Ownership, ProcessState, Session
 from shared.tasks.further import limit_of
 from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from shared.tasks.step import Advance, Claim, FailurePolicy, Held, Step, StepEnd, Task
+from shared.testing.memory.ending import result_of
 from shared.testing.memory.rows import Rows
 from tests.simulation.borders import READS
 from tests.simulation.claims import ClaimAuditor
@@ -74,6 +76,8 @@ class Auditor:
     accepted: set[tuple[str, int]] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     """Decisions that were used."""
+    given: dict[str, dict[str, Json]] = field(default_factory=dict)
+    """The outputs of its dependencies that each run was told, by step id."""
     parked: int = 0
     beaten_s: dict[str, float] = field(default_factory=dict)
     claims: ClaimAuditor = field(default_factory=ClaimAuditor)
@@ -99,6 +103,7 @@ class Auditor:
             self.moved_s = self.now_s()
         for step in changed:
             self._check_step(method, self.seen.steps.get(step.key), step, rows)
+        self._check_told(outcome, rows)
         if isinstance(outcome, Advance):
             self.claims.check(rows, args[0], kwargs, outcome, changed)
         for step in _around(changed, rows):
@@ -122,7 +127,8 @@ class Auditor:
     def _note_beats(self, method: str, args: Sequence[Any], outcome: object) -> None:
         match method:
             case "register_worker" | "register_owner":
-                self.beaten_s[args[0].id] = self.now_s()
+                # Told again after a lost answer it writes nothing: the counter stands since the first time.
+                self.beaten_s.setdefault(args[0].id, self.now_s())
             case "beat" | "beat_owner" if outcome is True:
                 self.beaten_s[args[0]] = self.now_s()
             case "expire_worker" if outcome is not None and not isinstance(outcome, SoongError):
@@ -201,6 +207,14 @@ class Auditor:
         _promise(step.holder_run_id == holder.run_id, f"{step.key} was given to {holder}, and its row says {step}")
         self.claims.further(rows, step)
 
+    def _check_told(self, outcome: object, rows: Rows) -> None:
+        """A run is told what its dependencies have come to, as they stand when it is claimed."""
+        for claim in _claims(outcome):
+            results = [result_of(rows, key) for key in rows.steps[claim.step_key].depends_on]
+            told = {result.step_id: result for result in results}
+            _promise(claim.dependencies == told, f"{claim.step_key} was told {claim.dependencies}, and {told} is so")
+            self.given[claim.identity.run_id] = {step_id: result.output for step_id, result in told.items()}
+
     def _holds(self, worker_id: str, held: Held) -> bool:
         step = self.seen.steps.get(held.step_key)
         return (
@@ -212,13 +226,13 @@ class Auditor:
     # -- steps
     def _check_step(self, method: str, was: Step | None, step: Step, rows: Rows) -> None:
         task = rows.tasks[step.task_id]
+        self.claims.moved(was, step)
         if was is None:
             _promise(method in {"create_task", "expand", "update_task"}, f"{method} inserted {step.key}")
             _promise(step.status in {_S.PENDING, _S.READY, _S.EXPANDING}, f"{step.key} was born {step.status}")
             return
         _promise(was.status is not _S.COMPLETED, f"{method} changed {step.key}, which had completed")
         _promise(step.fence >= was.fence, f"{method} took {step.key} from fence {was.fence} back to {step.fence}")
-        self.claims.moved(was, step)
         if step.status is not was.status:
             move = (was.status, step.status)
             _promise(move in MOVES.get(method, ()), f"{method} moved {step.key} from {was.status} to {step.status}")
@@ -266,6 +280,12 @@ class Auditor:
             kept = was is None or session.owner_epoch >= was.owner_epoch
             _promise(kept, f"the epoch of {session_id} fell to {session.owner_epoch}")
         self.seen.sessions = dict(rows.sessions)
+
+
+def _claims(outcome: object) -> Sequence[Claim]:
+    if isinstance(outcome, Advance):
+        return outcome.claims
+    return (outcome,) if isinstance(outcome, Claim) else ()
 
 
 def _promise(is_kept: bool, otherwise: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.tasks.status import StepStatus, TaskStatus
+from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from shared.tasks.step import Advance, ClaimMode, Step
 from shared.testing.memory.claiming import counted_leases, scopes_of
 from shared.testing.memory.rows import Rows
@@ -85,11 +85,11 @@ class ClaimAuditor:
             if self.passed[session_id] > bound:
                 raise UnjustClaimError(f"{self.passed[session_id]} claims of others went before one of {session_id}")
 
-    def moved(self, was: Step, step: Step) -> None:
-        """Remember what was parked and may go on: it goes before what has not begun."""
-        if (was.status, step.status) == (StepStatus.BLOCKED, StepStatus.READY):
+    def moved(self, was: Step | None, step: Step) -> None:
+        """Remember what was parked and may go on: it goes before what has not begun, until it begins anew."""
+        if was is not None and (was.status, step.status) == (StepStatus.BLOCKED, StepStatus.READY):
             self.unparked.add(step.key)
-        elif step.status in (StepStatus.BLOCKED, StepStatus.PENDING):
+        elif was is None or was.status in STEP_ENDS or step.status is StepStatus.BLOCKED:
             self.unparked.discard(step.key)
 
     def _place(self, step: Step) -> tuple[bool, int]:

@@ -253,7 +253,10 @@ class Deployment:
             self._start(ClientActor(self, f"client-{session.id}", session, Random(f"{self.seed}/{session.id}")))
         await self._trouble(random.uniform(30.0, 100.0))
         await self._calm()
-        check_end(self.rows(), self.seed)
+        try:
+            check_end(self.rows(), self.auditor.given)
+        except BrokenPromiseError as broken:
+            self.fail(str(broken))
         if repeated := self.bench.effects.repeated():
             self.fail(f"these calls took effect more than once: {repeated}")
 

@@ -71,6 +71,7 @@ class MemoryRetrying:
         for child in [child for key in regrown for child in self.rows.children_of(key)]:
             del self.rows.steps[child.key]
             self.rows.settled.discard(child.key)
+            self.rows.unparked.discard(child.key)
         steps = self._put_back(task_id, again, by_step)
         self.rows.recorded.discard(task_id)
         session = self.rows.session(ownership.session_id)

@@ -22,7 +22,7 @@ class MemorySessions:
     # -- owners
     @transaction
     def register_owner(self, owner: Owner) -> None:
-        self.rows.owners[owner.id] = owner
+        self.rows.owners.setdefault(owner.id, owner)
 
     @transaction
     def beat_owner(self, owner_id: str) -> bool:
@@ -158,7 +158,7 @@ class MemorySessions:
     # -- workers
     @transaction
     def register_worker(self, worker: Worker) -> None:
-        self.rows.workers[worker.id] = worker
+        self.rows.workers.setdefault(worker.id, worker)
 
     @transaction
     def set_worker_state(self, worker_id: str, state: ProcessState) -> None:

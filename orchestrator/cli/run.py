@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -23,10 +24,17 @@ from shared.tasks.reading import load_plan
 
 
 class Answer(StrEnum):
-    """Who answers questions: the person at this terminal, or nobody but the rules."""
+    """Who answers questions: the person at this terminal, anyone with the right at any time, or the rules alone."""
 
     ASK = "ask"
+    INBOX = "inbox"
     NONE = "none"
+
+
+_HOW_ANSWERED: Final = {
+    AnswerMode.NONE: "nobody is asked: what no --allow rule covers is denied",
+    AnswerMode.INBOX: "questions wait for whoever answers: soong approvals watch",
+}
 
 
 def command(
@@ -47,7 +55,10 @@ def command(
         [], "--allow-step", metavar="STEP", help="Allow what this step says it asks for, for it alone; may be repeated."
     ),
     answer: Answer | None = typer.Option(
-        None, "--answer", help="Who answers questions [ask in a terminal, else none]."
+        None,
+        "--answer",
+        help="Who answers questions: you, here; anyone, any time (soong approvals, HTTP); the rules alone "
+        "[ask in a terminal, else none].",
     ),
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
@@ -123,7 +134,9 @@ def answer_mode(answer: Answer | None, *, is_detached: bool) -> AnswerMode:
     """
     if answer is Answer.ASK and (is_detached or not is_terminal()):
         where = "--detach leaves nobody to ask" if is_detached else "standard input and output are not a terminal"
-        raise UsageError(f"--answer ask: {where}; use --allow TOOL:SCOPE for what should be allowed")
+        raise UsageError(f"--answer ask: {where}; use --allow TOOL:SCOPE for what is needed, or --answer inbox")
+    if answer is Answer.INBOX:
+        return AnswerMode.INBOX
     is_asked = answer is None and is_terminal() and not is_detached
     return AnswerMode.ATTACHED if answer is Answer.ASK or is_asked else AnswerMode.NONE
 
@@ -146,8 +159,8 @@ async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, i
             _tell_detached(prepared.task.id, is_json=is_json)
             return 0
         say(f"task {prepared.task.id}: {visible(prepared.task.title)}")
-        if prepared.session.answer_mode is AnswerMode.NONE:
-            say("  nobody is asked: what no --allow rule covers is denied")
+        if told := _HOW_ANSWERED.get(prepared.session.answer_mode):
+            say(f"  {told}")
         return await watch.follow(prepared.session, prepared.task.id)
     finally:
         await client.close()

@@ -6,10 +6,10 @@ would refuse, so that a slip of the caller does not cost the question.
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from pydantic import Field
@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from orchestrator.approval import approval_of
 from orchestrator.endings import question_of
+from orchestrator.http.attending import CHANNEL
 from orchestrator.http.authentication import Caller
 from orchestrator.http.context import Api, Needs, api_of, until_changed
 from orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
@@ -25,11 +26,13 @@ from orchestrator.http.problems import Problem, ProblemError
 from orchestrator.http.questions import ApprovalDetail, ApprovalShape, Shown, who_answered
 from orchestrator.http.shapes import Page, respond
 from orchestrator.http.strict import Body, StrictRoute
+from orchestrator.remote_responder import why_not
 from orchestrator.target_now import Lookout
 from shared.access.token import Right
 from shared.errors import AlreadyDecidedError
 from shared.log import get_logger
 from shared.permissions.request import Answer, Choice, Question, RequestState
+from shared.sessions.session import AnswerMode
 
 log = get_logger(__name__)
 
@@ -38,10 +41,15 @@ router = APIRouter(route_class=StrictRoute, tags=["approvals"])
 READER = Depends(Needs(Right.READ))
 APPROVER = Depends(Needs(Right.APPROVE))
 
-CHANNEL: Final = "http"
-
 State = Annotated[
     Literal["pending", "all"], Query(description="Those that wait, oldest first; or all of them, newest first.")
+]
+Attend = Annotated[
+    bool,
+    Query(
+        description="Be there to answer (right `approve`): for `session`, or for every session that asks and is yours, "
+        "until one responder's lease after this call. Attached sessions wait for whoever is there."
+    ),
 ]
 Seen = Annotated[str, Header(max_length=200, description="`ETag` of the list that was seen: 304 if it is still so.")]
 
@@ -65,6 +73,7 @@ class Wanted:
     cursor: str
     limit: int
     seen: str
+    is_attending: bool
     _found: Sequence[Question] = ()
     _told: Sequence[Question] = ()
 
@@ -88,6 +97,16 @@ class Wanted:
             session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
         )
         self._told = [one for one in self._found if self._is_all or one.answer is None]
+        if self.is_attending:
+            asking = {one.request.identity.session_id for one in self._found if one.is_pending}
+            await self._stay({self.session_id} if self.session_id else asking)
+
+    async def _stay(self, session_ids: Iterable[str]) -> None:
+        """Be there for those that wait for whoever is attached, and that the caller may answer."""
+        sessions = [await self.api.client.store.session(session_id) for session_id in session_ids]
+        attached = (one for one in sessions if one.answer_mode is AnswerMode.ATTACHED)
+        ours = [one.id for one in attached if not why_not(one, self.caller.principal)]
+        self.api.attending.stay(self.caller.principal, ours)
 
     @property
     def _is_all(self) -> bool:
@@ -112,16 +131,19 @@ async def list_approvals(
     cursor: Cursor = "",
     limit: Limit = 50,
     wait: Wait = 0,
+    attend: Attend = False,
     if_none_match: Seen = "",
     caller: Caller = READER,
 ) -> Response:
     """List questions of all sessions; what is answered, decided, withdrawn or expired has left the pending ones.
 
     With `wait` the answer comes as soon as the list differs from the one whose `ETag` is sent as `If-None-Match`
-    (without one: as soon as something waits), or after so many seconds.
+    (without one: as soon as something waits), or after so many seconds. Who is to be waited for polls with `attend`.
     """
     api = api_of(request)
-    wanted = Wanted(api, caller, state, session, cursor, limit, if_none_match)
+    if attend:
+        caller.require(Right.APPROVE)
+    wanted = Wanted(api, caller, state, session, cursor, limit, if_none_match, attend)
     if wait:
         with api.held_open(caller):
             ear = await api.ears.question_ear()

@@ -11,6 +11,7 @@ from fastapi import Request
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.client import Client
+from orchestrator.http.attending import Attending
 from orchestrator.http.authentication import Authenticator, Caller
 from orchestrator.http.gate import CALLER, Room
 from orchestrator.http.limits import Limits
@@ -36,6 +37,7 @@ class Api:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     authenticator: Authenticator = field(init=False)
     ears: SharedEars = field(init=False)
+    attending: Attending = field(init=False)
     streams: Room = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
@@ -44,6 +46,7 @@ class Api:
         self.authenticator = Authenticator(self.client.store, self.client.clock)
         self.streams = Room(self.limits.streams, self.limits.streams_each)
         self.ears = SharedEars(self.client.switchboard)
+        self.attending = Attending(self.client)
 
     async def catalogue(self) -> Catalogue:
         """Return what plans may name; made when it is first asked for, which takes a moment."""
@@ -72,6 +75,7 @@ class Api:
         if self._catalogue is not None:
             self._catalogue.cancel()
             await asyncio.gather(self._catalogue, return_exceptions=True)
+        await self.attending.close()
         await self.ears.close()
         await self.figures.close()
         await self.client.close()

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Table, func, literal_column, select, update
-from sqlalchemy.dialects.postgresql import insert as postgres_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.database import Database
@@ -15,6 +13,7 @@ from shared.adapters.sql.rows import command_of, digest_of, owner_of, pack, plai
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import commands, owners, responders, sessions, steps, workers
 from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.upsert import upsert
 from shared.audit.notes import of_session
 from shared.errors import ConflictError, NotFoundError
 from shared.sessions.session import Command, CommandKind, Owner, Ownership, ProcessState, Responder, Session, Worker
@@ -295,8 +294,7 @@ class SqlSessions:
 
 def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
     """Insert a row; one that stands already stays as it is, so that saying it twice does no harm (False then)."""
-    insert: Any = postgres_insert if tx.is_postgres else sqlite_insert
-    added = insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+    added = upsert(tx, table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
     return tx.execute(added).first() is not None
 
 

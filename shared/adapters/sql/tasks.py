@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, func, select
-from sqlalchemy.dialects.postgresql import insert as postgres_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from shared.adapters.sql.advancing import advance
 from shared.adapters.sql.claiming import LIVE_LEASES, caps_of, read_lanes, room_left, share_out
@@ -22,6 +20,7 @@ from shared.adapters.sql.stopping import expire_leases, free_steps
 from shared.adapters.sql.tables import caps as caps_table
 from shared.adapters.sql.tables import edges, sessions, steps, tasks
 from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.upsert import upsert
 from shared.errors import ConflictError, LeaseLostError, NotFoundError
 from shared.runs.events import EventType
 from shared.runs.status import RunStatus
@@ -226,8 +225,7 @@ def _set_caps(tx: Transaction, caps: Sequence[Cap]) -> None:
         if cap.limit < 1:
             tx.execute(caps_table.delete().where(caps_table.c.scope == cap.scope))
             continue
-        insert: Any = postgres_insert if tx.is_postgres else sqlite_insert
-        new = insert(caps_table).values(scope=cap.scope, cap=cap.limit)
+        new = upsert(tx, caps_table).values(scope=cap.scope, cap=cap.limit)
         tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_={"cap": cap.limit}))
 
 

@@ -194,6 +194,53 @@ async def test_in_an_attached_session_only_its_own_principal_answers(open_http: 
         assert (await scene.verdict()).is_allowed
 
 
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("names_session", [True, False], ids=["one session", "whatever asks"])
+async def test_whoever_polls_to_answer_is_waited_for_until_a_lease_after_its_last_poll(
+    open_http: OpenScene, *, names_session: bool
+) -> None:
+    """A question of an attached session ends as permission_no_callback when nobody is there; a poll is somebody."""
+    async with open_http(mode=AnswerMode.ATTACHED, responder_lease_s=1.2) as scene:
+        bench = scene.bench
+        own = await scene.someone("local", Right.READ, Right.APPROVE)
+        request = await scene.ask()
+        params = {"attend": True, **({"session": bench.session_id} if names_session else {})}
+
+        assert await listed(own, **params) == [request.id]
+        await until(lambda: _is_attended(scene, by=["local"]))
+        for _ in range(3):  # longer than a question waits for somebody, a beat between any two
+            assert await listed(own, **params) == [request.id]
+            await asyncio.sleep(0.5)
+            bench.clock.advance(timedelta(seconds=bench.settings.responder_wait_s / 2.5))
+        assert await listed(own, **params) == [request.id]
+        await until(lambda: _is_attended(scene, by=[]))
+        assert scene.api.attending.present == ()
+        answered = await post(own, request, answer_to(request))
+
+        assert answered.status_code == 200
+        assert (await scene.verdict()).is_allowed
+
+
+@pytest.mark.spec("PER-12")
+async def test_nobody_is_waited_for_who_only_looks_on_or_may_not_answer(open_http: OpenScene) -> None:
+    async with open_http(mode=AnswerMode.ATTACHED) as scene:
+        request = await scene.ask()
+        own, reader = await scene.someone("local"), await scene.someone("local", Right.READ)
+
+        assert await listed(own) == [request.id]
+        assert await listed(scene.caller, attend=True) == [request.id]
+        refused = await reader.get("/v1/approvals", params={"attend": True})
+
+        assert code_of(refused) == "forbidden"
+        assert scene.api.attending.present == ()
+        assert await scene.bench.store.responders(scene.bench.session_id) == []
+
+
+async def _is_attended(scene: HttpScene, *, by: list[str]) -> bool:
+    there = await scene.bench.store.responders(scene.bench.session_id)
+    return [one.principal for one in there] == by and all(one.channel == "http" for one in there)
+
+
 async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: HttpScene) -> None:
     request = await scene.ask()
     reader = await scene.someone(BOB, Right.READ)

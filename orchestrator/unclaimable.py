@@ -5,10 +5,11 @@ They wait all the same: a worker that is able may start at any time. Whoever loo
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shared.clock import Clock
-from shared.errors import LeaseLostError
+from shared.errors import LeaseLostError, NotOwnerError
 from shared.log import get_logger
 from shared.runs.events import EventType, NewEvent
 from shared.runs.store import RunStore
@@ -32,14 +33,15 @@ class UnclaimableSteps:
     _told: set[Waiting] = field(default_factory=set)
 
     async def tell(self, unclaimable: Mapping[Waiting, str], owned: Mapping[str, Ownership]) -> None:
-        """Write down what of our sessions has waited for too long. Raises: UnavailableError, NotOwnerError."""
+        """Write down what of our sessions has waited for too long. Raises: UnavailableError."""
         now = self.clock.monotonic_s()
         self._since = {one: self._since.get(one, now) for one in unclaimable}
         self._told &= unclaimable.keys()
         for one, since in self._since.items():
             if one in self._told or now - since < self.patience_s or one.session_id not in owned:
                 continue
-            await self._tell(one, unclaimable[one], owned[one.session_id])
+            with suppress(NotOwnerError):  # the session is another's by now, who will tell it
+                await self._tell(one, unclaimable[one], owned[one.session_id])
             self._told.add(one)
 
     async def _tell(self, one: Waiting, words: str, ownership: Ownership) -> None:

@@ -53,7 +53,9 @@ class DecisionInbox:
     store: ConsentStore
     switchboard: Switchboard
     worker_id: str
-    _waiting: dict[str, asyncio.Future[Decision | None]] = field(default_factory=dict)
+    _waiting: dict[str, list[asyncio.Future[Decision | None]]] = field(default_factory=dict)
+    """By request; each who waits has a future of its own. Two lives of one run wait for the same request, when one of
+    them has not noticed yet that its lease is gone."""
     _ear: Ear | None = None
     _ear_of: str = ""
     _task: asyncio.Task[None] | None = None
@@ -61,27 +63,30 @@ class DecisionInbox:
     async def decision(self, request_id: str) -> Decision | None:
         """Wait until the request is closed; return its decision, or None when it was closed without one."""
         loop = asyncio.get_running_loop()
-        future = self._waiting.get(request_id)
-        if future is None:
-            future = self._waiting[request_id] = loop.create_future()
-        if self._task is None or self._task.done():
-            self._task = loop.create_task(self._run())
-        await self._look(request_id)  # its hint may have been heard before anybody waited for it
-        return await asyncio.shield(future)
+        future: asyncio.Future[Decision | None] = loop.create_future()
+        self._waiting.setdefault(request_id, []).append(future)
+        try:
+            if self._task is None or self._task.done():
+                self._task = loop.create_task(self._run())
+            await self._look(request_id)  # its hint may have been heard before anybody waited for it
+            return await future
+        finally:
+            self._forget(request_id, future)
 
-    def forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, future: asyncio.Future[Decision | None]) -> None:
         """Stop looking for a request that nobody waits for any more."""
-        future = self._waiting.pop(request_id, None)
-        if future is not None:
-            future.cancel()
+        others = [one for one in self._waiting.pop(request_id, ()) if one is not future]
+        if others:
+            self._waiting[request_id] = others
 
     async def close(self) -> None:
         """Stop listening; whoever still waits is cancelled."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for request_id in list(self._waiting):
-            self.forget(request_id)
+        waiting, self._waiting = self._waiting, {}
+        for future in (one for futures in waiting.values() for one in futures):
+            future.cancel()
         await self._hang_up()
 
     async def _run(self) -> None:
@@ -123,13 +128,13 @@ class DecisionInbox:
         self._settle(request_id, decision)
 
     def _settle(self, request_id: str, outcome: Decision | SoongError | None) -> None:
-        future = self._waiting.pop(request_id, None)
-        if future is None or future.done():
-            return
-        if isinstance(outcome, SoongError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        for future in self._waiting.pop(request_id, ()):
+            if future.done():
+                continue
+            if isinstance(outcome, SoongError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
     async def _hang_up(self) -> None:
         if self._ear is not None:
@@ -245,7 +250,6 @@ class WorkerGate:
             with self.waiting(request.id):
                 return await self.inbox.decision(request.id)
         except asyncio.CancelledError:
-            self.inbox.forget(request.id)
             if not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
                 await asyncio.shield(self._withdraw(request))

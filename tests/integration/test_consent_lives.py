@@ -65,6 +65,32 @@ async def test_a_resumed_run_waits_for_the_question_that_its_former_life_asked(o
         await asyncio.gather(dead, return_exceptions=True)
 
 
+@pytest.mark.spec("PER-13", "DAG-07")
+async def test_a_life_that_ends_does_not_end_the_waiting_of_the_next_one_in_the_same_process(
+    open_bench: OpenBench,
+) -> None:
+    """A worker that gave up a lease and has not noticed takes the same run up again: two wait for one request."""
+    callback = Callback(gate=asyncio.Event())
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim()
+        stale = start(bench, claim, worker)
+        await bench.pending()
+        again, successor = await resumed(bench, claim, worker)
+        bench.inboxes[successor] = bench.inboxes[worker]
+        asking = start(bench, again, successor)
+        await until(lambda: callback.at_once == 1)
+        await asyncio.sleep(0)
+
+        stale.cancel()
+        await asyncio.gather(stale, return_exceptions=True)
+        assert callback.gate is not None
+        callback.gate.set()
+
+        (verdict,) = await verdicts(asking)
+        assert verdict.is_allowed
+        assert stale.cancelled()
+
+
 @pytest.mark.spec("PER-13")
 async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_bench: OpenBench) -> None:
     silent, callback = Callback(gate=asyncio.Event()), Callback()

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.client import view_of
+from orchestrator.unclaimable import UnclaimableSteps
+from shared.clock import SystemClock
 from shared.jsontext import JsonObject
 from shared.runs.events import Event, EventType
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
+from shared.tasks.step import Task, Waiting
 from shared.testing.memory.store import MemoryStore
 from tests.one_loop import FAST, LoopWorker, OneLoop
 
@@ -82,3 +85,25 @@ async def test_no_message_calls_a_worker_for_what_it_cannot_take(service: OneLoo
     assert service.broker.sent == before
     steps = {step.step_id: step.status for step in await service.store.steps(task.id)}
     assert steps["plain"] is StepStatus.COMPLETED
+
+
+async def test_a_session_that_was_taken_over_meanwhile_leaves_the_others_to_be_told() -> None:
+    patient = SETTINGS.model_copy(update={"no_worker_s": 1000.0})
+    async with OneLoop(MemoryStore(), workers=1, settings=patient) as service:
+        rows = service.store
+        tasks = [(await service.submit(PLAN))[1] for _ in range(2)]
+        async with asyncio.timeout(10):
+            while (
+                len([one for task in tasks for one in await rows.steps(task.id) if one.status is StepStatus.READY]) < 4
+            ):
+                await asyncio.sleep(0.01)
+        lost, kept = [(await rows.session(task.session_id)).ownership for task in tasks]
+        words = "no capable worker: needs the label 'gpu'"
+        unclaimable = {Waiting(own.session_id, "default", ("gpu",)): words for own in (lost, kept)}
+        telling = UnclaimableSteps(rows, rows, SystemClock(), patience_s=0.0)
+
+        await telling.tell(unclaimable, {own.session_id: own for own in (replace(lost, epoch=lost.epoch - 1), kept)})
+
+        (event,) = await told(service, tasks[1])
+        assert event.data["steps"] == ["special", "too"]
+        assert EventType.STEP_UNCLAIMABLE not in {one.type for one in await rows.events(tasks[0].root_run_id)}

@@ -12,11 +12,13 @@ import threading
 from shared.errors import SoongError
 from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
+from shared.startup import collect_seldom
 from worker.python_step import STEP_THREADS
 from worker.recycling import hear_signals
 
 
 def main() -> int:
+    collect_seldom()
     hear_signals()
     forbid_inspection()
     parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until told to stop.")

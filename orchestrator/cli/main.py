@@ -17,6 +17,7 @@ from typing import NoReturn
 import typer
 
 from shared.errors import SoongError, UsageError
+from shared.startup import collect_seldom
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -61,6 +62,7 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command line; does not return."""
+    collect_seldom()
     _open_closed_streams()
     _let_streams_say_everything()
     try:

@@ -11,13 +11,16 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from orchestrator.http.running import run
 from orchestrator.logs import configure_logs
 from shared.errors import SoongError
 from shared.settings import load_settings
+from shared.startup import collect_seldom
 
 
 def main(arguments: Sequence[str]) -> int:
+    collect_seldom()
+    from orchestrator.http.running import run  # after it: FastAPI makes many objects
+
     listener, parent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     settings = load_settings()
     configure_logs(settings, "http")

@@ -6,7 +6,7 @@ session grant would answer (a lane). Grants and deadlines are kept in memory; ev
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,10 +29,11 @@ from shared.log import get_logger
 from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy
-from shared.permissions.request import Choice, Decision, PermissionCallback, PermissionRequest
+from shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from shared.permissions.signing import KeySource, Signer, check_proof
+from shared.permissions.store import Decided
 from shared.runs.status import RunStatus
-from shared.sessions.session import AnswerMode, Session
+from shared.sessions.session import AnswerMode, Responder, Session
 from shared.settings import Settings
 from shared.store import Store
 from shared.tasks.status import TaskStatus
@@ -91,6 +92,8 @@ class SessionDesk:
     floods: FloodGate = field(init=False)
     grants: GrantBook = field(default_factory=GrantBook)
     open: dict[str, _Open] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """Of what was pending at the last look, by request."""
     task: asyncio.Task[None] | None = None
     poked: asyncio.Event = field(default_factory=asyncio.Event)
     is_attended: bool = False
@@ -157,21 +160,23 @@ class SessionDesk:
 
     async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
-        pending = await self.tools.store.pending(self.session_id, limit=MAX_READ)
-        if pending and await self._withdraw_orphans():
-            pending = await self.tools.store.pending(self.session_id, limit=MAX_READ)
-        for request_id in self.open.keys() - {request.id for request in pending}:
+        found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
+        if found is not None and await self._withdraw_orphans():
+            found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
+        for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
             self._forget(request_id)
-        if not pending:
+        if found is None:
             return
-        session = await self._owned_session()
-        pending = await self.floods.bounded(session.ownership, pending, self.open)
+        session = found.session
+        self._check_owned(session)
+        self.answers = found.answers
+        pending = await self.floods.bounded(session.ownership, found.pending, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
             self.open.setdefault(request.id, _Open())
             lanes.setdefault(lane_of(request), []).append(request)
         if session.answer_mode is AnswerMode.ATTACHED:
-            await self._observe()
+            await self._observe(found.responders)
         for lane in lanes.values():
             try:
                 await self._serve(session, lane)
@@ -187,19 +192,12 @@ class SessionDesk:
             if ruling is not None:
                 await self._close(session, request, ruling)
             elif session.answer_mode is not AnswerMode.INBOX:
-                for picked in await self._picked(lane[place + 1 :]):
+                # What was answered although it was not shown: picked from a list (`soong approvals`).
+                for picked in (one for one in lane[place + 1 :] if one.id in self.answers):
                     ruling = await self._ruling(session, picked)
                     if ruling is not None:
                         await self._close(session, picked, ruling)
                 return  # it has to be answered before the next of its lane is shown
-
-    async def _picked(self, behind: Sequence[PermissionRequest]) -> Sequence[PermissionRequest]:
-        """Return what was answered although it was not shown: picked from a list (`soong approvals`)."""
-        if not behind:
-            return ()
-        questions = await self.tools.store.questions(session_id=self.session_id, limit=10_000)
-        answered = {question.request.id for question in questions if question.answer is not None}
-        return [request for request in behind if request.id in answered]
 
     async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
         entry = self.open[request.id]
@@ -219,18 +217,21 @@ class SessionDesk:
         grant = await self._grant(request) if may_grant else None
         if grant is not None:
             return rulings.by_grant(grant)
-        answer = await self.tools.store.answer_of(request.id)
+        answer = self.answers.get(request.id)
         if answer is not None:
             return rulings.by_answer(session, request, answer, may_grant=may_grant)
         if entry.asked_s is None:
             entry.asked_s = self.tools.clock.monotonic_s()
             await self.tools.ring.wake_session(self.session_id)
         ruling = self._ask(session, request, entry, entry.asked_s)
-        if ruling is not None and not await self._is_waited_for(request):
+        if ruling is None:
+            return None
+        if not await self._is_waited_for(request):
             # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
             entry.asked_s = entry.attended_s = None
             return None
-        return ruling
+        late = await self.tools.store.answer_of(request.id)  # it may have come since this look began
+        return ruling if late is None else rulings.by_answer(session, request, late, may_grant=may_grant)
 
     async def _is_waited_for(self, request: PermissionRequest) -> bool:
         """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
@@ -269,33 +270,31 @@ class SessionDesk:
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
         decision = await self.tools.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
-            was_parked = await store.decide(
+            decided = await store.decide(
                 session.ownership, decision, state=ruling.state, events=ruling.events(decision), now_us=now_us
             )
         except AlreadyDecidedError as error:
             log.info("decided_meanwhile", request=request.id, state=error.state)
+            decided = Decided(was_parked=False, worker_id=(await store.run(request.identity.run_id)).worker_id)
         else:
-            if was_parked:
-                await self.tools.ring.wake_owners()
             if ruling.choice is Choice.ALLOW_FOR_SESSION:
                 self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
         self._forget(request.id)
-        run = await store.run(request.identity.run_id)
-        if run.worker_id:
-            await self.tools.ring.permission_decided(request.id, run.worker_id)
+        if decided.worker_id:
+            await self.tools.ring.permission_decided(request.id, decided.worker_id)
+        if decided.was_parked:
+            await self.tools.ring.wake_owners()
         await self.tools.ring.wake_session(self.session_id)
 
-    async def _owned_session(self) -> Session:
-        """Return the session, or raise when it is another's: grants belong to one ownership and die with it."""
-        session = await self.tools.store.session(self.session_id)
+    def _check_owned(self, session: Session) -> None:
+        """Raise when the session is another's: grants belong to one ownership and die with it."""
         self.epoch = session.owner_epoch if self.epoch is None else self.epoch
         if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
             raise NotOwnerError(self.session_id, self.epoch)
-        return session
 
-    async def _observe(self) -> None:
+    async def _observe(self, responders: Sequence[Responder]) -> None:
         now_s = self.tools.clock.monotonic_s()
-        is_there, away = self.presence.observe(await self.tools.store.responders(self.session_id), now_s)
+        is_there, away = self.presence.observe(responders, now_s)
         is_attended = is_there or self.callback is not None
         if self.is_attended and not is_attended:
             self.away_since_s = now_s

@@ -18,11 +18,12 @@ from shared.jsontext import JsonObject, digest
 from shared.log import get_logger
 from shared.permissions import audit
 from shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
+from shared.permissions.keys import SigningKey
 from shared.permissions.policy import Policy, PolicyVerdict, judge
-from shared.permissions.request import Decision, PermissionRequest, RequestState
+from shared.permissions.request import Decision, PermissionRequest
 from shared.permissions.rules import Effect, Facts
 from shared.permissions.signing import verify
-from shared.permissions.store import ConsentStore
+from shared.permissions.store import ConsentStore, Settled
 from shared.runs.events import EventType, NewEvent
 from shared.runs.store import RunStore
 from shared.sandbox.redact import Redactor
@@ -53,17 +54,17 @@ class DecisionInbox:
     store: ConsentStore
     switchboard: Switchboard
     worker_id: str
-    _waiting: dict[str, list[asyncio.Future[Decision | None]]] = field(default_factory=dict)
+    _waiting: dict[str, list[asyncio.Future[Settled]]] = field(default_factory=dict)
     """By request; each who waits has a future of its own. Two lives of one run wait for the same request, when one of
     them has not noticed yet that its lease is gone."""
     _ear: Ear | None = None
     _ear_of: str = ""
     _task: asyncio.Task[None] | None = None
 
-    async def decision(self, request_id: str) -> Decision | None:
-        """Wait until the request is closed; return its decision, or None when it was closed without one."""
+    async def settled(self, request_id: str) -> Settled:
+        """Wait until the request is closed; return how."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Decision | None] = loop.create_future()
+        future: asyncio.Future[Settled] = loop.create_future()
         self._waiting.setdefault(request_id, []).append(future)
         try:
             if self._task is None or self._task.done():
@@ -73,7 +74,7 @@ class DecisionInbox:
         finally:
             self._forget(request_id, future)
 
-    def _forget(self, request_id: str, future: asyncio.Future[Decision | None]) -> None:
+    def _forget(self, request_id: str, future: asyncio.Future[Settled]) -> None:
         """Stop looking for a request that nobody waits for any more."""
         others = [one for one in self._waiting.pop(request_id, ()) if one is not future]
         if others:
@@ -115,19 +116,17 @@ class DecisionInbox:
 
     async def _look(self, request_id: str) -> None:
         try:
-            _, state = await self.store.request(request_id)
-            if state is RequestState.PENDING:
-                return
-            decision = await self.store.decision_of(request_id)
+            settled = await self.store.settled(request_id)
         except UnavailableError as error:
             log.warning("decision_unanswered", request=request_id, error=str(error))
             return
         except SoongError as error:
             self._settle(request_id, error)
             return
-        self._settle(request_id, decision)
+        if settled is not None:
+            self._settle(request_id, settled)
 
-    def _settle(self, request_id: str, outcome: Decision | SoongError | None) -> None:
+    def _settle(self, request_id: str, outcome: Settled | SoongError) -> None:
         for future in self._waiting.pop(request_id, ()):
             if future.done():
                 continue
@@ -190,10 +189,11 @@ class WorkerGate:
         request = await self._raise(call, verdict)
         decision = None
         try:
-            decision = await self._await_decision(request)
+            settled = await self._until_settled(request)
+            decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
-            await self._check_signature(decision)
+            check_signature(decision, settled.key)
             # The input is digested again: what runs is what was decided, not what was asked a while ago.
             as_it_runs = replace(request, input_digest=digest(call.permission_input))
             now_us = self.clock.now_us()
@@ -245,10 +245,10 @@ class WorkerGate:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored.id)
 
-    async def _await_decision(self, request: PermissionRequest) -> Decision | None:
+    async def _until_settled(self, request: PermissionRequest) -> Settled:
         try:
             with self.waiting(request.id):
-                return await self.inbox.decision(request.id)
+                return await self.inbox.settled(request.id)
         except asyncio.CancelledError:
             if not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
@@ -270,14 +270,6 @@ class WorkerGate:
             return
         await self.ring.permission_raised(request.id, request.identity.session_id)
 
-    async def _check_signature(self, decision: Decision) -> None:
-        key = await self.store.signing_key(decision.key_id)
-        if key is None:
-            unknown = f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}"
-            raise ForgedError(unknown, what="unknown_key")
-        verify(decision, key.public_key)
-        key.check(decision)
-
     async def _report(self, request: PermissionRequest, decision: Decision | None, error: ForgedError) -> None:
         """Write down what was refused; nothing of it has been used."""
         decision_id = "" if decision is None else decision.id
@@ -286,3 +278,12 @@ class WorkerGate:
         data = {"what": error.what, "request_id": request.id, "decision_id": decision_id, "problem": str(error)}
         event = NewEvent(EventType.SECURITY, data, now_us)
         await self.store.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)
+
+
+def check_signature(decision: Decision, key: SigningKey | None) -> None:
+    """Raises: ForgedError when the decision is not signed by a key that may sign it."""
+    if key is None:
+        unknown = f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}"
+        raise ForgedError(unknown, what="unknown_key")
+    verify(decision, key.public_key)
+    key.check(decision)

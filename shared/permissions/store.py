@@ -1,12 +1,39 @@
 """The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from shared.permissions.keys import KeyStore
+from shared.permissions.keys import KeyStore, SigningKey
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.runs.events import NewEvent
-from shared.sessions.session import Ownership
+from shared.sessions.session import Ownership, Responder, Session
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestions:
+    """What waits in a session and who could answer, as of one moment; ``answers`` are by request."""
+
+    session: Session
+    pending: Sequence[PermissionRequest]
+    answers: Mapping[str, Answer]
+    responders: Sequence[Responder]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known."""
+
+    decision: Decision | None = None
+    key: SigningKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a decision found: whether the run was parked (there is work to dispatch now), and who holds it if not."""
+
+    was_parked: bool
+    worker_id: str
 
 
 class ConsentStore(KeyStore, Protocol):
@@ -28,6 +55,22 @@ class ConsentStore(KeyStore, Protocol):
 
     async def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
         """Return the session's undecided requests, oldest first, identity from rows."""
+        ...
+
+    async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        """Return all that the session's owner looks at, its oldest ``limit`` requests; None when nothing is pending.
+
+        Raises: NotFoundError.
+        """
+        ...
+
+    async def settled(self, request_id: str) -> Settled | None:
+        """Return how a request was closed, None while it is pending; whether a signature holds is for the reader.
+
+        Raises:
+            NotFoundError: no such request.
+            ForgedError: the row is no request, or that of its decision none.
+        """
         ...
 
     async def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
@@ -73,11 +116,10 @@ class ConsentStore(KeyStore, Protocol):
 
     async def decide(
         self, ownership: Ownership, decision: Decision, *, state: RequestState, events: Sequence[NewEvent], now_us: int
-    ) -> bool:
+    ) -> Decided:
         """Write the decision, close the request as ``state``, and append events to the run's log, in one transaction.
 
-        A run that is parked goes on with it: its step is ready again, to be claimed before what has not begun. Says
-        whether that was so: there is work to dispatch.
+        A run that is parked goes on with it: its step is ready again, to be claimed before what has not begun.
 
         Raises:
             NotOwnerError.

@@ -9,10 +9,11 @@ from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
 from shared.identity import Role
 from shared.permissions.keys import SigningKey
 from shared.permissions.request import Choice, PermissionRequest, RequestState
+from shared.permissions.store import Decided, OpenQuestions, Settled
 from shared.runs.events import NewEvent
 from shared.store import Store
 from shared.tasks.step import Claim
-from shared.testing.builders import make_answer, make_decision, make_request
+from shared.testing.builders import make_answer, make_decision, make_request, make_responder
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene
 
@@ -282,6 +283,56 @@ async def test_undecided_question_has_no_decision(scene: Scene) -> None:
     request = await ask(scene, await scene.start("a"))
 
     assert await scene.store.decision_of(request.id) is None
+
+
+# -- at one look
+@pytest.mark.spec("PER-13")
+async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: Scene) -> None:
+    session = await scene.store.session(scene.own.session_id)
+    assert await scene.store.open_questions(session.id, limit=10) is None
+    claim = await scene.start("a")
+    asked = [await ask(scene, claim, f"call_{number}") for number in range(3)]
+    answer, responder = make_answer(asked[1]), make_responder(session.id)
+    await scene.store.answer(answer)
+    await scene.store.attach_responder(responder)
+
+    found = await scene.store.open_questions(session.id, limit=2)
+
+    assert found == OpenQuestions(session, asked[:2], {asked[1].id: answer}, [responder])
+    assert await scene.store.open_questions("sess_none", limit=2) is None
+    for request in asked:
+        await decide(scene, request)
+    assert await scene.store.open_questions(session.id, limit=10) is None
+
+
+@pytest.mark.spec("PER-15", "PER-19")
+async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_names(scene: Scene) -> None:
+    claim = await scene.start("a")
+    open_one, known, unknown, withdrawn = [await ask(scene, claim, f"call_{number}") for number in range(4)]
+    signed, unsigned = replace(make_decision(known), key_id="key_1"), replace(make_decision(unknown), key_id="key_none")
+    await scene.store.publish_key("key_1", b"k" * 32, now_us=scene.now_us)
+    for decision in (signed, unsigned):
+        state = RequestState.DECIDED
+        await scene.store.decide(scene.own, decision, state=state, events=(), now_us=scene.now_us)
+    await scene.store.withdraw(claim.identity.run_id, "call_3", claim.fence, reason="abort", now_us=scene.now_us)
+
+    assert await scene.store.settled(open_one.id) is None
+    assert await scene.store.settled(known.id) == Settled(signed, await scene.store.signing_key("key_1"))
+    assert await scene.store.settled(unknown.id) == Settled(unsigned, None)
+    assert await scene.store.settled(withdrawn.id) == Settled()
+    with pytest.raises(NotFoundError, match="req_none"):
+        await scene.store.settled("req_none")
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: Scene) -> None:
+    request = await ask(scene, await scene.start("a"))
+
+    decided = await scene.store.decide(
+        scene.own, make_decision(request), state=RequestState.DECIDED, events=(), now_us=scene.now_us
+    )
+
+    assert decided == Decided(was_parked=False, worker_id=scene.worker)
 
 
 # -- withdrawing

@@ -52,7 +52,8 @@ async def decide(
 ) -> bool:
     events = [NewEvent("permission_decided")]
     decision = make_decision(request, choice)
-    return await (store or scene.store).decide(scene.own, decision, state=state, events=events, now_us=scene.now_us)
+    decided = await (store or scene.store).decide(scene.own, decision, state=state, events=events, now_us=scene.now_us)
+    return decided.was_parked
 
 
 async def parked(scene: Scene, *steps: str) -> tuple[Claim, PermissionRequest]:

@@ -226,8 +226,9 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         request = self.requests[request_id]
         decision = make_decision(request)
 
-        def act(own: Ownership) -> Coroutine[object, object, bool]:
-            return self.store.decide(own, decision, state=RequestState.DECIDED, events=(), now_us=NOW)
+        async def act(own: Ownership) -> bool:
+            decided = await self.store.decide(own, decision, state=RequestState.DECIDED, events=(), now_us=NOW)
+            return decided.was_parked
 
         assert self.owned(act) is self.model.close(request.id)
         with pytest.raises(AlreadyDecidedError):

@@ -7,13 +7,16 @@ import pytest
 
 from shared.errors import AlreadyDecidedError
 from shared.permissions.policy import Policy
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
 from shared.permissions.rules import Effect, Rule
+from shared.permissions.store import OpenQuestions
 from shared.runs.events import EventType
 from shared.sessions.session import AnswerMode
 from shared.testing.builders import make_answer, make_responder
+from shared.testing.memory import MemoryStore
 from shared.tools.ports import Verdict
 from shared.tools.result import ErrorType
+from tests.integration import consent
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, until, verdicts
 
@@ -113,6 +116,32 @@ async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_s
 
         await ended(bench, asking, ErrorType.PERMISSION_TIMEOUT)
         await until(lambda: silent.at_once == 0)
+
+
+class LateStore(MemoryStore):
+    """Somebody answers just after the owner has read what waits."""
+
+    late: Answer | None = None
+
+    async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
+        if self.late is not None:
+            await self.answer(self.late)
+        return found
+
+
+@pytest.mark.spec("PER-05", "PER-15")
+async def test_an_answer_that_comes_while_the_owner_finds_the_time_over_still_counts() -> None:
+    store, silent = LateStore(), Callback(gate=asyncio.Event())
+    async with consent.open_bench(silent, store=store) as bench:
+        asking, request = await ask(bench)
+        await until(lambda: silent.at_once == 1)
+
+        store.late = make_answer(request)
+        await bench.pass_time(bench.settings.permission_timeout_s)
+
+        (verdict,) = await verdicts(asking)
+        assert (verdict.is_allowed, verdict.author) == (True, "person")
 
 
 @pytest.mark.spec("PER-14")

@@ -8,6 +8,7 @@ import pytest
 
 from shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
 from shared.permissions.signing import Signer
+from shared.permissions.store import Settled
 from shared.runs.events import EventType
 from shared.testing.builders import make_call as make_row
 from shared.testing.memory import MemoryStore
@@ -73,9 +74,12 @@ class DecidingStore(MemoryStore):
 
     alter: Callable[[Decision], Decision] = staticmethod(lambda decision: decision)
 
-    async def decision_of(self, request_id: str) -> Decision | None:
-        decision: Decision | None = await super().decision_of(request_id)
-        return None if decision is None else self.alter(decision)
+    async def settled(self, request_id: str) -> Settled | None:
+        settled: Settled | None = await super().settled(request_id)
+        if settled is None or settled.decision is None:
+            return settled
+        altered = self.alter(settled.decision)
+        return Settled(altered, await self.signing_key(altered.key_id))
 
 
 @pytest.mark.spec("PER-12")

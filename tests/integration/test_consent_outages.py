@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from shared.errors import NotFoundError, UnavailableError
-from shared.permissions.request import Answer, Choice, PermissionRequest, RequestState
+from shared.permissions.request import Answer, Choice
+from shared.permissions.store import OpenQuestions, Settled
 from shared.runs.events import EventType
 from shared.testing.memory import MemoryStore
 from tests.integration import consent
@@ -26,23 +27,19 @@ class AwayStore(MemoryStore):
             self.refused[name] = self.refused.get(name, 0) + 1
             raise UnavailableError("the database does not answer")
 
-    async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
-        self._check("request")
-        found: tuple[PermissionRequest, RequestState] = await super().request(request_id)
+    async def settled(self, request_id: str) -> Settled | None:
+        self._check("settled")
+        found: Settled | None = await super().settled(request_id)
         return found
 
-    async def pending(self, session_id: str, *, limit: int = 10_000) -> list[PermissionRequest]:
-        self._check("pending")
-        return list(await super().pending(session_id, limit=limit))
+    async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        self._check("open_questions")
+        found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
+        return found
 
     async def answer(self, answer: Answer) -> None:
         self._check("answer")
         await super().answer(answer)
-
-    async def answer_of(self, request_id: str) -> Answer | None:
-        self._check("answer_of")
-        found: Answer | None = await super().answer_of(request_id)
-        return found
 
     async def run_token(self, run_id: str) -> str:
         if "run" in self.away:
@@ -65,7 +62,7 @@ async def refused(store: AwayStore, *names: str) -> None:
     await until(tried)
 
 
-@pytest.mark.parametrize("away", ["pending", "answer_of", "answer", "request"])
+@pytest.mark.parametrize("away", ["open_questions", "answer", "settled"])
 async def test_a_question_is_answered_when_the_database_is_back(store: AwayStore, away: str) -> None:
     callback = Callback()
     async with consent.open_bench(store=store) as bench:
@@ -89,11 +86,11 @@ async def test_a_question_is_answered_when_the_database_is_back(store: AwayStore
 async def test_a_terminal_outlasts_the_database(store: AwayStore) -> None:
     person = Callback()
     async with consent.open_bench(store=store) as bench:
-        store.away = {"pending", "answer"}
+        store.away = {"open_questions", "answer"}
         bench.attach(person)
         ((claim, worker),) = await bench.claim()
         asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
-        await refused(store, "pending")
+        await refused(store, "open_questions")
         store.away = {"answer"}
         await refused(store, "answer")
 

@@ -19,6 +19,7 @@ from shared.jsontext import dump, parse_strict
 from shared.permissions.policy import Mode, Policy
 from shared.permissions.request import Answer, Choice, Decision, RequestState
 from shared.permissions.signing import KeyFile, Signer
+from shared.permissions.store import Decided
 from shared.runs.events import EventType
 from shared.tasks.step import Claim
 from shared.testing.builders import make_answer
@@ -95,15 +96,15 @@ class AlteringStore(SqlStore):
 
     alter: Callable[[dict[str, Any]], object]
 
-    async def decide(self, *given: Any, **named: Any) -> bool:
-        was_parked = await super().decide(*given, **named)
+    async def decide(self, *given: Any, **named: Any) -> Decided:
+        decided = await super().decide(*given, **named)
         decision: Decision = given[1]
         body = parse_strict(decision_body(decision))
         assert isinstance(body, dict)
         altered = {"body": dump(self.alter(body)), "id": decision.id}
         change = text("UPDATE decisions SET body = :body WHERE id = :id")
         await self._database.write(lambda tx: tx.connection.execute(change, altered).rowcount)
-        return was_parked
+        return decided
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -8,10 +8,10 @@ from sqlalchemy import literal_column, select
 from shared.adapters.sql.auditing import AuditTrail, report
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import INSERT_EVENTS, Journal
-from shared.adapters.sql.keys import check_signs
+from shared.adapters.sql.keys import check_signs, key_of
 from shared.adapters.sql.owned import check_owned
 from shared.adapters.sql.parking import note_withdrawn, unpark
-from shared.adapters.sql.questions import close_unread, pending_of, question_of, questions_of
+from shared.adapters.sql.questions import close_unread, open_questions_of, pending_of, question_of, questions_of
 from shared.adapters.sql.rows import (
     answer_of,
     decision_body,
@@ -27,6 +27,7 @@ from shared.adapters.sql.transaction import Transaction
 from shared.audit.notes import of_answer, of_decision, of_flood, of_late_answer, of_stale_owner, of_withdrawn
 from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
+from shared.permissions.store import Decided, OpenQuestions, Settled
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
 
@@ -137,6 +138,15 @@ class SqlConsent:
             await self._database.write(lambda tx: close_unread(tx, self._trail, unread))
         return found
 
+    async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        found, unread = await self._database.read(lambda tx: open_questions_of(tx, session_id, limit))
+        if unread:
+            await self._database.write(lambda tx: close_unread(tx, self._trail, unread))
+        return found
+
+    async def settled(self, request_id: str) -> Settled | None:
+        return await self._database.read(lambda tx: _settled(tx, request_id))
+
     async def questions(
         self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
     ) -> Sequence[Question]:
@@ -188,8 +198,8 @@ class SqlConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> bool:
-        def write(tx: Transaction) -> bool:
+    ) -> Decided:
+        def write(tx: Transaction) -> Decided:
             return _decide(tx, self._trail, ownership, decision, state, events, now_us)
 
         try:
@@ -324,7 +334,7 @@ def _decide(
     state: RequestState,
     events: Sequence[NewEvent],
     now_us: int,
-) -> bool:
+) -> Decided:
     check_owned(tx, ownership)
     run_id, session_id = _check_pending(tx, decision.request_id)
     if session_id != ownership.session_id:
@@ -337,7 +347,18 @@ def _decide(
     journal.add(run_id, events=events)
     was_parked = unpark(tx, journal, run_id, decision.request_id)
     journal.flush(tx)
-    return was_parked
+    return Decided(was_parked, tx.execute(select(runs.c.worker_id).where(runs.c.id == run_id)).scalar_one())
+
+
+def _settled(tx: Transaction, request_id: str) -> Settled | None:
+    _, state = question_of(tx, request_id)
+    if state is RequestState.PENDING:
+        return None
+    body = tx.execute(select(decisions.c.body).where(decisions.c.request_id == request_id)).scalar()
+    if body is None:
+        return Settled()
+    decision = decision_of(body)
+    return Settled(decision, key_of(tx, decision.key_id))
 
 
 def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

@@ -80,9 +80,7 @@ class SqlKeys:
         await self._database.write(write)
 
     async def signing_key(self, key_id: str) -> SigningKey | None:
-        wanted = _KEYS.where(signing_keys.c.id == key_id)
-        row = await self._database.read(lambda tx: tx.execute(wanted).first())
-        return None if row is None else _key_of(row)
+        return await self._database.read(lambda tx: key_of(tx, key_id))
 
     async def signing_keys(self) -> Sequence[SigningKey]:
         wanted = _KEYS.order_by(signing_keys.c.created_us, signing_keys.c.id)
@@ -102,6 +100,11 @@ class SqlKeys:
             return lapsed
 
         return await self._database.write(write)
+
+
+def key_of(tx: Transaction, key_id: str) -> SigningKey | None:
+    row = tx.execute(_KEYS.where(signing_keys.c.id == key_id)).first()
+    return None if row is None else _key_of(row)
 
 
 def check_signs(tx: Transaction, key_id: str, decided_us: int) -> None:

@@ -12,15 +12,16 @@ from sqlalchemy import case, func, literal_column, select
 from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.ordinals import ordinal_of
-from shared.adapters.sql.rows import answer_of, decision_of, identity_of, unpack
+from shared.adapters.sql.rows import answer_of, decision_of, identity_of, responder_of, session_of, unpack
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
+from shared.adapters.sql.tables import answers, decisions, permission_requests, responders, runs, sessions
 from shared.adapters.sql.transaction import Transaction
 from shared.audit.entry import AuditKind, AuditNote
 from shared.errors import ForgedError, NotFoundError
 from shared.jsontext import MAX_SAFE_INTEGER
 from shared.log import get_logger
 from shared.permissions.request import Choice, PermissionRequest, Question, RequestState
+from shared.permissions.store import OpenQuestions
 from shared.runs.events import EventType
 
 log = get_logger(__name__)
@@ -59,6 +60,21 @@ def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[Permi
     read = {row.request_id: _read(row) for row in rows}
     unread = [request_id for request_id, request in read.items() if request is None]
     return [request for request in read.values() if request is not None], unread
+
+
+def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[OpenQuestions | None, list[str]]:
+    """Return what waits in a session, None when nothing does, and the ids of rows that are no questions."""
+    pending, unread = pending_of(tx, session_id, limit)
+    if not pending:
+        return None, unread
+    session = tx.execute(select(sessions).where(sessions.c.id == session_id)).first()
+    if session is None:
+        raise NotFoundError("session", session_id)
+    ids = [request.id for request in pending]
+    said = tx.execute(select(answers).where(answers.c.request_id.in_(ids)))
+    there = tx.execute(select(responders).where(responders.c.session_id == session_id).order_by(responders.c.ordinal))
+    answered = {row.request_id: answer_of(row) for row in said}
+    return OpenQuestions(session_of(session), pending, answered, [responder_of(row) for row in there]), unread
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:

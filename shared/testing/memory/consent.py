@@ -7,6 +7,7 @@ from dataclasses import replace
 from shared.audit.notes import of_answer, of_decision, of_flood, of_late_answer, of_stale_owner, of_withdrawn
 from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
+from shared.permissions.store import Decided, OpenQuestions, Settled
 from shared.runs.events import EventType, NewEvent
 from shared.sessions.session import Ownership
 from shared.testing.memory.auditing import add_notes, add_reports
@@ -47,6 +48,23 @@ class MemoryConsent:
     @transaction
     def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
         return self._pending(session_id)[:limit]
+
+    @transaction
+    def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        pending = self._pending(session_id)[:limit]
+        if not pending:
+            return None
+        answers = {one.id: self.rows.answers[one.id] for one in pending if one.id in self.rows.answers}
+        there = [one for one in self.rows.responders.values() if one.session_id == session_id]
+        return OpenQuestions(self.rows.session(session_id), pending, answers, there)
+
+    @transaction
+    def settled(self, request_id: str) -> Settled | None:
+        self._request(request_id)
+        if self.rows.request_states[request_id] is RequestState.PENDING:
+            return None
+        decision = self.rows.decisions.get(request_id)
+        return Settled(decision, None if decision is None else self.rows.keys.get(decision.key_id))
 
     @transaction
     def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
@@ -123,7 +141,7 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> bool:
+    ) -> Decided:
         try:
             return await self._decide(ownership, decision, state, events, now_us)
         except NotOwnerError:
@@ -142,7 +160,7 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> bool:
+    ) -> Decided:
         self.rows.owned(ownership)
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
@@ -152,7 +170,8 @@ class MemoryConsent:
         self.rows.request_states[request.id] = state
         add_notes(self.rows, of_decision(decision, events), now_us)
         write_events(self.rows, request.identity.run_id, events, now_us)
-        return unpark(self.rows, request, now_us)
+        was_parked = unpark(self.rows, request, now_us)
+        return Decided(was_parked, self.rows.run(request.identity.run_id).worker_id)
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:

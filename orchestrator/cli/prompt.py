@@ -9,7 +9,7 @@ import os
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -166,22 +166,38 @@ class Keyboard:
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
         loop = asyncio.get_running_loop()
         typed: asyncio.Future[bytes] = loop.create_future()
+        with self._unblocked() as descriptor:
 
-        def read() -> None:
-            if not typed.done():
-                try:
-                    typed.set_result(os.read(self._descriptor, 4096))
-                except OSError:  # the terminal is gone
-                    typed.set_result(b"")
+            def read() -> None:
+                if not typed.done():
+                    try:
+                        typed.set_result(os.read(descriptor, 4096))
+                    except BlockingIOError:  # a Ctrl-C has thrown away what was typed before it
+                        return
+                    except OSError:  # the terminal is gone
+                        typed.set_result(b"")
 
-        loop.add_reader(self._descriptor, read)
-        try:
-            text = await typed
-        finally:
-            loop.remove_reader(self._descriptor)
+            loop.add_reader(descriptor, read)
+            try:
+                text = await typed
+            finally:
+                loop.remove_reader(descriptor)
         if not text:
             raise NoMoreAnswersError("standard input ended: nothing more is answered here")
         return text.decode(errors="replace").strip()
+
+    @contextmanager
+    def _unblocked(self) -> Iterator[int]:
+        """Open the terminal once more, so that reading never waits: the shell's own descriptor must go on waiting."""
+        try:
+            descriptor = os.open(os.ttyname(self._descriptor), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:  # no terminal, or one of another namespace: what can be read there stays readable
+            yield self._descriptor
+            return
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def read_decision(line: str, request: PermissionRequest) -> PermissionDecision | None:

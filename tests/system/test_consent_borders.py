@@ -62,7 +62,7 @@ OWNER_BORDERS: Mapping[str, Story] = {
     "callback:asked": AGAIN,
     "answer:before": AGAIN,
     "answer:after": ONCE,
-    "answer_of:return": ONCE,
+    "answers:return": ONCE,
     "decide:before": ONCE,  # the decision is signed
     "decide:after": ONCE,
     "hint:before": ONCE,
@@ -76,7 +76,7 @@ WORKER_BORDERS: Mapping[str, Story] = {
     "hint:before": ONCE,
     "hint:after": ONCE,
     "asked": ONCE,  # a person thinks about it
-    "decision_of:return": ONCE,
+    "settled:return": ONCE,
     "start_call:before": ONCE,
     "start_call:after": NEVER_RAN,  # the decision is used
     "tool:before": NEVER_RAN,
@@ -265,7 +265,7 @@ async def test_a_callback_in_a_client_is_asked_once_however_many_owners_die(bare
         return PermissionDecision(Choice.ALLOW_ONCE)
 
     async with bare as service:
-        await asyncio.gather(start_silent_owner(service, "answer_of:call"), start_worker(service))
+        await asyncio.gather(start_silent_owner(service, "run_token:return"), start_worker(service))
         home = service.settings.home
         async with Soong.connect(service.database_url, service.redis_url, agent_home=home, tools=(TOOLS,)) as soong:
             running = asyncio.create_task(soong.run(plan("a line"), permission_callback=callback, project=service.home))
@@ -305,14 +305,12 @@ class Person:
         return self.borders[next(str(event.data["worker"]) for event in events if event.type == EventType.STEP_CLAIMED)]
 
 
-ASKING = [
-    name for name in WORKER_BORDERS if name.partition(":")[0] in {"raise_request", "hint", "asked", "decision_of"}
-]
+ASKING = [name for name in WORKER_BORDERS if name.partition(":")[0] in {"raise_request", "hint", "asked", "settled"}]
 ACTING = [name for name in WORKER_BORDERS if name not in ASKING]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.chaos)])
-@pytest.mark.parametrize("borders", [ASKING, ACTING], ids=["asking", "acting"])
+@pytest.mark.parametrize("borders", [pytest.param(ASKING, marks=pytest.mark.chaos), ACTING], ids=["asking", "acting"])
 async def test_workers_that_die_at_every_border_ask_once_and_repeat_no_write(
     request: pytest.FixtureRequest, redis_live: RedisServer, tmp_path: Path, borders: Sequence[str], kind: str
 ) -> None:
@@ -346,7 +344,7 @@ IN_WORKER = (
         "raise_request:after",
         "hint:before",
         "hint:after",
-        "decision_of:return",
+        "settled:return",
         "start_call:before",
         "start_call:after",
     ),

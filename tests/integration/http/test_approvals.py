@@ -214,7 +214,7 @@ async def test_whoever_polls_to_answer_is_waited_for_until_a_lease_after_its_las
             bench.clock.advance(timedelta(seconds=bench.settings.responder_wait_s / 2.5))
         assert await listed(own, **params) == [request.id]
         await until(lambda: _is_attended(scene, by=[]))
-        assert scene.api.attending.present == ()
+        await until(lambda: scene.api.attending.present == ())
         answered = await post(own, request, answer_to(request))
 
         assert answered.status_code == 200

@@ -4,8 +4,9 @@ FAULT_BORDERS   the borders, ``name:moment,…``; each strikes once
 FAULT_STRIKE    what happens there: ``kill`` (default) or ``stop``, until somebody lets the process go on
 
 A name is a method of the store, with the moments ``call``, ``before`` and ``after`` its commit, or ``return`` with
-something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint. Whoever has a
-border of another kind calls :func:`reach` there.
+something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint;
+``answers:return`` is a look of an owner that finds an answer. Whoever has a border of another kind calls :func:`reach`
+there.
 """
 
 import os
@@ -20,9 +21,11 @@ from sqlalchemy import RootTransaction
 from shared.adapters.redis.ring import RedisRing
 from shared.adapters.sql.database import Database, commit
 from shared.adapters.sql.store import SqlStore
+from shared.permissions.store import OpenQuestions
 
 END: Final = "end"
 HINT: Final = "hint"
+ANSWERS: Final = "answers"
 STRUCK: Final = "border: "
 """What the process's log says before it is struck, and then the border."""
 
@@ -46,6 +49,8 @@ def install(borders: str) -> None:
     for name in {border.partition(":")[0] for border in _left}:
         if name == HINT:
             _watch_hints()
+        elif name == ANSWERS:
+            _watch_answers()
         elif name == END or hasattr(SqlStore, name):
             _watch(name)
     _watch_commits()
@@ -69,6 +74,18 @@ def _watch(name: str) -> None:
         return found
 
     setattr(SqlStore, method, watched)
+
+
+def _watch_answers() -> None:
+    original = SqlStore.open_questions
+
+    async def watched(self: SqlStore, session_id: str, *, limit: int) -> OpenQuestions | None:
+        found = await original(self, session_id, limit=limit)
+        if found is not None and found.answers:
+            reach(f"{ANSWERS}:return")
+        return found
+
+    SqlStore.open_questions = watched  # type: ignore[method-assign, assignment]  # it does not come back
 
 
 def _watch_commits() -> None:

@@ -3,7 +3,10 @@
 import asyncio
 import io
 import os
+import pty
 import re
+import threading
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -323,6 +326,33 @@ async def test_the_end_of_the_input_is_no_answer() -> None:
             await prompt(make_request())
     finally:
         os.close(reading)
+
+
+async def test_a_ctrl_c_that_takes_a_typed_line_back_does_not_stop_everything() -> None:
+    """The terminal throws away what was typed before a Ctrl-C, also what we were told of already and had not read."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = pty.openpty()
+    rescue = threading.Timer(5.0, os.write, (ours, b"too late\n"))
+    rescue.start()
+    line = loop.create_task(Keyboard(theirs).line())
+    await asyncio.sleep(0.05)
+
+    def press(keys: bytes, *then: bytes) -> None:
+        os.write(ours, keys)
+        time.sleep(0.1)  # until the terminal has them: the loop finds them at its next look
+        if then:
+            loop.call_soon(lambda: press(*then))  # after that look, and before what it found is read
+
+    loop.call_soon(lambda: press(b"l\n", b"\x03"))
+    await asyncio.sleep(0.05)
+    os.write(ours, b"1\n")
+
+    try:
+        assert await line == "1"
+    finally:
+        rescue.cancel()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_no_colour_is_written_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ WORKER_METHODS: Final = frozenset(
         ),
         *("heart", "append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
         *("park", "lapse"),
-        *("request", "decision_of", "signing_key", "task", "step", "steps", "counts", "result", "leases"),
+        *("settled", "task", "step", "steps", "counts", "result", "leases"),
     }
 )
 """What a worker's process calls of its store; everything else is the business of clients and owners."""

@@ -1,4 +1,4 @@
-"""A deployment of real processes: an orchestrator in the test's own, workers as the processes that users start.
+"""A deployment of real processes: an orchestrator in the test's own, workers that run what users start.
 
 The store is the one the test names, Redis is real, and every worker is killed, stopped or frozen by its pid alone.
 """
@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from shared.tasks.expansion import new_task
 from shared.tasks.inputs import bind_inputs
 from shared.tasks.reading import load_plan, plan_from_json
 from shared.tasks.step import Step, Task, session_cap
+from tests.warm import WarmProcess, warm_parent
 
 T = TypeVar("T")
 
@@ -50,8 +50,8 @@ class Deployment:
     """Further settings by their names, above the scaled ones."""
     has_own_owner: bool = True
     """Whether an orchestrator lives in the test's own process; otherwise the test starts owner processes."""
-    workers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-    owners: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    workers: list[WarmProcess] = field(default_factory=list)
+    owners: list[WarmProcess] = field(default_factory=list)
     _count: int = 0
 
     async def __aenter__(self) -> Self:
@@ -88,8 +88,8 @@ class Deployment:
 
     async def start_owners(self, count: int, **environment: str) -> None:
         """Start orchestrator processes and wait until they are registered."""
-        command = [sys.executable, "-P", "-m", "tests.system.faults.owner"]
-        started = [self._start(f"o{len(self.owners) + index}", command, environment) for index in range(count)]
+        owner, known = "tests.system.faults.owner", len(self.owners)
+        started = [self._start(f"o{known + index}", owner, (), environment) for index in range(count)]
         self.owners.extend(started)
 
         async def are_live() -> bool:
@@ -97,7 +97,7 @@ class Deployment:
 
         await self.until(are_live, within_s=30)
 
-    async def owner_of(self, task: Task) -> "subprocess.Popen[bytes]":
+    async def owner_of(self, task: Task) -> WarmProcess:
         """Return the process that owns a task's session, once one does."""
 
         async def is_owned() -> bool:
@@ -135,17 +135,20 @@ class Deployment:
         process = self._spawn(1, environment)
         await asyncio.to_thread(process.wait, 30)
 
-    def _spawn(
-        self, slots: int, environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()
-    ) -> "subprocess.Popen[bytes]":
+    def _spawn(self, slots: int, environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()) -> WarmProcess:
         self._count += 1
         name = f"w{self._count}"
-        command = [sys.executable, "-P", "-m", "worker", "--name", name, "--slots", str(slots)]
-        return self._start(name, command, environment, pass_fds=pass_fds)
+        return self._start(name, "worker", ("--name", name, "--slots", str(slots)), environment, pass_fds=pass_fds)
 
     def _start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()
-    ) -> "subprocess.Popen[bytes]":
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        pass_fds: tuple[int, ...] = (),
+    ) -> WarmProcess:
         settings = {
             "SOONG_AGENT_HOME": str(self.settings.home),
             "SOONG_DATABASE_URL": self.database_url,
@@ -157,17 +160,17 @@ class Deployment:
             "PYTHONPATH": str(ROOT),
         }
         with (self.home / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(
-                command,
+            return warm_parent().start(
+                module,
+                arguments,
                 env={**os.environ, **settings, **environment},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                stdout=log.fileno(),
+                stderr=log.fileno(),
                 cwd=self.home,
                 pass_fds=pass_fds,
             )
 
-    def spawn_with_parent(self, descriptor: int, **more: str) -> "subprocess.Popen[bytes]":
+    def spawn_with_parent(self, descriptor: int, **more: str) -> WarmProcess:
         """Start a worker that ends when the other end of this pipe is closed."""
         environment = {"SOONG_PARENT_FD": str(descriptor), **more}
         self.workers.append(self._spawn(2, environment, pass_fds=(descriptor,)))
@@ -176,13 +179,13 @@ class Deployment:
     async def _live_pids(self) -> set[int]:
         return {worker.pid for worker in await self.store.workers() if worker.state is ProcessState.LIVE}
 
-    async def _are_live(self, processes: "Sequence[subprocess.Popen[bytes]]") -> bool:
+    async def _are_live(self, processes: Sequence[WarmProcess]) -> bool:
         for process in processes:
             if process.poll() is not None:
                 raise AssertionError(f"a worker ended with {process.returncode}:\n{self.logs()}")
         return {process.pid for process in processes} <= await self._live_pids()
 
-    async def worker_of(self, step: Step) -> "subprocess.Popen[bytes]":
+    async def worker_of(self, step: Step) -> WarmProcess:
         """Return the process that holds a step."""
         pid = next(worker.pid for worker in await self.store.workers() if worker.id == step.worker_id)
         return next(process for process in self.workers if process.pid == pid)
@@ -265,14 +268,14 @@ async def _holds_now(holds: Callable[[], Awaitable[bool]]) -> bool:
         return False
 
 
-def kill(process: "subprocess.Popen[bytes]") -> None:
+def kill(process: WarmProcess) -> None:
     """Kill a process that this test started; whatever it had under way is no longer looked at."""
     if process.poll() is None:
         process.kill()
         process.wait(timeout=5)
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "WarmProcess | subprocess.Popen[bytes]") -> None:
     """End a process that this test started, by asking and then by force."""
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)

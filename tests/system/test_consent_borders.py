@@ -7,7 +7,6 @@ Faults 3, 12 and 24 of the reliability plan, where they meet consent.
 
 import asyncio
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from tests.system.deployment import Deployment
 from tests.system.faults.append_tool import TOOL, noted
 from tests.system.faults.borders import STRUCK
 from tests.system.faults.servers import MortalRedis
+from tests.warm import WarmProcess
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("PER-13", "DAG-07", "DAG-09")]
 
@@ -131,7 +131,7 @@ async def start_silent_owner(service: Deployment, *borders: str) -> None:
     await service.start_owners(1, **environment(service, *borders))
 
 
-async def died(process: "subprocess.Popen[bytes]") -> None:
+async def died(process: WarmProcess) -> None:
     assert await asyncio.to_thread(process.wait, 30) == -signal.SIGKILL
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.testing.builders import make_worker
-from tests.unit.cli.test_main import soong
+from tests.unit.cli.calling import soong
 from tests.unit.cli.test_workers import deployed
 
 pytestmark = pytest.mark.spec("DIS-03", "OPS-04")

@@ -7,19 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.cli.calling import soong, started_soong
+
 PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
-
-
-def soong(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "orchestrator.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "SOONG_AGENT_HOME": str(home / "soong"), **environment},
-    )
 
 
 @pytest.mark.spec("OPS-04")
@@ -40,7 +30,7 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) ->
     import resource
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert soong("--help", home=tmp_path).returncode == 0
+    assert started_soong("--help", home=tmp_path).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     # CPU, not wall time: the machine may be busy with something else.

@@ -15,7 +15,7 @@ from orchestrator.cli.tools import _rule
 from shared.errors import UsageError
 from shared.settings import load_settings
 from shared.tasks.plan import PlanStep
-from tests.unit.cli.test_main import soong
+from tests.unit.cli.calling import soong, started_soong
 
 TOOLS = """
 from soong import Permission, Toolset
@@ -300,7 +300,7 @@ def test_a_result_reaches_a_terminal_that_has_no_letters_for_it(project: Path, i
     (project / "uni.txt").write_text("na\u00efve \u2713\n", encoding="utf-8")
     words = ["call", "code.read_file", "path=uni.txt", "--project", str(project), *(["--json"] if is_json else [])]
 
-    done = soong("tools", *words, home=project.parent, LC_ALL="C", PYTHONIOENCODING="ascii")
+    done = started_soong("tools", *words, home=project.parent, LC_ALL="C", PYTHONIOENCODING="ascii")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "na\\xefve \\u2713" in done.stdout

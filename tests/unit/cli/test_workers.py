@@ -12,7 +12,7 @@ from shared.adapters.sql.store import open_store
 from shared.sessions.session import ProcessState, Worker
 from shared.tasks.figures import Holding
 from shared.testing.builders import make_worker
-from tests.unit.cli.test_main import soong
+from tests.unit.cli.calling import soong
 
 
 async def deployed(tmp_path: Path, *workers: Worker) -> Path:

@@ -1,0 +1,177 @@
+"""Processes of ours that begin with everything imported.
+
+The start of a worker or an orchestrator is a second of importing, and a test run starts some hundreds of them. A **warm
+parent** imports once and forks. What it forks is a process like any other, in a session, a folder and an environment of
+its own, that runs a module as ``python -P -m`` would; only its command line in the process table is the parent's. The
+tests of the command line start real commands, so that the start itself stays tested.
+
+``python -P -m tests.warm CHANNEL`` is the parent; CHANNEL is an inherited socket, whose end ends it.
+"""
+
+import atexit
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+IMPORTED: Final = (
+    "orchestrator.bootstrap", "orchestrator.cli.main", "orchestrator.cli.orchestrator", "orchestrator.cli.tools",
+    "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "worker.bootstrap",
+)  # fmt: skip
+MESSAGE_BYTES: Final = 1 << 20
+MOST_DESCRIPTORS: Final = 8
+OUT_OF_THE_WAY: Final = 200
+"""Descriptors are taken there before each goes to the number that the process is to have it under."""
+
+
+@dataclass(slots=True)
+class WarmProcess:
+    """A forked process, with what tests use of :class:`subprocess.Popen`."""
+
+    parent: "WarmParent"
+    pid: int
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            status = self.parent.ask({"poll": self.pid})["status"]
+            self.returncode = None if status is None else os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if timeout is not None and deadline_s is not None and time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class WarmParent:
+    """One parent and the way to it; for any thread."""
+
+    channel: socket.socket
+    process: "subprocess.Popen[bytes]"
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+    ) -> WarmProcess:
+        """Run a module in a process of its own, which reads nothing and has ``pass_fds`` under the same numbers."""
+        targets = [1, 2, *pass_fds]
+        wanted = {"module": module, "argv": list(arguments), "env": dict(env), "cwd": str(cwd), "targets": targets}
+        return WarmProcess(self, self.ask(wanted, (stdout, stderr, *pass_fds))["pid"])
+
+    def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        with self._asking:
+            socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
+            answer = self.channel.recv(MESSAGE_BYTES)
+        if not answer:
+            raise RuntimeError(f"the warm parent ended with {self.process.wait()}")
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.wait()
+
+
+@functools.cache
+def warm_parent() -> WarmParent:
+    """Return this process's parent of warm processes; it ends when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-P", "-m", "tests.warm", str(theirs.fileno())]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            command, env=environment, pass_fds=(theirs.fileno(),), cwd=ROOT, stdin=subprocess.DEVNULL
+        )
+    parent = WarmParent(ours, process)
+    atexit.register(parent.close)
+    return parent
+
+
+# -- the parent
+def main(channel_number: int) -> None:
+    """Fork until nobody is there any more; in a child, run what was asked for."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    assert threading.active_count() == 1, threading.enumerate()
+    with socket.socket(fileno=channel_number) as channel:
+        child = _serve(channel)
+    if child is not None:
+        _become(*child)
+
+
+def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return None at the end; in a child, what it was asked to be and the descriptors that it was given."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
+        if not data:
+            return None
+        request = json.loads(data)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            channel.send(json.dumps({"status": status if pid else None}).encode())
+            continue
+        pid = os.fork()
+        if not pid:
+            return request, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(json.dumps({"pid": pid}).encode())
+
+
+def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    os.setsid()
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, OUT_OF_THE_WAY) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, request["targets"], strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry and entry not in sys.path]
+    sys.argv = [request["module"], *request["argv"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -122,6 +123,21 @@ def warm_parent() -> WarmParent:
     parent = WarmParent(ours, process)
     atexit.register(parent.close)
     return parent
+
+
+def called(
+    module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a module to its end, as :func:`subprocess.run` does with captured text. Raises: subprocess.TimeoutExpired."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = warm_parent().start(module, arguments, env=env, cwd=cwd, stdout=out.fileno(), stderr=err.fileno())
+        try:
+            code = process.wait(limit_s)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
 
 # -- the parent

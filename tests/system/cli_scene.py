@@ -25,6 +25,7 @@ from shared.adapters.sql.store import open_store
 from shared.errors import SchemaVersionError, UnavailableError
 from shared.settings import load_settings
 from shared.tasks.step import Step, Task
+from tests.warm import called
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
@@ -60,17 +61,8 @@ class Scene:
         return str(path)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Call soong and wait for its end."""
-        return subprocess.run(
-            [*CONSOLE_SCRIPT, *arguments],
-            cwd=self.folder,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        """Call soong, by a process that has imported already what it needs, and wait for its end."""
+        return called("orchestrator.cli", arguments, env=self.env, cwd=self.folder, limit_s=LIMIT_S)
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.warm import warm_parent
+from tests.warm import called
 
 LIMIT_S = 60.0
 
@@ -14,17 +13,7 @@ LIMIT_S = 60.0
 def soong(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call it in an environment of its own; return how it ended and what it said."""
     env = _environment(home, environment)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = warm_parent().start(
-            "orchestrator.cli", arguments, env=env, cwd=Path.cwd(), stdout=out.fileno(), stderr=err.fileno()
-        )
-        try:
-            code = process.wait(LIMIT_S)
-        finally:
-            process.kill()
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
+    return called("orchestrator.cli", arguments, env=env, cwd=Path.cwd(), limit_s=LIMIT_S)
 
 
 def started_soong(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:

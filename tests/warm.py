@@ -186,6 +186,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["env"])
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry and entry not in sys.path]
     sys.argv = [request["module"], *request["argv"]]
+    sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]  # by which a process starts itself anew
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 

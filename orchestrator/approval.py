@@ -135,7 +135,7 @@ async def _why_withdrawn(store: Store, question: Question) -> str:
     run_id, seen = question.request.identity.run_id, 0
     while page := await store.events(run_id, after_seq=seen, limit=PAGE):
         for event in page:
-            if event.type == EventType.PERMISSION_WITHDRAWN and event.data.get("request") == question.request.id:
+            if event.type == EventType.PERMISSION_WITHDRAWN and event.data.get("request_id") == question.request.id:
                 return str(event.data.get("reason", ""))
         seen = page[-1].seq
     return ""

@@ -13,6 +13,7 @@ from shared.permissions.request import Answer, Choice, Decision, PermissionReque
 from shared.permissions.rules import Effect
 from shared.permissions.scope import offered_scope
 from shared.runs.events import EventType, NewEvent
+from shared.sandbox.redact import Redactor
 from shared.sessions.session import AnswerMode, Session
 from shared.tools.result import ErrorType
 
@@ -63,9 +64,9 @@ class Ruling:
             key_id="",
         )
 
-    def events(self, decision: Decision) -> Sequence[NewEvent]:
-        """Return what the run's log says of it; the pipeline adds tool_denied when the call ends."""
-        facts: dict[str, Json] = {
+    def events(self, decision: Decision, redactor: Redactor) -> Sequence[NewEvent]:
+        """Return what the run's log says of it, without secrets; the pipeline adds tool_denied when the call ends."""
+        told: dict[str, Json] = {
             "request_id": decision.request_id,
             "decision_id": decision.id,
             "tool_call_id": decision.tool_call_id,
@@ -81,9 +82,10 @@ class Ruling:
             "error": None if self.error is None else str(self.error),
             "metadata": dict(self.metadata),
         }
+        facts = redactor.mapping(told)  # a person's words may hold what was typed at the wrong place (EVT-05)
         events = [NewEvent(EventType.PERMISSION_DECIDED, facts, decision.decided_us)]
         if self.error in FAULTS:
-            failed = {**facts, "reason": str(self.error), "message": self.reason}
+            failed = {**facts, "reason": str(self.error), "message": facts["reason"]}
             events.insert(0, NewEvent(EventType.PERMISSION_FAILED, failed, decision.decided_us))
         if self.state is RequestState.WITHDRAWN:
             events = [NewEvent(EventType.PERMISSION_WITHDRAWN, facts, decision.decided_us)]

@@ -33,6 +33,7 @@ from shared.permissions.request import Answer, Choice, Decision, PermissionCallb
 from shared.permissions.signing import KeySource, Signer, check_proof
 from shared.permissions.store import Decided
 from shared.runs.status import RunStatus
+from shared.sandbox.redact import Redactor
 from shared.sessions.session import AnswerMode, Responder, Session
 from shared.settings import Settings
 from shared.store import Store
@@ -65,6 +66,7 @@ class DeskTools:
     settings: Settings
     owner_id: Callable[[], str]
     home: str
+    redactor: Redactor = field(default_factory=Redactor)
     published: set[str] = field(default_factory=set)
 
     async def sign(self, decision: Decision) -> Decision:
@@ -271,7 +273,11 @@ class SessionDesk:
         decision = await self.tools.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
             decided = await store.decide(
-                session.ownership, decision, state=ruling.state, events=ruling.events(decision), now_us=now_us
+                session.ownership,
+                decision,
+                state=ruling.state,
+                events=ruling.events(decision, self.tools.redactor),
+                now_us=now_us,
             )
         except AlreadyDecidedError as error:
             log.info("decided_meanwhile", request=request.id, state=error.state)

@@ -87,7 +87,7 @@ class DirectGate:
         ruling = await self._ruling(request)
         now_us, ttl_us = self.clock.now_us(), self.decision_ttl // timedelta(microseconds=1)
         decision = ruling.decision(request, now_us=now_us, ttl_us=ttl_us)
-        await self.record(ruling.events(decision))
+        await self.record(ruling.events(decision, self.redactor))
         if ruling.choice is Choice.ALLOW_FOR_SESSION:
             self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
         return decision

@@ -17,6 +17,9 @@ from shared.runs.events import EventType, NewEvent
 from shared.sandbox.redact import Redactor
 from shared.sessions.session import Session
 
+_OF_LOG: Final = {"request_id": "request", "decision_id": "decision", "tool_call_id": "tool_call"}
+"""What the log of a run calls by one name and the audit log by another."""
+
 REPORTED: Final = frozenset({EventType.SECURITY, EventType.PERMISSION_WITHDRAWN})
 """What a worker writes into a run's log that belongs into the audit log, where it may not write."""
 
@@ -47,7 +50,7 @@ def of_decision(decision: Decision, events: Sequence[NewEvent]) -> list[AuditNot
     """Tell of a decision and of the grant that it gives or uses; and of what was wrong with the question or answer."""
     facts = next((event.data for event in events if event.type == EventType.PERMISSION_DECIDED), {})
     security = [
-        AuditNote(AuditKind.SECURITY, {"run": decision.run_id, **event.data}, decision.session_id)
+        AuditNote(AuditKind.SECURITY, {"run": decision.run_id, **_as_audited(event.data)}, decision.session_id)
         for event in events
         if event.type == EventType.SECURITY
     ]
@@ -107,7 +110,7 @@ def of_flood(session_id: str, run_id: str, closed: int) -> AuditNote:
 def of_report(identity: RunIdentity, type_: str, data: Mapping[str, Json]) -> AuditNote:
     """Tell what a worker reported of a run: what it refused to use, or a question that it took back."""
     kind = AuditKind.WITHDRAWN if type_ == EventType.PERMISSION_WITHDRAWN else AuditKind.SECURITY
-    return AuditNote(kind, {**data, "run": identity.run_id, "reported_by": "worker"}, identity.session_id)
+    return AuditNote(kind, {**_as_audited(data), "run": identity.run_id, "reported_by": "worker"}, identity.session_id)
 
 
 def of_token_made(token: ApiToken) -> AuditNote:
@@ -140,6 +143,10 @@ def of_key_retired(
 def redacted(note: AuditNote, redactor: Redactor) -> AuditNote:
     """Return the note without secrets."""
     return AuditNote(note.kind, redactor.mapping(note.data), note.session_id)
+
+
+def _as_audited(data: Mapping[str, Json]) -> dict[str, Json]:
+    return {_OF_LOG.get(name, name): value for name, value in data.items()}
 
 
 def _said(answer: Answer) -> dict[str, Json]:

@@ -111,7 +111,7 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
     states = [(await scene.store.request(key))[1] for key in (unused.id, used.request_id, others.id)]
     assert states == [RequestState.EXPIRED, RequestState.DECIDED, RequestState.DECIDED]
     events = [event for event in await scene.store.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]
-    assert [event.data["request"] for event in events] == [unused.id]
+    assert [event.data["request_id"] for event in events] == [unused.id]
     (entry,) = await scene.store.audit(kinds=[AuditKind.EXPIRED])
     assert (entry.data["request"], entry.data["key"]) == (unused.id, "key_a")
 

@@ -144,6 +144,22 @@ async def test_an_answer_that_comes_while_the_owner_finds_the_time_over_still_co
         assert (verdict.is_allowed, verdict.author) == (True, "person")
 
 
+@pytest.mark.spec("EVT-05", "PER-19")
+async def test_a_secret_in_a_persons_reason_reaches_the_caller_and_no_log(open_bench: OpenBench) -> None:
+    secret = "ghp_" + "a" * 36
+
+    async def callback(_request: PermissionRequest) -> PermissionDecision:
+        return PermissionDecision(Choice.DENY, f"use {secret}", {"note": secret})
+
+    async with open_bench(callback) as bench:
+        (verdict,) = await verdicts(await ask_at_once(bench))
+
+        event = await bench.event(bench.claims[0], EventType.PERMISSION_DECIDED)
+        assert (event.data["reason"], event.data["metadata"]) == ("use [redacted]", {"note": "[redacted]"})
+        assert event.data["request_id"]
+        assert verdict.reason == f"use {secret}"
+
+
 @pytest.mark.spec("PER-14")
 async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.DENY])) as bench:

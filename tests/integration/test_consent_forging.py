@@ -162,7 +162,7 @@ async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_ask
 
         assert (again.is_allowed, again.error, again.author) == (False, ErrorType.PERMISSION_DENIED, "person")
         assert len({request.id for request in callback.shown}) == 2
-        assert (await bench.event(claim, EventType.PERMISSION_EXPIRED)).data["request"] == callback.shown[0].id
+        assert (await bench.event(claim, EventType.PERMISSION_EXPIRED)).data["request_id"] == callback.shown[0].id
 
 
 @pytest.mark.spec("PER-12")

@@ -221,7 +221,7 @@ class SqlConsent:
             rows = tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id)
             _note_withdrawn(tx, rows, reason, now_us)
             for request_id, *_ in rows:
-                data = {"request": request_id, "tool_call": tool_call_id, "reason": reason}
+                data = {"request_id": request_id, "tool_call_id": tool_call_id, "reason": reason}
                 report(tx, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data)], now_us)
 
         await self._database.write(write)
@@ -232,7 +232,7 @@ class SqlConsent:
             rows = tx.rows(LAPSE, run_id=run_id, tool_call_id=tool_call_id)
             journal = Journal(now_us)
             for (request_id,) in rows:
-                journal.note(run_id, EventType.PERMISSION_EXPIRED, request=request_id, tool_call=tool_call_id)
+                journal.note(run_id, EventType.PERMISSION_EXPIRED, request_id=request_id, tool_call_id=tool_call_id)
             journal.flush(tx)
             return bool(rows)
 

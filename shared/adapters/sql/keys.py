@@ -120,7 +120,7 @@ def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[Lapsed]:
         tx.count(LAPSE_ALL, ids=[row[0] for row in rows])
     journal = Journal(now_us)
     for request_id, run_id, _, decision_id, _ in rows:
-        told = {"request": request_id, "decision": decision_id, "reason": "its key was revoked"}
+        told = {"request_id": request_id, "decision_id": decision_id, "reason": "its key was revoked"}
         journal.note(run_id, EventType.PERMISSION_EXPIRED, **told)
     journal.flush(tx)
     return [Lapsed(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]

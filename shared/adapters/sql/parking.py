@@ -107,5 +107,5 @@ def withdraw_of(tx: Transaction, journal: Journal, task_id: str, run_ids: Sequen
 def note_withdrawn(journal: Journal, rows: Sequence[Row], reason: str) -> None:
     """Tell each run, of (request, run, tool call), that its question was taken back."""
     for request_id, run_id, call_id in sorted(rows):
-        data = {"request": request_id, "tool_call": call_id, "reason": reason}
+        data = {"request_id": request_id, "tool_call_id": call_id, "reason": reason}
         journal.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)

@@ -182,7 +182,7 @@ class MemoryConsent:
         run = held_run(self.rows, run_id, fence)
         for request in self._pending(run.identity.session_id):
             if request.identity.run_id == run_id and request.tool_call_id == tool_call_id:
-                data = {"request": request.id, "tool_call": tool_call_id, "reason": reason}
+                data = {"request_id": request.id, "tool_call_id": tool_call_id, "reason": reason}
                 add_reports(self.rows, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data, now_us)])
                 withdraw(self.rows, request, reason, now_us)
 
@@ -195,7 +195,7 @@ class MemoryConsent:
                 if self.rows.decisions[request.id].id in self.rows.consumed:
                     return False
                 self.rows.request_states[request.id] = RequestState.EXPIRED
-                data = {"request": request.id, "tool_call": tool_call_id}
+                data = {"request_id": request.id, "tool_call_id": tool_call_id}
                 note_run(self.rows, run_id, EventType.PERMISSION_EXPIRED, now_us, **data)
                 return True
         return False

@@ -62,7 +62,7 @@ class MemoryKeys:
     def _lapse(self, request_id: str, now_us: int) -> Lapsed:
         self.rows.request_states[request_id] = RequestState.EXPIRED
         identity, decision = self.rows.requests[request_id].identity, self.rows.decisions[request_id]
-        told = {"request": request_id, "decision": decision.id, "reason": "its key was revoked"}
+        told = {"request_id": request_id, "decision_id": decision.id, "reason": "its key was revoked"}
         note_run(self.rows, identity.run_id, EventType.PERMISSION_EXPIRED, now_us, **told)
         return Lapsed(identity.session_id, identity.run_id, request_id)
 

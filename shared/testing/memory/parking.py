@@ -65,5 +65,5 @@ def withdraw_of(rows: Rows, run_id: str, reason: str, now_us: int) -> None:
 def withdraw(rows: Rows, request: PermissionRequest, reason: str, now_us: int) -> None:
     """Close a pending question without a decision, and tell its run."""
     rows.request_states[request.id] = RequestState.WITHDRAWN
-    data = {"request": request.id, "tool_call": request.tool_call_id, "reason": reason}
+    data = {"request_id": request.id, "tool_call_id": request.tool_call_id, "reason": reason}
     note_run(rows, request.identity.run_id, EventType.PERMISSION_WITHDRAWN, now_us, **data)

@@ -1,6 +1,7 @@
 """The service itself: is it there, what does it hold, who am I."""
 
 from fastapi import APIRouter, Depends
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +23,8 @@ class WorkersShape(Shape):
 
     workers: list[AnyObject]
     pools: list[AnyObject]
+    caps: list[AnyObject]
+    parked: int = Field(description="Runs that wait for consent and hold no slot.")
 
 
 @router.get("/v1/health", response_model=HealthShape, tags=["service"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from orchestrator.http.service_routes import WorkersShape
 from shared.access.token import Right
 from shared.sessions.session import AnswerMode
 from shared.tasks.status import TaskStatus
@@ -255,6 +256,7 @@ async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: Ht
     metrics = await scene.caller.get("/v1/metrics")
 
     assert workers["workers"][0]["used"] == 1
+    assert set(workers) == set(WorkersShape.model_fields)
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "soong_" in metrics.text
     assert str(scene.api.client.settings.database_url) not in metrics.text

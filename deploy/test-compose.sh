@@ -52,7 +52,7 @@ docker cp examples/audit.yaml "$(compose ps -q orchestrator)":/projects/audit.ya
 runner=$!
 task() { soong tasks list --json | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])'; }
 until_true 60 grep -q 'review.*running' run.log || fail "no step is running"
-victim="$(compose ps -q worker | head -1)"
+victim="$(compose ps -q worker | sed -n 1p)"
 docker kill --signal KILL "$victim" >/dev/null
 killed_at=$SECONDS
 wait "$runner" || true
@@ -89,7 +89,7 @@ curl -sf -H "Authorization: Bearer $token" -H 'Content-Type: application/json' -
   http://127.0.0.1:8437/v1/tasks >submitted.json || fail "the API takes no task"
 via_api() { curl -sf -H "Authorization: Bearer $token" \
   "http://127.0.0.1:8437/v1/tasks/$(python3 -c 'import json; print(json.load(open("submitted.json"))["task"]["id"])')"; }
-is_done() { via_api | grep -q '"status":"completed"'; }
+is_done() { [[ "$(via_api)" == *'"status":"completed"'* ]]; }
 until_true 60 is_done || fail "a task of the API's is not done: $(via_api)"
 
 say "a worker cannot do in Redis what is not its business"

@@ -143,6 +143,6 @@ def databases(store: str, *names: str) -> Iterator[dict[str, str]]:
         with tempfile.TemporaryDirectory(prefix="soong-bench-") as folder:
             yield {name: f"sqlite:///{Path(folder) / name}.db" for name in names}
         return
-    # As durable as the SQLite of the embedded service: a commit is on the disk.
-    with postgres_server(durable=True) as server, ExitStack() as stack:
+    # As durable as the SQLite of the embedded service: a commit is on the disk. Vacuumed as in docker-compose.yml.
+    with postgres_server(durable=True, settings=("autovacuum_naptime=10s",)) as server, ExitStack() as stack:
         yield {name: stack.enter_context(server.fresh_database(name)) for name in names}

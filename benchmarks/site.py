@@ -9,6 +9,7 @@ from benchmarks.counters import Counters, PostgresCounters, SqliteCounters, watc
 from benchmarks.past import call_tool, end_of
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.expander import Expander
+from orchestrator.flood import MAX_READ
 from orchestrator.scheduler import Scheduler
 from shared.adapters.sql.engine import parse_url
 from shared.adapters.sql.store import SqlStore, open_store
@@ -109,8 +110,7 @@ class Site:
             await self.store.take_commands(self.ownership)
             await self.scheduler.look(self.ownership)
             await self.store.open_tasks(self.ownership)
-            await self.store.pending(session_id)
-            await self.store.responders(session_id)
+            await self.store.open_questions(session_id, limit=MAX_READ)
             await self.store.withdraw_orphans(session_id, now_us=CLOCK.now_us())
             await self.dispatcher.look()
         return number

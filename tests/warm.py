@@ -59,7 +59,7 @@ class WarmProcess:
         while (code := self.poll()) is None:
             if timeout is not None and deadline_s is not None and time.monotonic() > deadline_s:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            time.sleep(0.01)
+            time.sleep(0.01)  # asked again and again: the parent answers others meanwhile
         return code
 
     def send_signal(self, number: int) -> None:

@@ -6,8 +6,8 @@ would refuse, so that a slip of the caller does not cost the question.
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from shared.access.token import Right
 from shared.errors import AlreadyDecidedError
 from shared.log import get_logger
 from shared.permissions.request import Answer, Choice, Question, RequestState
-from shared.sessions.session import AnswerMode
+from shared.sessions.session import AnswerMode, Session
 
 log = get_logger(__name__)
 
@@ -74,6 +74,8 @@ class Wanted:
     limit: int
     seen: str
     is_attending: bool
+    _sessions: dict[str, Session] = field(default_factory=dict)
+    """Read once a call: who answers in a session never changes."""
     _found: Sequence[Question] = ()
     _told: Sequence[Question] = ()
 
@@ -101,9 +103,11 @@ class Wanted:
             asking = {one.request.identity.session_id for one in self._found if one.is_pending}
             await self._stay({self.session_id} if self.session_id else asking)
 
-    async def _stay(self, session_ids: Iterable[str]) -> None:
+    async def _stay(self, session_ids: Collection[str]) -> None:
         """Be there for those that wait for whoever is attached, and that the caller may answer."""
-        sessions = [await self.api.client.store.session(session_id) for session_id in session_ids]
+        for session_id in set(session_ids) - self._sessions.keys():
+            self._sessions[session_id] = await self.api.client.store.session(session_id)
+        sessions = (self._sessions[session_id] for session_id in session_ids)
         attached = (one for one in sessions if one.answer_mode is AnswerMode.ATTACHED)
         ours = [one.id for one in attached if not why_not(one, self.caller.principal)]
         self.api.attending.stay(self.caller.principal, ours)

@@ -69,9 +69,9 @@ def _asked(preview: Preview, settled: frozenset[str]) -> Iterator[StepGrant]:
     open_steps = [step for step in preview.steps if step.grantable and step.step_id not in settled]
     for position, step in enumerate(open_steps, 1):
         sys.stdout.write(f"{_question(step, position, len(open_steps))}{os.linesep}")
-        if _choice("  [1] allow this for the step  [2] ask when it runs  [3] stop\n  > ") == "allow":
+        if _choice("  [1] allow this for the step  [2] ask when it runs  [3] stop") == "allow":
             yield step.grant
-    if not open_steps and _choice("  nothing is to be allowed beforehand: [1] run it  [3] stop\n  > ") != "allow":
+    if not open_steps and _choice("  nothing is to be allowed beforehand: [1] run it  [3] stop") != "allow":
         raise StoppedError
 
 
@@ -111,10 +111,13 @@ def _outcome(asked: Asked) -> str:
 
 def _choice(question: str) -> str:
     while True:
-        sys.stdout.write(question)
+        sys.stdout.write(f"{question}{os.linesep}")
         sys.stdout.flush()
         with suppress(termios.error):
+            # What was typed before was not typed at this; what is typed once the mark stands counts.
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        sys.stdout.write("  > ")
+        sys.stdout.flush()
         line = sys.stdin.readline()
         word = line.strip().lower()
         if not line or word in STOP:

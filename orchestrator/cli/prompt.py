@@ -58,6 +58,8 @@ HELP: Final = """\
 
 Whole = Callable[[PermissionRequest], Awaitable[WholeInput]]
 """Reads a call's whole input. May raise SoongError."""
+ReadLine = Callable[[Callable[[], None]], Awaitable[str]]
+"""Reads a line that is typed after the mark stands; it is given what shows the mark."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class TerminalPrompt:
 
     console: Console
     hold: Callable[[bool], None]
-    read_line: Callable[[], Awaitable[str]] = field(default_factory=lambda: Keyboard().line)
+    read_line: ReadLine = field(default_factory=lambda: Keyboard().line)
     whole: Whole | None = None
     clock: Clock = field(default_factory=SystemClock)
     _waiting: Sequence[PermissionRequest] = ()
@@ -90,8 +92,8 @@ class TerminalPrompt:
         try:
             self._show(request)
             while True:
-                self.console.print(choices(request, self._others(request), self.console.width), end="")
-                decision = await self._take(await self.read_line(), request)
+                self.console.print(choices(request, self._others(request), self.console.width))
+                decision = await self._take(await self.read_line(self._mark), request)
                 if decision is not None:
                     self.console.print(Text(f"  answered: {decision.choice.value.replace('_', ' ')}\n", style="dim"))
                     return decision
@@ -100,6 +102,9 @@ class TerminalPrompt:
             raise
         finally:
             self.hold(False)
+
+    def _mark(self) -> None:
+        self.console.print(Text("  > ", style="bold"), end="")
 
     def _show(self, request: PermissionRequest) -> None:
         if self._others(request):
@@ -159,11 +164,12 @@ class Keyboard:
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
 
-    async def line(self) -> str:
-        """Return the next line that is typed. Raises: NoMoreAnswersError at the end of input."""
+    async def line(self, show_mark: Callable[[], None]) -> str:
+        """Return the next line that is typed at the mark. Raises: NoMoreAnswersError at the end of input."""
         with suppress(termios.error):
-            # Whatever was typed before was not typed at this question.
+            # Whatever was typed before was not typed at this question; what is typed once the mark stands counts.
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
+        show_mark()
         loop = asyncio.get_running_loop()
         typed: asyncio.Future[bytes] = loop.create_future()
         with self._unblocked() as descriptor:
@@ -271,7 +277,7 @@ def preview_of(request: PermissionRequest, *, room: int | None = None, width: in
 
 
 def choices(request: PermissionRequest, others: int = 0, columns: int = 80) -> Text:
-    """Return what may be answered, a line each, the keys that only look, and the mark where the answer is typed."""
+    """Return what may be answered, a line each, and the keys that only look."""
     lines = ["  [1] allow once"]
     if request.offers_session:
         scope = f"[2] allow for this session: {visible(request.scope, limit=VALUE_CHARS)}"
@@ -279,7 +285,7 @@ def choices(request: PermissionRequest, others: int = 0, columns: int = 80) -> T
         lines += [f"  {first}", *(f"    {GOES_ON}{piece}" for line in more for piece in folded(line, columns - 8))]
     lines.append("  [3] deny (a reason may follow)")
     keys = ["f full", *(["l list", "n next"] if others else []), "? help"]
-    return Text("\n".join([*lines, f"  {'  '.join(keys)}", "  > "]), style="bold")
+    return Text("\n".join([*lines, f"  {'  '.join(keys)}"]), style="bold")
 
 
 def _names(request: PermissionRequest) -> Iterator[tuple[Choice, tuple[str, ...]]]:

@@ -86,7 +86,8 @@ async def prompted(request: PermissionRequest, width: int = 80) -> str:
     """Return all that a terminal is sent: the question, its full text, the list of what waits."""
     keys = iter(["f", "l", "?", "3"])
 
-    async def read() -> str:
+    async def read(show_mark: Callable[[], None]) -> str:
+        show_mark()
         return next(keys)
 
     async def whole(asked: PermissionRequest) -> WholeInput:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,8 @@ from tests.warm import called
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_MARK = re.compile(r"\n  > \Z")
 
 
 @dataclass
@@ -188,19 +191,29 @@ class Terminal:
         os.set_blocking(self._descriptor, False)
 
     def expect(self, text: str) -> None:
-        until(lambda: self._read() and text in self.shown, f"{text!r} is shown", lambda: f"\n{self.shown}")
+        until(lambda: self.read() and text in self.shown, f"{text!r} is shown", lambda: f"\n{self.shown}")
+
+    def answer(self, keys: str) -> None:
+        """Press keys once a mark stands: what is typed before is thrown away, so that it answers nothing unseen."""
+        until(lambda: self.read() and _MARK.search(self.text), "the mark of a prompt", lambda: f"\n{self.shown}")
+        self.press(keys)
 
     def press(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
+
+    @property
+    def text(self) -> str:
+        """What was shown, without escape sequences."""
+        return _ESCAPES.sub("", self.shown)
 
     def wait(self) -> int:
         """Return the exit code."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
-            self._read()
+            self.read()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self._read()
+                self.read()
                 os.close(self._descriptor)
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.05)
@@ -208,7 +221,7 @@ class Terminal:
         os.waitpid(self.pid, 0)
         raise AssertionError(f"it did not end\n{self.shown}")
 
-    def _read(self) -> bool:
+    def read(self) -> bool:
         with suppress(BlockingIOError, OSError):
             while data := os.read(self._descriptor, 65536):
                 self.shown += data.decode(errors="replace")

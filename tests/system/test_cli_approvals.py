@@ -15,7 +15,6 @@ from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, Scene, Terminal, sce
 
 pytestmark = pytest.mark.timeout(180)
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SHOWN_STEP = re.compile(r"│ step\s+(\w+)")
 
 THREE = """
@@ -84,8 +83,8 @@ def asking(cli: Scene) -> tuple[Terminal, dict[str, str]]:
 
 def shown_step(terminal: Terminal) -> str:
     """Return the step whose question the terminal showed last: of several asked at once any may be the first."""
-    terminal._read()
-    steps = [str(found[1]) for found in _SHOWN_STEP.finditer(_ESCAPES.sub("", terminal.shown))]
+    terminal.read()
+    steps = [str(found[1]) for found in _SHOWN_STEP.finditer(terminal.text)]
     return steps[-1] if steps else ""
 
 
@@ -95,7 +94,7 @@ def show(terminal: Terminal, step: str) -> None:
         before = shown_step(terminal)
         if before == step:
             return
-        press(terminal, "n\n")
+        terminal.answer("n\n")
         until(lambda before=before: shown_step(terminal) != before, "the next question is shown")  # type: ignore[misc]  # bound now
     raise AssertionError(f"the question of {step!r} was not shown\n{terminal.shown}")
 
@@ -105,24 +104,13 @@ def list_until(terminal: Terminal, text: str) -> None:
     press_until(terminal, "l\n", text)
 
 
-def press(terminal: Terminal, keys: str) -> None:
-    """Press keys once a prompt stands: what is typed before is thrown away, so that it answers nothing unseen."""
-
-    def stands() -> bool:
-        terminal._read()
-        return _ESCAPES.sub("", terminal.shown).rstrip().endswith(">")
-
-    until(stands, "a prompt stands", lambda: terminal.shown)
-    terminal.press(keys)
-
-
 def press_until(terminal: Terminal, keys: str, text: str) -> None:
     """Press keys at one prompt after another until that is shown."""
     seen = len(terminal.shown)
     for _ in range(60):
-        press(terminal, keys)
+        terminal.answer(keys)
         with suppress(AssertionError):
-            until(lambda: terminal._read() and text in terminal.shown[seen:], text, limit_s=1.5)
+            until(lambda: terminal.read() and text in terminal.shown[seen:], text, limit_s=1.5)
             return
     raise AssertionError(f"{text!r} was not shown\n{terminal.shown}")
 
@@ -149,7 +137,7 @@ def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
     until((cli.folder / "lists" / "one.txt").exists, "the file is written", cli.logs)
 
     until(lambda: shown_step(first) == "note", "the last is shown", cli.logs)
-    press(first, "3 nor that\n")
+    first.answer("3 nor that\n")
     assert first.wait() == 3, first.shown
     assert "mend: code.write_file: denied by local through soong approvals: leave it" in first.shown
     assert "note: code.write_file: denied by local through a terminal: nor that" in first.shown
@@ -195,10 +183,10 @@ def test_the_end_of_input_answers_nothing_and_a_watching_terminal_answers_and_le
     watching.expect("[1] allow once")
     list_until(watching, "3 questions wait")
     first = _marked(watching)
-    press(watching, "n\n")
+    watching.answer("n\n")
     until(lambda: _marked(watching) != first, "another question is shown", lambda: watching.shown)
     second = _marked(watching)
-    press(watching, "1\n")
+    watching.answer("1\n")
     watching.expect("2 questions wait")
     watching.press("\x03")
 
@@ -211,7 +199,7 @@ def test_the_end_of_input_answers_nothing_and_a_watching_terminal_answers_and_le
 
 def _marked(terminal: Terminal) -> str:
     """Return the step of the question that a terminal shows last."""
-    terminal._read()
+    terminal.read()
     found: list[str] = re.findall(r"> \w{8}  \d+ \w+  (\w+)", terminal.shown)
     return found[-1]
 

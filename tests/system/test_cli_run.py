@@ -101,7 +101,7 @@ def test_a_terminal_is_asked_and_its_answer_counts(cli: Scene) -> None:
     terminal.expect("parent")
     terminal.expect("[1] allow once")
 
-    terminal.press("1\n")
+    terminal.answer("1\n")
 
     assert terminal.wait() == 0, terminal.shown
     assert (cli.folder / "out" / "note.txt").exists()
@@ -112,7 +112,7 @@ def test_a_no_at_the_terminal_reaches_the_run_with_its_reason(cli: Scene) -> Non
     terminal = Terminal(cli, "run", cli.plan(WRITE))
     terminal.expect("[1] allow once")
 
-    terminal.press("3 not today\n")
+    terminal.answer("3 not today\n")
 
     assert terminal.wait() == 3, terminal.shown
     assert "not today" in json.dumps(cli.json("tasks", "show", cli.task_id()))

@@ -72,7 +72,7 @@ def test_a_person_at_the_terminal_allows_the_call(cli: Scene) -> None:
 
     terminal.expect("code.write_file asks for permission")
     assert not (cli.folder / "out.txt").exists()
-    terminal.press("1\n")
+    terminal.answer("1\n")
 
     assert terminal.wait() == 0
     assert (cli.folder / "out.txt").read_text() == "hello"
@@ -84,7 +84,7 @@ def test_a_persons_no_is_exit_code_3_and_says_why(cli: Scene) -> None:
     terminal = Terminal(cli, *WRITE)
 
     terminal.expect("[3] deny")
-    terminal.press("3 not today\n")
+    terminal.answer("3 not today\n")
 
     assert terminal.wait() == 3
     assert "permission_denied" in terminal.shown
@@ -97,7 +97,7 @@ def test_a_terminal_that_ends_instead_of_answering_denies(cli: Scene) -> None:
     terminal = Terminal(cli, *WRITE)
 
     terminal.expect("[3] deny")
-    terminal.press("\x04")
+    terminal.answer("\x04")
 
     assert terminal.wait() == 3
     assert "permission_failed" in terminal.shown
@@ -107,7 +107,7 @@ def test_the_question_leaves_standard_output_to_the_result(cli: Scene) -> None:
     terminal = Terminal(cli, *WRITE, "--json", output=cli.folder / "result.json")
 
     terminal.expect("asks for permission")
-    terminal.press("1\n")
+    terminal.answer("1\n")
 
     assert terminal.wait() == 0
     assert json.loads((cli.folder / "result.json").read_text())["is_error"] is False

@@ -90,13 +90,13 @@ def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: Scen
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 
     terminal.expect("step first (1 of 2): Writes what it said")
-    terminal.press("1\n")
+    terminal.answer("1\n")
     terminal.expect("step second (2 of 2)")
-    terminal.press("2\n")
+    terminal.answer("2\n")
     terminal.expect("other/first.md")
-    terminal.press("3\n")
+    terminal.answer("3\n")
     terminal.expect("out/second.md")
-    terminal.press("3\n")
+    terminal.answer("3\n")
 
     assert terminal.wait() == 3
     assert written(cli.folder) == ["out/first.md"]
@@ -110,7 +110,7 @@ def test_stopping_at_a_preview_starts_nothing(cli: Scene) -> None:
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 
     terminal.expect("step first (1 of 2)")
-    terminal.press("3\n")
+    terminal.answer("3\n")
 
     assert terminal.wait() == 130
     assert "stopped before anything was started" in terminal.shown

@@ -7,14 +7,14 @@ import pty
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
 from orchestrator.cli.console import inert, one_line, table
-from orchestrator.cli.prompt import Keyboard, TerminalPrompt, choices, preview_of, question, read_decision
+from orchestrator.cli.prompt import Keyboard, ReadLine, TerminalPrompt, choices, preview_of, question, read_decision
 from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
 from orchestrator.whole_input import EXACT, WholeInput
 from shared.errors import UnavailableError
@@ -121,7 +121,8 @@ def test_a_long_preview_is_cut_and_says_so() -> None:
 async def test_what_was_cut_is_shown_when_asked_for() -> None:
     lines = iter(["f", "1"])
 
-    async def read() -> str:
+    async def read(show_mark: Callable[[], None]) -> str:
+        show_mark()
         return next(lines)
 
     output = io.StringIO()
@@ -168,7 +169,8 @@ async def test_it_asks_until_the_answer_is_clear() -> None:
     lines = iter(["", "what", "3 no"])
     held: list[bool] = []
 
-    async def read() -> str:
+    async def read(show_mark: Callable[[], None]) -> str:
+        show_mark()
         return next(lines)
 
     prompt = TerminalPrompt(Console(file=io.StringIO()), held.append, read)
@@ -201,11 +203,12 @@ def test_a_table_lines_up_wide_characters() -> None:
     assert lines == ["a     b", "日本  x", "ab    y"]
 
 
-def typed(*lines: str) -> Callable[[], Awaitable[str]]:
+def typed(*lines: str) -> ReadLine:
     """Return a keyboard at which these lines are typed, and then nothing more."""
     left = iter(lines)
 
-    async def read() -> str:
+    async def read(show_mark: Callable[[], None]) -> str:
+        show_mark()
         line = next(left, None)
         if line is None:
             raise NoMoreAnswersError("standard input ended")
@@ -214,7 +217,7 @@ def typed(*lines: str) -> Callable[[], Awaitable[str]]:
     return read
 
 
-def prompt_of(read: Callable[[], Awaitable[str]], width: int = 100) -> tuple[TerminalPrompt, io.StringIO]:
+def prompt_of(read: ReadLine, width: int = 100) -> tuple[TerminalPrompt, io.StringIO]:
     output = io.StringIO()
     console = Console(file=output, width=width, height=40, highlight=False, markup=False, force_terminal=False)
     return TerminalPrompt(console, lambda _held: None, read, clock=FakeClock()), output
@@ -328,13 +331,28 @@ async def test_the_end_of_the_input_is_no_answer() -> None:
         os.close(reading)
 
 
+async def test_what_is_typed_before_the_mark_answers_nothing_and_what_is_typed_at_it_always_counts() -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"1\n")
+
+    def answer_at_once() -> None:
+        os.write(ours, b"3 not this\n")
+
+    try:
+        async with asyncio.timeout(5):
+            assert await Keyboard(theirs).line(answer_at_once) == "3 not this"
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 async def test_a_ctrl_c_that_takes_a_typed_line_back_does_not_stop_everything() -> None:
     """The terminal throws away what was typed before a Ctrl-C, also what we were told of already and had not read."""
     loop = asyncio.get_running_loop()
     ours, theirs = pty.openpty()
     rescue = threading.Timer(5.0, os.write, (ours, b"too late\n"))
     rescue.start()
-    line = loop.create_task(Keyboard(theirs).line())
+    line = loop.create_task(Keyboard(theirs).line(lambda: None))
     await asyncio.sleep(0.05)
 
     def press(keys: bytes, *then: bytes) -> None:
@@ -365,5 +383,5 @@ def test_no_colour_is_written_where_none_is_wanted(monkeypatch: pytest.MonkeyPat
     assert not re.search("\x1b\\[[0-9;]*3[0-9]", output.getvalue())
 
 
-def _never() -> Callable[[], "asyncio.Future[str]"]:
-    return lambda: asyncio.get_running_loop().create_future()
+def _never() -> ReadLine:
+    return lambda _show_mark: asyncio.get_running_loop().create_future()

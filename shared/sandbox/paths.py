@@ -157,6 +157,10 @@ def _resolve(path: Path, given: str) -> Path:
     try:
         resolved = _real(path)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            raise PathRefusedError(
+                PathRefusal.INVALID, given[:80] + "…", "is longer than the file system takes"
+            ) from error
         raise PathRefusedError(PathRefusal.INVALID, given, f"cannot be resolved: {error}") from error
     except RecursionError as error:  # the standard library follows each link of a chain one call deeper
         raise PathRefusedError(PathRefusal.INVALID, given, "leads through too many links") from error
@@ -169,7 +173,7 @@ def _real(path: Path) -> Path:
     try:
         return Path(os.path.realpath(path, strict=True))
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise
     return Path(os.path.realpath(path))  # it need not exist
 

@@ -91,6 +91,7 @@ def spelt_out(scene: Scene, path: str) -> str:
 @pytest.mark.spec("FS-01", "FS-02", "FS-07")
 @FUZZ
 @given(path=TEXTS)
+@example(path=f"{'*' * 300}/.env")
 async def test_any_text_as_a_path_is_read_as_that_path_or_refused(furnished: Scene, path: str) -> None:
     for tool in ("read_file", "list_dir"):
         outcome = await check(furnished, tool, path=path)

@@ -111,7 +111,6 @@ class Site:
             await self.scheduler.look(self.ownership)
             await self.store.open_tasks(self.ownership)
             await self.store.open_questions(session_id, limit=MAX_READ)
-            await self.store.withdraw_orphans(session_id, now_us=CLOCK.now_us())
             await self.dispatcher.look()
         return number
 

@@ -12,7 +12,7 @@ from shared.clock import Clock
 from shared.log import get_logger
 from shared.permissions.request import PermissionRequest
 from shared.permissions.signing import check_proof
-from shared.permissions.store import ConsentStore
+from shared.permissions.store import ConsentStore, OpenQuestions
 from shared.sessions.session import Ownership
 
 log = get_logger(__name__)
@@ -32,30 +32,30 @@ class FloodGate:
     flooding: set[str] = field(default_factory=set)
 
     async def bounded(
-        self, ownership: Ownership, pending: Sequence[PermissionRequest], shown: Mapping[str, object]
+        self, ownership: Ownership, found: OpenQuestions, shown: Mapping[str, object]
     ) -> Sequence[PermissionRequest]:
         """Return the questions that stay, in their order; ``shown`` are those on the desk already.
 
         Raises: NotOwnerError.
         """
+        pending = found.pending
         by_run: dict[str, list[PermissionRequest]] = {}
         for request in pending:
             by_run.setdefault(request.identity.run_id, []).append(request)
         gone: set[str] = set()
         for run_id, asked in by_run.items():
             if run_id in self.flooding or len(asked) > MAX_OPEN:
-                kept = await self._kept(run_id, asked, shown)
+                kept = self._kept(found.tokens[run_id], run_id, asked, shown)
                 await self._shed(ownership, run_id, kept)
                 gone |= {request.id for request in asked} - set(kept)
         return [request for request in pending if request.id not in gone] if gone else pending
 
-    async def _kept(
-        self, run_id: str, asked: Sequence[PermissionRequest], shown: Mapping[str, object]
+    def _kept(
+        self, token: str, run_id: str, asked: Sequence[PermissionRequest], shown: Mapping[str, object]
     ) -> Sequence[str]:
         """Return the ids of those that stay: of a run that floods what is shown, else the oldest that it proved."""
         if run_id in self.flooding:
             return [request.id for request in asked if request.id in shown]
-        token = await self.store.run_token(run_id)
         proven = [request.id for request in asked if check_proof(token, request)]
         if len(proven) > MAX_OPEN:
             self.flooding.add(run_id)  # not for what others raised in its name

@@ -35,8 +35,6 @@ log = get_logger(__name__)
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
-HINTS_AT_ONCE = 1_000
-
 
 class PermissionDesk(Protocol):
     """What the service needs of the desk (orchestrator.desk)."""
@@ -281,15 +279,12 @@ class Orchestrator:
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.switchboard.permission_ear()) as ear:
             while True:
-                # An empty id says that the ear was away: the sweep looks at what it missed.
-                heard = [request_id for request_id in await ear.wait(self.settings.sweep_s) if request_id]
-                for start in range(0, len(heard), HINTS_AT_ONCE):
-                    await self._safely(self._review(heard[start : start + HINTS_AT_ONCE]))
-
-    async def _review(self, request_ids: Sequence[str]) -> None:
-        """Look at what was rung for, in one read however much it is: hints cost nothing to whoever forges them."""
-        asking = await self.parts.store.sessions_asking(request_ids)
-        await self.parts.desk.review([session_id for session_id in asking if session_id in self._owned])
+                # An empty id says that the ear was away: the sweep looks at what it missed. Whoever forges hints makes
+                # us look at sessions of ours, each once however many there are.
+                heard = await ear.wait(self.settings.sweep_s)
+                asking = [session_id for session_id in heard if session_id in self._owned]
+                if asking:
+                    await self._safely(self.parts.desk.review(asking))
 
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""

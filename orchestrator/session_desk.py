@@ -96,11 +96,12 @@ class SessionDesk:
     open: dict[str, _Open] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """Of what was pending at the last look, by request."""
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the runs that were asking at the last look."""
     task: asyncio.Task[None] | None = None
     poked: asyncio.Event = field(default_factory=asyncio.Event)
     is_attended: bool = False
     away_since_s: float = 0.0
-    orphans_looked_s: float | None = None
     looks: int = 0
     """Looks that have ended, well or badly."""
 
@@ -163,16 +164,17 @@ class SessionDesk:
     async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
         found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
-        if found is not None and await self._withdraw_orphans():
-            found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
             self._forget(request_id)
         if found is None:
             return
         session = found.session
         self._check_owned(session)
-        self.answers = found.answers
-        pending = await self.floods.bounded(session.ownership, found.pending, self.open)
+        if found.has_orphans:
+            await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
+            await self.tools.ring.wake_session(self.session_id)
+        self.answers, self.tokens = found.answers, found.tokens
+        pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
             self.open.setdefault(request.id, _Open())
@@ -204,7 +206,7 @@ class SessionDesk:
     async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
         entry = self.open[request.id]
         if not entry.is_proven:
-            if not check_proof(await self.tools.store.run_token(request.identity.run_id), request):
+            if not check_proof(self.tokens[request.identity.run_id], request):
                 log.error("forged_request", request=request.id, run=request.identity.run_id)
                 return rulings.forged()
             entry.is_proven = True
@@ -307,17 +309,6 @@ class SessionDesk:
         self.is_attended = is_attended
         for responder_id in away:
             await self.tools.store.detach_responder(responder_id)
-
-    async def _withdraw_orphans(self) -> bool:
-        """Close the questions of runs that have ended, now and then; say whether there were any."""
-        now_s = self.tools.clock.monotonic_s()
-        if self.orphans_looked_s is not None and now_s - self.orphans_looked_s < self.tools.settings.sweep_s:
-            return False
-        self.orphans_looked_s = now_s
-        withdrawn = await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
-        if withdrawn:
-            await self.tools.ring.wake_session(self.session_id)
-        return bool(withdrawn)
 
     def _forget(self, request_id: str) -> None:
         entry = self.open.pop(request_id, None)

@@ -177,7 +177,7 @@ class AgentRuns:
             interruption,
             env=(*DEFAULT_NAMES, *self.config.commands.env),
             note=log.note,
-            before_asking=log.flush,
+            noted=log.take,
             on_asked=partial(self.watcher.approval_waiting, claim.identity),
             waiting=parking.waiting,
             # The loop adds to it what it finds; every later question of the run tells it (DAG-09).

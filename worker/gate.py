@@ -6,6 +6,7 @@ and looks at the rows at least every second, so that a lost hint costs a second 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ from worker.interruption import Interruption
 log = get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
+EARLY = 256
+"""Far more than are decided between the commit of a question and the next turn of its loop."""
 CLOSE_S = 0.001
 """A time that is so near has come: timers are no finer, and waiting for less would not let time go by."""
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
@@ -57,19 +60,22 @@ class DecisionInbox:
     _waiting: dict[str, list[asyncio.Future[Settled]]] = field(default_factory=dict)
     """By request; each who waits has a future of its own. Two lives of one run wait for the same request, when one of
     them has not noticed yet that its lease is gone."""
+    _early: deque[str] = field(default_factory=lambda: deque(maxlen=EARLY))
+    """What was heard of before anybody waited for it, of late."""
     _ear: Ear | None = None
     _ear_of: str = ""
     _task: asyncio.Task[None] | None = None
 
-    async def settled(self, request_id: str) -> Settled:
-        """Wait until the request is closed; return how."""
+    async def settled(self, request_id: str, *, is_new: bool = False) -> Settled:
+        """Wait until the request is closed; return how. One that was raised just now (``is_new``) is heard of."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Settled] = loop.create_future()
         self._waiting.setdefault(request_id, []).append(future)
         try:
             if self._task is None or self._task.done():
                 self._task = loop.create_task(self._run())
-            await self._look(request_id)  # its hint may have been heard before anybody waited for it
+            if not is_new or request_id in self._early:
+                await self._look(request_id)
             return await future
         finally:
             self._forget(request_id, future)
@@ -100,11 +106,12 @@ class DecisionInbox:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        due_s = loop.time()
+        due_s = loop.time() + LOOK_EVERY_S
         while self._waiting:
             if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
                 await self._hang_up()
                 self._ear, self._ear_of = await self.switchboard.decision_ear(self.worker_id), self.worker_id
+                due_s = loop.time()  # what was closed before we listened is seen, not heard
             left_s = due_s - loop.time()
             heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
             if "" in heard or due_s - loop.time() <= CLOSE_S:
@@ -113,6 +120,8 @@ class DecisionInbox:
             for request_id in heard:
                 if request_id in self._waiting:
                     await self._look(request_id)
+                else:
+                    self._early.append(request_id)
 
     async def _look(self, request_id: str) -> None:
         try:
@@ -162,8 +171,8 @@ class WorkerGate:
     interruption: Interruption = field(default_factory=Interruption)
     env: tuple[str, ...] = ()
     note: Note | None = None
-    before_asking: Callable[[], Awaitable[None]] | None = None
-    """Writes what was noted before, so that the log has the call queued before it is asked about."""
+    noted: Callable[[], Awaitable[Sequence[NewEvent]]] | None = None
+    """Hands over what was noted and is not written yet: written with the question, and before it."""
     on_asked: Callable[[str], object] | None = None
     """Is told the tool of each call that waits for consent."""
     waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
@@ -184,12 +193,10 @@ class WorkerGate:
 
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
         """Ask and return what that says of the call; None when it said so too long ago and is to be asked anew."""
-        if self.before_asking is not None:
-            await self.before_asking()
-        request = await self._raise(call, verdict)
+        request, is_new = await self._raise(call, verdict)
         decision = None
         try:
-            settled = await self._until_settled(request)
+            settled = await self._until_settled(request, is_new=is_new)
             decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
@@ -224,8 +231,11 @@ class WorkerGate:
             return facts
         return replace(facts, is_tainted=await self.store.is_tainted(call.identity.run_id))
 
-    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> PermissionRequest:
-        """Ask, or take up what a former life of this run asked; return the question as this call asks it now."""
+    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> tuple[PermissionRequest, bool]:
+        """Ask, or take up what a former life of this run asked.
+
+        Return the question as this call asks it now, and whether it is a new one.
+        """
         now_us = self.clock.now_us()
         fresh = request_of(
             call,
@@ -238,17 +248,18 @@ class WorkerGate:
             env=self.env,
             unknown_effects=self.unknown,
         )
+        before = () if self.noted is None else await self.noted()
         event = audit.asked(fresh, verdict, call, self.redactor)
-        stored = await self.store.raise_request(fresh, events=(event,), now_us=now_us)
-        await self.ring.permission_raised(stored.id, call.identity.session_id)
+        stored = await self.store.raise_request(fresh, before=before, events=(event,), now_us=now_us)
+        await self.ring.permission_raised(stored, call.identity.session_id)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
-        return replace(fresh, id=stored.id)
+        return replace(fresh, id=stored), stored == fresh.id
 
-    async def _until_settled(self, request: PermissionRequest) -> Settled:
+    async def _until_settled(self, request: PermissionRequest, *, is_new: bool) -> Settled:
         try:
             with self.waiting(request.id):
-                return await self.inbox.settled(request.id)
+                return await self.inbox.settled(request.id, is_new=is_new)
         except asyncio.CancelledError:
             if not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).

@@ -1,7 +1,7 @@
 """The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.permissions.keys import KeyStore, SigningKey
@@ -12,12 +12,18 @@ from shared.sessions.session import Ownership, Responder, Session
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestions:
-    """What waits in a session and who could answer, as of one moment; ``answers`` are by request."""
+    """What waits in a session and who could answer, as of one moment.
+
+    ``answers`` are by request; ``tokens`` by run: the secret that proves its requests, for owners only. ``has_orphans``
+    says that there are questions of runs that have ended, which are not among the ``pending``.
+    """
 
     session: Session
     pending: Sequence[PermissionRequest]
     answers: Mapping[str, Answer]
     responders: Sequence[Responder]
+    tokens: Mapping[str, str] = field(repr=False)
+    has_orphans: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,17 @@ class Decided:
 
 class ConsentStore(KeyStore, Protocol):
     async def raise_request(
-        self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
-    ) -> PermissionRequest:
+        self,
+        request: PermissionRequest,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        before: Sequence[NewEvent] = (),
+    ) -> str:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
-        Raised again for the same run and call (a resumed run), the open or decided one is returned instead, and no
-        event is written. What is returned has its identity from rows.
+        Return its id. Raised again for the same run and call (a resumed run), that of the open or decided one is
+        returned, and none of ``events`` is written. ``before`` are events of the run that are written in any case.
 
         Raises: LeaseLostError.
         """
@@ -73,10 +84,6 @@ class ConsentStore(KeyStore, Protocol):
         """
         ...
 
-    async def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
-        """Return the sessions that these requests are of, each once; ids that nobody raised say nothing."""
-        ...
-
     async def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         """Withdraw all pending requests of a run of the session but ``kept``, in one transaction; return how many.
 
@@ -95,10 +102,6 @@ class ConsentStore(KeyStore, Protocol):
         the id of the last one seen, and what is returned goes on from there: with later ones, with the closed ones
         with earlier ones.
         """
-        ...
-
-    async def run_token(self, run_id: str) -> str:
-        """Return the secret that proves requests of that run. Owners only."""
         ...
 
     async def answer(self, answer: Answer) -> None:

@@ -1,7 +1,8 @@
 """Consent over Redis streams: hints beside the rows, in order and kept over a short outage.
 
-``REQUESTS`` carries ``{"v":"1","request":id,"session":id}`` from workers to owners; a worker's decision stream carries
-``{"v":"1","request":id}`` back. Neither carries a decision: that is a signed row. Streams are cut to ``MAX_LENGTH``.
+``REQUESTS`` carries ``{"v":"1","request":id,"session":id}`` to owners, who look at the session's rows; a worker's
+decision stream carries ``{"v":"1","request":id}`` back. Neither carries a decision: that is a signed row. Streams are
+cut to ``MAX_LENGTH``.
 """
 
 from typing import Final

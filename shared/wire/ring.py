@@ -50,7 +50,7 @@ class Switchboard(Protocol):
         ...
 
     async def permission_ear(self) -> Ear:
-        """Hear raised requests: request ids, from the stream, none lost while connected or shortly away."""
+        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away."""
         ...
 
     async def worker_ear(self, worker_id: str) -> Ear:

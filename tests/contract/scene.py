@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from shared.jsontext import Json
+from shared.permissions.request import PermissionRequest
 from shared.runs.events import NewEvent, NewNode
 from shared.runs.status import EndReason
 from shared.sessions.session import CommandKind, Ownership
@@ -115,6 +116,11 @@ class Scene:
         """Make a task of these steps and claim its first."""
         await self.task(*(steps or ("a",)))
         return await self.claim_one(worker=worker)
+
+    async def raised(self, request: PermissionRequest, events: Sequence[NewEvent] = ()) -> PermissionRequest:
+        """Raise a question; return the one that stands for its call, as its row says it."""
+        stands = await self.store.raise_request(request, events=events, now_us=self.now_us)
+        return (await self.store.request(stands))[0]
 
     async def complete(self, claim: Claim, output: Json = None, *, worker: str = "") -> Advance:
         return await self.advance([completed(claim, output)], worker=worker)

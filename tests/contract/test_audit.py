@@ -22,7 +22,7 @@ DECIDED = NewEvent(EventType.PERMISSION_DECIDED, {"rule": "", "channel": "termin
 
 
 async def ask(scene: Scene, claim: Claim, call: str = "call_1") -> PermissionRequest:
-    return await scene.store.raise_request(make_request(claim, call), events=(), now_us=scene.now_us)
+    return await scene.raised(make_request(claim, call))
 
 
 async def decide(scene: Scene, request: PermissionRequest, choice: Choice, *events: NewEvent) -> None:

@@ -21,7 +21,7 @@ ASKED = NewEvent("permission_requested")
 
 
 async def ask(scene: Scene, claim: Claim, tool_call_id: str = "call_1") -> PermissionRequest:
-    return await scene.store.raise_request(make_request(claim, tool_call_id), events=[ASKED], now_us=scene.now_us)
+    return await scene.raised(make_request(claim, tool_call_id), [ASKED])
 
 
 async def decide(scene: Scene, request: PermissionRequest, state: RequestState = RequestState.DECIDED) -> None:
@@ -36,7 +36,7 @@ async def test_request_comes_back_whole_and_pending(scene: Scene) -> None:
     claim = await scene.start("a")
     request = make_request(claim)
 
-    raised = await scene.store.raise_request(request, events=[ASKED], now_us=scene.now_us)
+    raised = await scene.raised(request, [ASKED])
 
     assert raised == request
     assert await scene.store.request(request.id) == (request, RequestState.PENDING)
@@ -57,7 +57,7 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
         step_title="Harmless",
     )
 
-    raised = await scene.store.raise_request(replace(make_request(claim), identity=lie), events=(), now_us=scene.now_us)
+    raised = await scene.raised(replace(make_request(claim), identity=lie))
 
     stored, _ = await scene.store.request(raised.id)
     assert raised.identity == stored.identity == claim.identity
@@ -70,7 +70,7 @@ async def test_question_keeps_what_it_says_of_unknown_effects(scene: Scene) -> N
     claim = await scene.start("a")
     told = replace(make_request(claim), unknown_effects=({"tool": "code.run_command", "shown": "make deploy"},))
 
-    raised = await scene.store.raise_request(told, events=[ASKED], now_us=scene.now_us)
+    raised = await scene.raised(told, [ASKED])
 
     assert raised.unknown_effects == told.unknown_effects
     assert (await scene.store.request(raised.id))[0].unknown_effects == told.unknown_effects
@@ -122,7 +122,7 @@ async def test_same_question_raised_at_once_stands_once(scene: Scene, open_anoth
         *(store.raise_request(make_request(claim), events=[ASKED], now_us=scene.now_us) for store in stores)
     )
 
-    assert len({request.id for request in raised}) == 1
+    assert len(set(raised)) == 1
     assert len(await scene.store.pending(scene.own.session_id)) == 1
 
 
@@ -164,11 +164,16 @@ async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Sc
     assert await scene.store.pending(scene.own.session_id) == [asked[0], asked[2]]
 
 
-@pytest.mark.spec("PER-12")
-async def test_token_of_a_run_is_the_one_its_claim_carries(scene: Scene) -> None:
+async def test_what_happened_before_a_question_stands_before_it_once(scene: Scene) -> None:
     claim = await scene.start("a")
+    request, queued = make_request(claim), [NewEvent("tool_queued")]
 
-    assert await scene.store.run_token(claim.identity.run_id) == claim.token
+    first = await scene.store.raise_request(request, before=queued, events=[ASKED], now_us=scene.now_us)
+    again = await scene.store.raise_request(make_request(claim), before=queued, events=[ASKED], now_us=scene.now_us)
+
+    assert first == again == request.id
+    told = await scene.event_types(claim.identity.run_id)
+    assert told[-3:] == ["tool_queued", "permission_requested", "tool_queued"]
 
 
 # -- answering
@@ -286,7 +291,7 @@ async def test_undecided_question_has_no_decision(scene: Scene) -> None:
 
 
 # -- at one look
-@pytest.mark.spec("PER-13")
+@pytest.mark.spec("PER-12", "PER-13")
 async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: Scene) -> None:
     session = await scene.store.session(scene.own.session_id)
     assert await scene.store.open_questions(session.id, limit=10) is None
@@ -298,7 +303,9 @@ async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: Scen
 
     found = await scene.store.open_questions(session.id, limit=2)
 
-    assert found == OpenQuestions(session, asked[:2], {asked[1].id: answer}, [responder])
+    tokens = {claim.identity.run_id: claim.token}
+    assert found == OpenQuestions(session, asked[:2], {asked[1].id: answer}, [responder], tokens)
+    assert claim.token not in repr(found)
     assert await scene.store.open_questions("sess_none", limit=2) is None
     for request in asked:
         await decide(scene, request)
@@ -375,7 +382,13 @@ async def test_question_whose_run_has_ended_is_withdrawn(scene: Scene) -> None:
     orphan, live = await ask(scene, ended), await ask(scene, running)
     await scene.complete(ended)
 
+    found = await scene.store.open_questions(scene.own.session_id, limit=10)
+    assert found is not None
+    assert (found.pending, found.has_orphans) == ([live], True)
     withdrawn = await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)
+    found = await scene.store.open_questions(scene.own.session_id, limit=10)
+    assert found is not None
+    assert (found.pending, found.has_orphans) == ([live], False)
 
     assert list(withdrawn) == [orphan.id]
     assert await scene.store.pending(scene.own.session_id) == [live]

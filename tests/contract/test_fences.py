@@ -161,7 +161,7 @@ async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene:
 
 async def test_decision_is_not_used_up_by_a_stale_writer(scene: Scene) -> None:
     stale = await scene.start("a")
-    request = await scene.store.raise_request(make_request(stale), events=(), now_us=scene.now_us)
+    request = await scene.raised(make_request(stale))
     decision = make_decision(request)
     await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
     claim = await scene.lost_fence(stale)

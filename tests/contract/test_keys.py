@@ -29,7 +29,7 @@ async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: 
 
 
 async def decided(scene: Scene, claim: Claim, call: str, key_id: str) -> tuple[PermissionRequest, Decision]:
-    request = await scene.store.raise_request(make_request(claim, call), events=(), now_us=scene.now_us)
+    request = await scene.raised(make_request(claim, call))
     decision = replace(make_decision(request), key_id=key_id)
     await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
     return request, decision
@@ -123,7 +123,7 @@ async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: Sce
     first, _ = await decided(scene, claim, "call_1", "key_a")
     await retire(scene.store, "key_a", is_revoked=True)
 
-    again = await scene.store.raise_request(make_request(claim, "call_1"), events=(), now_us=scene.now_us)
+    again = await scene.raised(make_request(claim, "call_1"))
 
     assert again.id != first.id
     assert await scene.store.decision_of(again.id) is None

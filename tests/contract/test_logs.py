@@ -246,7 +246,7 @@ async def test_call_without_a_result_is_found_by_the_next_holder(scene: Scene) -
 
 async def decided(scene: Scene, claim: Claim) -> str:
     """Let a call ask and be allowed; return the id of the decision."""
-    request = await scene.store.raise_request(make_request(claim), events=(), now_us=scene.now_us)
+    request = await scene.raised(make_request(claim))
     decision = make_decision(request)
     await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
     return decision.id

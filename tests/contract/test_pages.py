@@ -77,7 +77,7 @@ async def test_questions_go_on_beyond_the_last_one_seen(scene: Scene) -> None:
     store, asked = scene.store, []
     for claim in await scene.claim():
         request = make_request(claim)
-        asked.append((await store.raise_request(request, events=(), now_us=scene.now_us)).id)
+        asked.append(await store.raise_request(request, events=(), now_us=scene.now_us))
     decision = make_decision((await store.request(asked[1]))[0])
     decided = [NewEvent("permission_decided")]
     await store.decide(scene.own, decision, state=RequestState.DECIDED, events=decided, now_us=scene.now_us)

@@ -21,10 +21,7 @@ from tests.contract.scene import Scene, failed, held, outdated, step_ids
 
 async def ask(scene: Scene, claim: Claim, *calls: str) -> list[PermissionRequest]:
     """Raise a question for each of these calls."""
-    return [
-        await scene.store.raise_request(make_request(claim, call), events=(), now_us=scene.now_us)
-        for call in calls or ("call_1",)
-    ]
+    return [await scene.raised(make_request(claim, call)) for call in calls or ("call_1",)]
 
 
 async def park(

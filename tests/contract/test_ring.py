@@ -59,7 +59,7 @@ SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
     "question": (
         lambda board: board.permission_ear(),
         lambda ring: ring.permission_raised("req_1", "s_1"),
-        "req_1",
+        "s_1",
     ),
     "decision": (
         lambda board: board.decision_ear("wrk_1"),

@@ -194,7 +194,8 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         worker, claim = _one(self.held(), which)
         for _ in range(count):
             request = make_request(claim, f"call_{len(self.requests)}")
-            self.requests[request.id] = self.do(self.store.raise_request(request, events=(), now_us=NOW))
+            assert self.do(self.store.raise_request(request, events=(), now_us=NOW)) == request.id
+            self.requests[request.id] = request
             self.model.questions[request.id] = (claim.step_key, claim.identity.run_id)
         asked = self.model.open_of(claim.identity.run_id)
         if then != "it waits":

@@ -281,9 +281,8 @@ async def next_owner(bench: Bench) -> None:
 async def _hear_questions(bench: Bench) -> None:
     ear = await bench.switchboard.permission_ear()
     while True:
-        for request_id in await ear.wait(1.0):
-            request, _ = await bench.store.request(request_id)
-            await bench.desk.review([request.identity.session_id])
+        for session_id in await ear.wait(1.0):
+            await bench.desk.review([session_id])
 
 
 async def _hear_owners(bench: Bench) -> None:

@@ -57,7 +57,7 @@ async def test_a_request_row_that_was_altered_is_shown_to_nobody(
     class AlteringStore(MemoryStore):
         """Someone who may write request rows but has no run's token."""
 
-        async def raise_request(self, request: PermissionRequest, **rest: object) -> PermissionRequest:
+        async def raise_request(self, request: PermissionRequest, **rest: object) -> str:
             return await super().raise_request(alter(request), **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
 
     async with consent.open_bench(callback, store=AlteringStore()) as bench:

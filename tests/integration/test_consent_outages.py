@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.errors import NotFoundError, UnavailableError
-from shared.permissions.request import Answer, Choice
-from shared.permissions.store import OpenQuestions, Settled
+from shared.errors import ConflictError, UnavailableError
+from shared.permissions.request import Answer, Choice, Decision
+from shared.permissions.store import Decided, OpenQuestions, Settled
 from shared.runs.events import EventType
+from shared.sessions.session import Ownership
 from shared.testing.memory import MemoryStore
 from tests.integration import consent
 from tests.integration.consent import Callback, make_call, until, verdicts
@@ -41,10 +42,10 @@ class AwayStore(MemoryStore):
         self._check("answer")
         await super().answer(answer)
 
-    async def run_token(self, run_id: str) -> str:
-        if "run" in self.away:
-            raise NotFoundError("run", run_id)
-        return str(await super().run_token(run_id))
+    async def decide(self, ownership: Ownership, decision: Decision, **rest: object) -> Decided:
+        if decision.tool_call_id in self.away:
+            raise ConflictError(f"{decision.tool_call_id} cannot be decided")
+        return await super().decide(ownership, decision, **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
 
     async def withdraw(self, *given: object, **named: object) -> None:
         self._check("withdraw")
@@ -118,7 +119,7 @@ async def test_a_cancelled_call_that_cannot_withdraw_leaves_its_question_to_the_
 async def test_one_question_that_cannot_be_handled_does_not_hold_back_the_others(store: AwayStore) -> None:
     async with consent.open_bench(Callback([Choice.ALLOW_ONCE]), store=store) as bench:
         ((claim, worker),) = await bench.claim()
-        store.away = {"run"}
+        store.away = {"call_1"}
         broken = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, "call_1", "/work/one")))
         await bench.pending(1)
         await bench.settle()

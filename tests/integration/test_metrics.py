@@ -336,7 +336,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(scene: Sc
 @pytest.mark.spec("DIS-04", "PER-13")
 async def test_the_list_counts_parked_runs(scene: Scene, source: SqlFigures) -> None:
     claim = await scene.start("asks")
-    request = await scene.store.raise_request(make_request(claim), events=(), now_us=scene.now_us)
+    request = await scene.raised(make_request(claim))
     assert await scene.store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
 
     view = await list_workers(scene.store, scene.store, source)

@@ -61,7 +61,7 @@ async def test_each_kind_of_hint_reaches_its_ear_and_no_other(ring: RedisRing, s
     await ring.permission_decided("req_2", "wrk_2")
 
     assert sorted(await heard(owner, "sess_1", "sess_2", "")) == ["", "sess_1", "sess_2"]
-    assert await heard(questions, "req_1") == ["req_1"]
+    assert await heard(questions, "sess_1") == ["sess_1"]
     assert await heard(worker, "wrk_1") == ["wrk_1"]
     assert await heard(decisions, "req_1") == ["req_1"]
     assert await heard(session, "sess_1") == ["sess_1"]
@@ -84,19 +84,19 @@ async def test_what_is_rung_between_making_an_ear_and_waiting_is_heard(
     await ring.permission_raised("req_1", "sess_1")
     await ring.close()
 
-    assert await heard(ear, "req_1") == ["req_1"]
+    assert await heard(ear, "sess_1") == ["sess_1"]
 
     await ear.close()
 
 
 async def test_an_old_stream_is_not_read_again_by_a_new_ear(ring: RedisRing, switchboard: RedisSwitchboard) -> None:
-    await ring.permission_raised("req_old", "sess_1")
+    await ring.permission_raised("req_1", "sess_old")
     await ring.close()
 
     ear = await switchboard.permission_ear()
-    await ring.permission_raised("req_new", "sess_1")
+    await ring.permission_raised("req_2", "sess_new")
 
-    assert await heard(ear, "req_new") == ["req_new"]
+    assert await heard(ear, "sess_new") == ["sess_new"]
     await ear.close()
 
 
@@ -119,7 +119,7 @@ async def test_an_unreadable_hint_is_passed_over(
     await ring.permission_raised("req_1", "sess_1")
 
     assert await heard(owner, "sess_1") == ["sess_1"]
-    assert await heard(questions, "req_1") == ["req_1"]
+    assert await heard(questions, "sess_1") == ["sess_1"]
     await owner.close()
     await questions.close()
 
@@ -132,7 +132,7 @@ async def test_a_blocking_read_outlives_the_time_limit_of_commands(
     assert await ear.wait(6.0) == ()  # redis-py's own limit of 5 s would have ended it
     await ring.permission_raised("req_1", "sess_1")
 
-    assert await heard(ear, "req_1") == ["req_1"]  # no empty id: the ear was never away
+    assert await heard(ear, "sess_1") == ["sess_1"]  # no empty id: the ear was never away
     await ear.close()
 
 
@@ -153,7 +153,7 @@ async def test_an_ear_whose_connection_is_cut_comes_back_and_says_so(
     await heard(session, "sess_1")
     await heard(questions, "")
     await ring.permission_raised("req_1", "sess_1")
-    assert await heard(questions, "req_1") == ["req_1"]
+    assert await heard(questions, "sess_1") == ["sess_1"]
     for ear in (owner, questions, session):
         await ear.close()
 
@@ -165,15 +165,15 @@ async def test_ears_and_hints_survive_a_redis_that_comes_back_empty() -> None:
         ring, switchboard = RedisRing(clients.commands), RedisSwitchboard(clients.blocking)
         owner, questions = await switchboard.owner_ear(), await switchboard.permission_ear()
         await ring.permission_raised("req_1", "sess_1")
-        await heard(questions, "req_1")
+        await heard(questions, "sess_1")
 
         await asyncio.to_thread(servers.pop_all().close)
-        await ring.permission_raised("req_2", "sess_1")  # rung while nobody answers
+        await ring.permission_raised("req_2", "sess_2")  # rung while nobody answers
         await ring.wake_owners(["sess_1"])
         second = redis_server("--port", str(first.port))
         servers.enter_context(second)
 
-        assert "req_2" in await heard(questions, "", "req_2")
+        assert "sess_2" in await heard(questions, "", "sess_2")
         await heard(owner, "")
         for ear in (owner, questions):
             await ear.close()

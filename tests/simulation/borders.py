@@ -35,7 +35,7 @@ READS = frozenset({
     "task", "tasks", "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures", "open_tasks",
     "owners", "session", "sessions", "busy_sessions", "responders", "take_commands", "command", "workers",
     "run", "runs", "nodes", "events", "is_tainted", "calls", "request", "pending", "answer_of", "decision_of",
-    "open_questions", "settled", "run_token", "signing_key", "signing_keys",
+    "open_questions", "settled", "signing_key", "signing_keys",
 })  # fmt: skip
 """The methods that change no row."""
 

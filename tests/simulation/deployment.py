@@ -7,6 +7,7 @@ died is started again, nothing is lost any more. Every task must then end within
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
@@ -164,9 +165,9 @@ class Deployment:
         self, actor: Actor, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: object
     ) -> None:
         self.trace.crossed(actor.name, method, args, outcome)
-        if method == "raise_request" and isinstance(outcome, PermissionRequest) and outcome.id not in self._asked:
-            self._asked.add(outcome.id)
-            self._ask_person(outcome)
+        if method == "raise_request" and isinstance(outcome, str) and outcome not in self._asked:
+            self._asked.add(outcome)
+            self._ask_person(replace(args[0], id=outcome))
         try:
             self.auditor.committed(method, args, kwargs, outcome)
         except (BrokenPromiseError, UnjustClaimError) as error:

@@ -10,9 +10,6 @@ from shared.tasks.step import Advance, Held, StepEnd
 
 LOG = "log"
 
-_BY_CHANCE = frozenset({"run_token"})
-"""What these return is drawn by the machine, not by the seed."""
-
 
 class Trace:
     """The story of one run. Two runs of one seed have the same ``digest``."""
@@ -22,8 +19,7 @@ class Trace:
         self._lines: list[tuple[float, str, str, object, object]] = []
 
     def crossed(self, actor: str, method: str, args: Sequence[Any], outcome: object) -> None:
-        told = None if method in _BY_CHANCE else outcome
-        self._lines.append((self._clock.monotonic_s(), actor, method, args, told))
+        self._lines.append((self._clock.monotonic_s(), actor, method, args, outcome))
 
     def note(self, actor: str, what: str, detail: object = "") -> None:
         self._lines.append((self._clock.monotonic_s(), actor, what, detail, None))

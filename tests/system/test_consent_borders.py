@@ -58,7 +58,7 @@ NEVER_RAN = Story(ran=0, error=UNKNOWN)
 MAY_HAVE_RUN = Story(error=UNKNOWN)
 
 OWNER_BORDERS: Mapping[str, Story] = {
-    "run_token:return": ONCE,  # it has heard of the question and looks whose it is
+    "open_questions:return": ONCE,  # it has heard of the question and seen it
     "callback:asked": AGAIN,
     "answer:before": AGAIN,
     "answer:after": ONCE,
@@ -265,7 +265,7 @@ async def test_a_callback_in_a_client_is_asked_once_however_many_owners_die(bare
         return PermissionDecision(Choice.ALLOW_ONCE)
 
     async with bare as service:
-        await asyncio.gather(start_silent_owner(service, "run_token:return"), start_worker(service))
+        await asyncio.gather(start_silent_owner(service, "open_questions:return"), start_worker(service))
         home = service.settings.home
         async with Soong.connect(service.database_url, service.redis_url, agent_home=home, tools=(TOOLS,)) as soong:
             running = asyncio.create_task(soong.run(plan("a line"), permission_callback=callback, project=service.home))

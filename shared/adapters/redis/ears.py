@@ -148,12 +148,14 @@ class ChannelSource:
 class StreamSource:
     """A stream from its end at first, then from where we were: a short outage loses nothing.
 
-    ``cut_to`` entries are kept when more come at once than is read at once; 0 leaves that to whoever writes.
+    ``name`` is the field that says the id. ``cut_to`` entries are kept when more come at once than is read at once; 0
+    leaves that to whoever writes.
     """
 
-    def __init__(self, client: "Redis", stream: str, *, cut_to: int = 0) -> None:
+    def __init__(self, client: "Redis", stream: str, name: str, *, cut_to: int = 0) -> None:
         self._client = client
         self._stream = stream
+        self._name = name
         self._cut_to = cut_to
         self._position = ""
 
@@ -174,8 +176,8 @@ class StreamSource:
         for _, entries in reply or ():
             for entry_id, fields in cast("list[tuple[str, Mapping[str, str] | None]]", entries):
                 self._position = entry_id
-                if fields and fields.get("request"):
-                    heard.append(fields["request"][:MAX_ID_CHARS])
+                if fields and fields.get(self._name):
+                    heard.append(fields[self._name][:MAX_ID_CHARS])
         if self._cut_to and len(heard) >= BATCH:
             # Whoever may add to it may leave the limit away: Redis's memory is not his to fill.
             await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)

@@ -21,13 +21,13 @@ class RedisSwitchboard:
         return await RedisEar.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))
 
     async def permission_ear(self) -> Ear:
-        return await RedisEar.listen(StreamSource(self._client, REQUESTS, cut_to=MAX_LENGTH))
+        return await RedisEar.listen(StreamSource(self._client, REQUESTS, "session", cut_to=MAX_LENGTH))
 
     async def worker_ear(self, worker_id: str) -> Ear:
         return await self._subject_ear(worker_channel(worker_id), worker_id)
 
     async def decision_ear(self, worker_id: str) -> Ear:
-        return await RedisEar.listen(StreamSource(self._client, decisions_of(worker_id)))
+        return await RedisEar.listen(StreamSource(self._client, decisions_of(worker_id), "request"))
 
     async def session_ear(self, session_id: str) -> Ear:
         return await self._subject_ear(session_channel(session_id), session_id)

@@ -15,7 +15,7 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.rows import decision_of, identity_of, pack, unpack
 from shared.adapters.sql.statements import Insert, Statement
 from shared.adapters.sql.tables import audit, calls, consumptions, decisions, reports, runs, sessions
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.transaction import Reply, Transaction
 from shared.audit.entry import AuditEntry, AuditNote, Head, linked
 from shared.audit.notes import REPORTED, of_report, redacted
 from shared.audit.uses import Use
@@ -65,9 +65,16 @@ class AuditTrail:
 
     def note(self, tx: Transaction, notes: Sequence[AuditNote], now_us: int) -> None:
         """Add entries in the caller's transaction."""
-        if not notes:
-            return
-        number, last, newest = tx.rows(HEAD, chain=self.chain)[0]
+        if notes:
+            self.add(tx, self.head(tx), notes, now_us)
+
+    def head(self, tx: Transaction) -> Reply:
+        """Ask for the end of our chain; nothing else may be added to it before what is linked to the answer."""
+        return tx.send(HEAD, chain=self.chain)
+
+    def add(self, tx: Transaction, head_reply: Reply, notes: Sequence[AuditNote], now_us: int) -> None:
+        """Add entries behind a head that was asked for in the same transaction."""
+        number, last, newest = head_reply.rows()[0]
         head = Head(number or 0, last or "", newest if newest and newest != last else "")
         rows = []
         for note in notes:

@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import literal_column, select
+from sqlalchemy import select
 
 from shared.adapters.sql.auditing import AuditTrail, report
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import INSERT_EVENTS, Journal
-from shared.adapters.sql.keys import check_signs, key_of
-from shared.adapters.sql.owned import check_owned
+from shared.adapters.sql.keys import ENDED, check_signs
+from shared.adapters.sql.owned import OWNED, check_owned, check_owner
 from shared.adapters.sql.parking import note_withdrawn, unpark
-from shared.adapters.sql.questions import close_unread, open_questions_of, pending_of, question_of, questions_of
+from shared.adapters.sql.questions import (
+    close_unread,
+    open_questions_of,
+    pending_of,
+    question_of,
+    questions_of,
+    settled_of,
+)
 from shared.adapters.sql.rows import (
     answer_of,
     decision_body,
@@ -23,26 +30,29 @@ from shared.adapters.sql.rows import (
 from shared.adapters.sql.runs import append_held
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.transaction import Row, Transaction
 from shared.audit.notes import of_answer, of_decision, of_flood, of_late_answer, of_stale_owner, of_withdrawn
-from shared.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
+from shared.errors import AlreadyDecidedError, LeaseLostError, NotFoundError, NotOwnerError
 from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from shared.permissions.store import Decided, OpenQuestions, Settled
 from shared.runs.events import EventType, NewEvent
+from shared.runs.status import RunStatus
 from shared.sessions.session import Ownership
 
 RAISE: Final = Statement(
-    "raise: a question; no row means that the call's question stands already",
+    "raise: a question of a run that is held, of a call that none stands of",
     """
     INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
     SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
-    ON CONFLICT (run_id, tool_call_id) WHERE state IN ('pending', 'decided') DO NOTHING
-    RETURNING id
     """,
 )
 HELD_REQUEST: Final = Statement(
     "held request: its state, held while it is answered or decided",
     "SELECT state, run_id, session_id FROM permission_requests WHERE id = :id /*pg FOR UPDATE */",
+)
+HOLD: Final = Statement(
+    "hold: a run by its lease, so that its calls are asked about one after another",
+    "SELECT id FROM runs WHERE id = :run_id AND fence = :fence AND status = 'running' /*pg FOR UPDATE */",
 )
 STANDING: Final = Statement(
     "standing: the question of a call that is open or decided",
@@ -70,6 +80,10 @@ CLOSE_REQUEST: Final = Statement(
 DECIDE: Final = Statement(
     "decide: write the signed decision of a request",
     "INSERT INTO decisions (request_id, id, body) VALUES (:request_id, :id, :body)",
+)
+HOLDER: Final = Statement(
+    "holder: the worker of the run that asks, and its status",
+    "SELECT worker_id, status FROM runs WHERE id = (SELECT run_id FROM permission_requests WHERE id = :id)",
 )
 HELD_OF_CALL: Final = Statement(
     "held of call: its pending question, held before its run is, as by whoever decides it",
@@ -105,10 +119,6 @@ WITHDRAW_ORPHANS: Final = Statement(
     RETURNING id, run_id, tool_call_id
     """,
 )
-ASKING: Final = Statement(
-    "asking: the sessions of requests, however many hints named them",
-    "SELECT DISTINCT session_id FROM permission_requests WHERE id IN @ids",
-)
 SHED: Final = Statement(
     "shed: all that a run asks but what is kept; how much that is decides nothing about the cost of the answer",
     """
@@ -125,9 +135,14 @@ class SqlConsent:
     _trail: AuditTrail
 
     async def raise_request(
-        self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
-    ) -> PermissionRequest:
-        return await self._database.write(lambda tx: _raise(tx, request, events, now_us))
+        self,
+        request: PermissionRequest,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        before: Sequence[NewEvent] = (),
+    ) -> str:
+        return await self._database.write(lambda tx: _raise(tx, request, before, events, now_us))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
         return await self._database.read(lambda tx: question_of(tx, request_id))
@@ -145,15 +160,12 @@ class SqlConsent:
         return found
 
     async def settled(self, request_id: str) -> Settled | None:
-        return await self._database.read(lambda tx: _settled(tx, request_id))
+        return await self._database.read(lambda tx: settled_of(tx, request_id))
 
     async def questions(
         self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
     ) -> Sequence[Question]:
         return await self._database.read(lambda tx: questions_of(tx, session_id, include_closed, beyond, limit))
-
-    async def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
-        return await self._database.read(lambda tx: [row[0] for row in tx.rows(ASKING, ids=list(request_ids))])
 
     async def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         def write(tx: Transaction) -> int:
@@ -169,13 +181,6 @@ class SqlConsent:
             return closed
 
         return await self._database.write(write)
-
-    async def run_token(self, run_id: str) -> str:
-        wanted = select(runs.c.token).where(runs.c.id == run_id)
-        token = await self._database.read(lambda tx: tx.execute(wanted).scalar())
-        if token is None:
-            raise NotFoundError("run", run_id)
-        return str(token)
 
     async def answer(self, answer: Answer) -> None:
         try:
@@ -239,17 +244,6 @@ class SqlConsent:
         return await self._database.write(write)
 
     async def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
-        # Asked at every look of an owner and seldom true: the look itself takes no lock.
-        orphans = (
-            select(permission_requests.c.id)
-            .join(runs, runs.c.id == permission_requests.c.run_id)
-            .where(permission_requests.c.session_id == session_id, runs.c.end_reason.is_not(None))
-            .where(permission_requests.c.state == literal_column("'pending'"))
-            .limit(1)
-        )
-        if await self._database.read(lambda tx: tx.execute(orphans).first()) is None:
-            return []
-
         def write(tx: Transaction) -> list[str]:
             rows = sorted(tx.rows(WITHDRAW_ORPHANS, session_id=session_id))
             _note_withdrawn(tx, rows, "its run has ended", now_us)
@@ -260,25 +254,33 @@ class SqlConsent:
         return await self._database.write(write)
 
 
-def _raise(tx: Transaction, request: PermissionRequest, events: Sequence[NewEvent], now_us: int) -> PermissionRequest:
+def _raise(
+    tx: Transaction, request: PermissionRequest, before: Sequence[NewEvent], events: Sequence[NewEvent], now_us: int
+) -> str:
     run_id, call_id = request.identity.run_id, request.tool_call_id
-    standing = tx.rows(STANDING, run_id=run_id, tool_call_id=call_id)
-    append_held(tx, run_id, request.fence, (), () if standing else events, now_us)
-    if not standing:
-        tx.rows(
-            RAISE,
-            id=request.id,
-            run_id=run_id,
-            tool_call_id=call_id,
-            created_us=request.created_us,
-            body=request_body(request),
-        )
-    return question_of(tx, standing[0][0] if standing else request.id)[0]
+    with tx.pipeline():
+        held = tx.send(HOLD, run_id=run_id, fence=request.fence)
+        stands = tx.send(STANDING, run_id=run_id, tool_call_id=call_id)
+    if not held.rows():
+        raise LeaseLostError(run_id, request.fence)
+    standing = stands.rows()
+    append_held(tx, run_id, request.fence, (), [*before, *(() if standing else events)], now_us)
+    report(tx, run_id, before, now_us)
+    if standing:
+        return str(standing[0][0])
+    tx.rows(
+        RAISE,
+        id=request.id,
+        run_id=run_id,
+        tool_call_id=call_id,
+        created_us=request.created_us,
+        body=request_body(request),
+    )
+    return request.id
 
 
-def _check_pending(tx: Transaction, request_id: str) -> tuple[str, str]:
+def _check_pending(rows: Sequence[Row], request_id: str) -> tuple[str, str]:
     """Return the run and session of a pending request. Raises: NotFoundError, AlreadyDecidedError."""
-    rows = tx.rows(HELD_REQUEST, id=request_id)
     if not rows:
         raise NotFoundError("permission request", request_id)
     state, run_id, session_id = rows[0]
@@ -288,7 +290,7 @@ def _check_pending(tx: Transaction, request_id: str) -> tuple[str, str]:
 
 
 def _answer(tx: Transaction, trail: AuditTrail, answer: Answer) -> None:
-    run_id, session_id = _check_pending(tx, answer.request_id)
+    run_id, session_id = _check_pending(tx.rows(HELD_REQUEST, id=answer.request_id), answer.request_id)
     written = tx.rows(
         ANSWER,
         request_id=answer.request_id,
@@ -335,30 +337,29 @@ def _decide(
     events: Sequence[NewEvent],
     now_us: int,
 ) -> Decided:
-    check_owned(tx, ownership)
-    run_id, session_id = _check_pending(tx, decision.request_id)
+    with tx.pipeline():
+        owned = tx.send(OWNED, session_id=ownership.session_id)
+        held = tx.send(HELD_REQUEST, id=decision.request_id)
+        ended = tx.send(ENDED, key_id=decision.key_id, decided_us=decision.decided_us)
+        holder = tx.send(
+            HOLDER, id=decision.request_id
+        )  # after the question is held: its run does not park from now on
+        head = trail.head(tx)
+    check_owner(owned.rows(), ownership)
+    run_id, session_id = _check_pending(held.rows(), decision.request_id)
     if session_id != ownership.session_id:
         raise NotFoundError("permission request", decision.request_id)
-    check_signs(tx, decision.key_id, decision.decided_us)
-    tx.count(CLOSE_REQUEST, id=decision.request_id, state=state.value)
-    tx.count(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
-    trail.note(tx, of_decision(decision, events), now_us)
+    check_signs(ended.rows(), decision.key_id)
+    worker_id, status = holder.rows()[0]
     journal = Journal(now_us)
     journal.add(run_id, events=events)
-    was_parked = unpark(tx, journal, run_id, decision.request_id)
-    journal.flush(tx)
-    return Decided(was_parked, tx.execute(select(runs.c.worker_id).where(runs.c.id == run_id)).scalar_one())
-
-
-def _settled(tx: Transaction, request_id: str) -> Settled | None:
-    _, state = question_of(tx, request_id)
-    if state is RequestState.PENDING:
-        return None
-    body = tx.execute(select(decisions.c.body).where(decisions.c.request_id == request_id)).scalar()
-    if body is None:
-        return Settled()
-    decision = decision_of(body)
-    return Settled(decision, key_of(tx, decision.key_id))
+    was_parked = status == RunStatus.PARKED and unpark(tx, journal, run_id, decision.request_id)
+    with tx.pipeline():
+        tx.send(CLOSE_REQUEST, id=decision.request_id, state=state.value)
+        tx.send(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
+        trail.add(tx, head, of_decision(decision, events), now_us)
+        journal.flush(tx)
+    return Decided(was_parked, worker_id)
 
 
 def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

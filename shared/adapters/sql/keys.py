@@ -1,7 +1,7 @@
 """Public keys and their ends as rows. A key's row never changes: that it has ended is a row of its own."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import func, select
 
@@ -11,7 +11,7 @@ from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.rows import plain, unpack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import key_retirements, signing_keys
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.transaction import Row, Transaction
 from shared.audit.notes import of_key_published, of_key_retired
 from shared.errors import ConflictError, NotFoundError
 from shared.permissions.keys import Lapsed, SigningKey
@@ -53,6 +53,16 @@ ENDED: Final = Statement(
     """,
 )
 
+KEY: Final = Statement(
+    "key: a public key and its ends",
+    """
+    SELECT k.id, k.public_key, k.created_us,
+           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 0),
+           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 1)
+    FROM signing_keys AS k WHERE k.id = :id
+    """,
+)
+
 _retired = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 0)
 _revoked = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 1)
 _KEYS = (
@@ -84,7 +94,7 @@ class SqlKeys:
 
     async def signing_keys(self) -> Sequence[SigningKey]:
         wanted = _KEYS.order_by(signing_keys.c.created_us, signing_keys.c.id)
-        return await self._database.read(lambda tx: [_key_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [key_of_row(tuple(row)) for row in tx.execute(wanted)])
 
     async def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
@@ -103,13 +113,19 @@ class SqlKeys:
 
 
 def key_of(tx: Transaction, key_id: str) -> SigningKey | None:
-    row = tx.execute(_KEYS.where(signing_keys.c.id == key_id)).first()
-    return None if row is None else _key_of(row)
+    rows = tx.rows(KEY, id=key_id)
+    return key_of_row(rows[0]) if rows else None
 
 
-def check_signs(tx: Transaction, key_id: str, decided_us: int) -> None:
-    """Refuse a decision by a key that has ended. Raises: ConflictError."""
-    if tx.rows(ENDED, key_id=key_id, decided_us=decided_us):
+def key_of_row(row: Row) -> SigningKey:
+    """Return the key of a row of ``KEY``."""
+    key_id, public_key, created_us, retired_us, revoked_us = row
+    return SigningKey(key_id, bytes(public_key), created_us, retired_us, revoked_us)
+
+
+def check_signs(ended: Sequence[Row], key_id: str) -> None:
+    """Refuse a decision by a key of which ``ENDED`` has a row. Raises: ConflictError."""
+    if ended:
         raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
 
 
@@ -124,7 +140,3 @@ def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[Lapsed]:
         journal.note(run_id, EventType.PERMISSION_EXPIRED, **told)
     journal.flush(tx)
     return [Lapsed(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]
-
-
-def _key_of(row: Any) -> SigningKey:
-    return SigningKey(row.id, bytes(row.public_key), row.created_us, row.retired_us, row.revoked_us)

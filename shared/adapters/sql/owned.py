@@ -1,9 +1,10 @@
 """The owner's right to write, checked in the transaction that writes."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.transaction import Row, Transaction
 from shared.errors import NotFoundError, NotOwnerError
 from shared.sessions.session import Ownership
 
@@ -37,7 +38,11 @@ def command_done(tx: Transaction, command_id: str) -> None:
 
 def check_owned(tx: Transaction, ownership: Ownership, *, is_read: bool = False) -> None:
     """Raises: NotOwnerError; NotFoundError when there is no such session."""
-    rows = tx.rows(SEEN_OWNED if is_read else OWNED, session_id=ownership.session_id)
+    check_owner(tx.rows(SEEN_OWNED if is_read else OWNED, session_id=ownership.session_id), ownership)
+
+
+def check_owner(rows: Sequence[Row], ownership: Ownership) -> None:
+    """The same for rows of ``OWNED`` that have been read."""
     if not rows:
         raise NotFoundError("session", ownership.session_id)
     if not ownership.owner_id or tuple(rows[0]) != (ownership.owner_id, ownership.epoch):

@@ -4,24 +4,25 @@ A row that is no question (an unknown word, a field of another kind, ids of anot
 is shown to nobody. A reader skips it; whoever reads what is pending closes it and says so.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Container, Sequence
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import case, func, literal_column, select
 
 from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.keys import KEY, key_of_row
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.rows import answer_of, decision_of, identity_of, responder_of, session_of, unpack
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.tables import answers, decisions, permission_requests, responders, runs, sessions
-from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
+from shared.adapters.sql.transaction import Reply, Transaction
 from shared.audit.entry import AuditKind, AuditNote
 from shared.errors import ForgedError, NotFoundError
 from shared.jsontext import MAX_SAFE_INTEGER
 from shared.log import get_logger
-from shared.permissions.request import Choice, PermissionRequest, Question, RequestState
-from shared.permissions.store import OpenQuestions
+from shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
+from shared.permissions.store import OpenQuestions, Settled
 from shared.runs.events import EventType
 
 log = get_logger(__name__)
@@ -37,15 +38,108 @@ CLOSE_UNREAD: Final = Statement(
     """,
 )
 
+
+class _Asked(NamedTuple):
+    """A question's row with what its run's row says of who asks, the run's secret, and whether it has ended."""
+
+    request_id: str
+    tool_call_id: str
+    state: str
+    body: str
+    id: str
+    session_id: str
+    agent_id: str
+    role: str
+    definition: str
+    parent_run_id: str
+    parent_agent_id: str
+    task_id: str
+    step_key: str
+    step_title: str
+    model: str
+    token: str
+    end_reason: str | None
+
+
+class _Answered(NamedTuple):
+    request_id: str
+    choice: str | None
+    principal: str
+    channel: str
+    input_digest: str
+    answered_us: int
+    reason: str
+    metadata: str
+
+
+class _Session(NamedTuple):
+    id: str
+    project: str
+    cwd: str
+    answer_mode: str
+    created_us: int
+    policy: str
+    principal: str
+    owner_id: str
+    owner_epoch: int
+    is_closed: int
+    project_id: str
+
+
+class _Responder(NamedTuple):
+    id: str
+    session_id: str
+    principal: str
+    channel: str
+    beat: int
+
+
+def _columns(of: type[Any], table: str) -> str:
+    return ", ".join(f"{table}.{name}" for name in of._fields)
+
+
+_OF_RUN: Final = ", ".join(f"runs.{name}" for name in _Asked._fields[4:])
+_ASKED: Final = f"""
+    q.id, q.tool_call_id, q.state, CASE WHEN length(q.body) <= {MAX_BODY_CHARS} THEN q.body ELSE '' END, {_OF_RUN}
+"""
+PENDING: Final = Statement(
+    "pending: a session's undecided questions, oldest first",
+    f"""
+    SELECT {_ASKED} FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+    WHERE q.session_id = :session_id AND q.state = 'pending' ORDER BY q.ordinal LIMIT :most
+    """,  # noqa: S608  # our own columns, here and below
+)
+ANSWERED: Final = Statement(
+    "answered: the answers to them",
+    f"""
+    SELECT {_columns(_Answered, "a")} FROM permission_requests AS q JOIN answers AS a ON a.request_id = q.id
+    WHERE q.session_id = :session_id AND q.state = 'pending' ORDER BY q.ordinal LIMIT :most
+    """,  # noqa: S608
+)
+SESSION: Final = Statement(
+    "session: whose questions they are",
+    f"SELECT {_columns(_Session, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
+)
+ATTENDING: Final = Statement(
+    "attending: who is attached to a session, in the order in which they came",
+    f"SELECT {_columns(_Responder, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
+)
+QUESTION: Final = Statement(
+    "question: one of them, and what was decided",
+    f"""
+    SELECT {_ASKED}, d.body FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+    LEFT JOIN decisions AS d ON d.request_id = q.id WHERE q.id = :id
+    """,  # noqa: S608
+)
+
 _BODY: Final = permission_requests.c.body
 _REQUESTS: Final = select(
     permission_requests.c.id.label("request_id"),
     permission_requests.c.tool_call_id,
     permission_requests.c.state,
     case((func.length(_BODY) <= MAX_BODY_CHARS, _BODY), else_="").label("body"),
-    runs,
+    *(runs.c[name] for name in _Asked._fields[4:]),
 ).join(runs, runs.c.id == permission_requests.c.run_id)
-_PENDING: Final = permission_requests.c.state == literal_column("'pending'")
 
 _TEXTS: Final = (
     *("id", "tool_call_id", "tool", "permission", "input_digest", "target_kind", "scope", "shown", "precondition"),
@@ -55,26 +149,34 @@ _TEXTS: Final = (
 
 def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[PermissionRequest], list[str]]:
     """Return a session's undecided questions, oldest first, and the ids of rows that are none."""
-    wanted = _REQUESTS.where(permission_requests.c.session_id == session_id).where(_PENDING)
-    rows = tx.execute(wanted.order_by(permission_requests.c.ordinal).limit(limit)).all()
-    read = {row.request_id: _read(row) for row in rows}
-    unread = [request_id for request_id, request in read.items() if request is None]
-    return [request for request in read.values() if request is not None], unread
+    read = [(row.request_id, _read(row)) for row in _rows(tx.send(PENDING, session_id=session_id, most=limit))]
+    return [request for _, request in read if request is not None], [one for one, request in read if request is None]
 
 
 def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[OpenQuestions | None, list[str]]:
     """Return what waits in a session, None when nothing does, and the ids of rows that are no questions."""
-    pending, unread = pending_of(tx, session_id, limit)
-    if not pending:
+    with tx.pipeline():
+        asked = tx.send(PENDING, session_id=session_id, most=limit)
+        said = tx.send(ANSWERED, session_id=session_id, most=limit)
+        whose = tx.send(SESSION, session_id=session_id)
+        there = tx.send(ATTENDING, session_id=session_id)
+    rows = _rows(asked)
+    read = {row.request_id: _read(row) for row in rows}
+    unread = [request_id for request_id, request in read.items() if request is None]
+    if len(unread) == len(rows):
         return None, unread
-    session = tx.execute(select(sessions).where(sessions.c.id == session_id)).first()
-    if session is None:
+    orphans = {row.request_id for row in rows if row.end_reason is not None}
+    sessions = whose.rows()
+    if not sessions:
         raise NotFoundError("session", session_id)
-    ids = [request.id for request in pending]
-    said = tx.execute(select(answers).where(answers.c.request_id.in_(ids)))
-    there = tx.execute(select(responders).where(responders.c.session_id == session_id).order_by(responders.c.ordinal))
-    answered = {row.request_id: answer_of(row) for row in said}
-    return OpenQuestions(session_of(session), pending, answered, [responder_of(row) for row in there]), unread
+    return OpenQuestions(
+        session_of(_Session._make(sessions[0])),
+        [request for request in read.values() if request is not None and request.id not in orphans],
+        _answers(said, read),
+        [responder_of(_Responder._make(row)) for row in there.rows()],
+        {row.id: row.token for row in rows},
+        bool(orphans - set(unread)),
+    ), unread
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
@@ -89,14 +191,27 @@ def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None
 
 def question_of(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
     """Raises: NotFoundError; ForgedError when the row is no question."""
-    row = tx.execute(_REQUESTS.where(permission_requests.c.id == request_id)).first()
-    if row is None:
-        raise NotFoundError("permission request", request_id)
+    row, _ = _question(tx, request_id)
     return _request_of(row), RequestState(row.state)
+
+
+def settled_of(tx: Transaction, request_id: str) -> Settled | None:
+    """See :meth:`shared.permissions.store.ConsentStore.settled`."""
+    row, body = _question(tx, request_id)
+    _request_of(row)
+    if row.state == RequestState.PENDING:
+        return None
+    if body is None:
+        return Settled()
+    decision = decision_of(body)
+    keys = tx.rows(KEY, id=decision.key_id)
+    return Settled(decision, key_of_row(keys[0]) if keys else None)
 
 
 def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:
     """See :meth:`shared.permissions.store.ConsentStore.questions`."""
+    if session_id and not include_closed and not beyond:
+        return _pending_questions(tx, session_id, limit)
     wanted = _REQUESTS.limit(limit)
     if session_id:
         wanted = wanted.where(permission_requests.c.session_id == session_id)
@@ -106,7 +221,8 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
     if include_closed:
         rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
     else:
-        rows = tx.execute(wanted.where(_PENDING).order_by(permission_requests.c.ordinal)).all()
+        is_pending = permission_requests.c.state == literal_column("'pending'")
+        rows = tx.execute(wanted.where(is_pending).order_by(permission_requests.c.ordinal)).all()
     ids = [row.request_id for row in rows]
     said = {row.request_id: answer_of(row) for row in tx.execute(select(answers).where(answers.c.request_id.in_(ids)))}
     ruled = tx.execute(select(decisions).where(decisions.c.request_id.in_(ids)))
@@ -117,6 +233,38 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
         for row, request in read
         if request is not None
     ]
+
+
+def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Question]:
+    """Return what a client of the session looks at whenever it is told to: one round trip."""
+    with tx.pipeline():
+        asked = tx.send(PENDING, session_id=session_id, most=limit)
+        said = tx.send(ANSWERED, session_id=session_id, most=limit)
+    read = {row.request_id: _read(row) for row in _rows(asked)}
+    answered = _answers(said, read)
+    return [
+        Question(request, RequestState.PENDING, answered.get(request.id), None)
+        for request in read.values()
+        if request is not None
+    ]
+
+
+def _rows(asked: Reply) -> list[_Asked]:
+    return [_Asked._make(row) for row in asked.rows()]
+
+
+def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
+    """Return the answers to what was asked, by request."""
+    rows = [_Answered._make(row) for row in said.rows()]
+    return {row.request_id: answer_of(row) for row in rows if row.request_id in asked}
+
+
+def _question(tx: Transaction, request_id: str) -> tuple[_Asked, str | None]:
+    """Return a question's row and that of its decision. Raises: NotFoundError."""
+    rows = tx.rows(QUESTION, id=request_id)
+    if not rows:
+        raise NotFoundError("permission request", request_id)
+    return _Asked._make(rows[0][:-1]), rows[0][-1]
 
 
 def _read(row: Any) -> PermissionRequest | None:

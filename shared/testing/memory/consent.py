@@ -27,19 +27,25 @@ class MemoryConsent:
 
     @transaction
     def raise_request(
-        self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int
-    ) -> PermissionRequest:
+        self,
+        request: PermissionRequest,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        before: Sequence[NewEvent] = (),
+    ) -> str:
         run = held_run(self.rows, request.identity.run_id, request.fence)
+        write_events(self.rows, run.id, before, now_us)
         for standing in self.rows.requests.values():
             same = standing.identity.run_id == run.id and standing.tool_call_id == request.tool_call_id
             if same and self.rows.request_states[standing.id] in _STANDING:
-                return standing
+                return standing.id
         # Lineage is the row's, whatever the raiser said of itself.
         known = replace(request, identity=run.identity)
         self.rows.requests[request.id] = known
         self.rows.request_states[request.id] = RequestState.PENDING
         write_events(self.rows, run.id, events, now_us)
-        return known
+        return request.id
 
     @transaction
     def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
@@ -51,12 +57,15 @@ class MemoryConsent:
 
     @transaction
     def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
-        pending = self._pending(session_id)[:limit]
-        if not pending:
+        asked = self._pending(session_id)[:limit]
+        if not asked:
             return None
+        pending = [one for one in asked if not self.rows.run(one.identity.run_id).status.is_terminal]
         answers = {one.id: self.rows.answers[one.id] for one in pending if one.id in self.rows.answers}
         there = [one for one in self.rows.responders.values() if one.session_id == session_id]
-        return OpenQuestions(self.rows.session(session_id), pending, answers, there)
+        tokens = {one.identity.run_id: self.rows.run(one.identity.run_id).token for one in pending}
+        session, has_orphans = self.rows.session(session_id), len(pending) < len(asked)
+        return OpenQuestions(session, pending, answers, there, tokens, has_orphans)
 
     @transaction
     def settled(self, request_id: str) -> Settled | None:
@@ -65,11 +74,6 @@ class MemoryConsent:
             return None
         decision = self.rows.decisions.get(request_id)
         return Settled(decision, None if decision is None else self.rows.keys.get(decision.key_id))
-
-    @transaction
-    def sessions_asking(self, request_ids: Sequence[str]) -> Sequence[str]:
-        known = [self.rows.requests[key] for key in request_ids if key in self.rows.requests]
-        return sorted({request.identity.session_id for request in known})
 
     @transaction
     def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
@@ -99,10 +103,6 @@ class MemoryConsent:
             and (include_closed or rows.request_states[key] is RequestState.PENDING)
         ]
         return found[-limit:] if include_closed else found[:limit]
-
-    @transaction
-    def run_token(self, run_id: str) -> str:
-        return self.rows.run(run_id).token
 
     async def answer(self, answer: Answer) -> None:
         try:

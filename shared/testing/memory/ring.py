@@ -58,8 +58,8 @@ class MemorySwitchboard:
             self._ring(run_channel(run_id), (run_id,))
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
-        del session_id  # an owner finds it in the request's row
-        self._ring(REQUESTS, (request_id,))
+        del request_id  # an owner looks at all that waits in the session
+        self._ring(REQUESTS, (session_id,))
 
     async def permission_decided(self, request_id: str, worker_id: str) -> None:
         self._ring(decisions_of(worker_id), (request_id,))

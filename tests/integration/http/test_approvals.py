@@ -394,7 +394,9 @@ async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpScene) -> 
 @pytest.mark.spec("PER-12")
 async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpScene) -> None:
     request = await scene.ask()
-    run_token = await scene.bench.store.run_token(request.identity.run_id)
+    found = await scene.bench.store.open_questions(request.identity.session_id, limit=1)
+    assert found is not None
+    run_token = found.tokens[request.identity.run_id]
     await post(scene.caller, request, answer_to(request))
     decision = await scene.bench.store.decision_of(request.id)
     assert decision is not None

@@ -20,7 +20,7 @@ from tests.contract.scene import Scene, held, open_scene
 
 async def view_of(scene: Scene, store: Store) -> View:
     claim = await scene.start("asks")
-    request = await store.raise_request(make_request(claim), events=(), now_us=scene.now_us)
+    request = await scene.raised(make_request(claim))
     assert await store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
     steps = tuple(await store.steps(claim.identity.task_id))
     return View(await store.task(claim.identity.task_id), steps, (), (request,))

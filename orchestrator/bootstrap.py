@@ -53,7 +53,8 @@ async def build(settings: Settings) -> Orchestrator:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
     planner = Catalogue.of(settings).planner(settings.model, settings.max_children_per_run)
-    store = await open_store(settings.effective_database_url, migrate=True, redactor=redactor(secret_values(settings)))
+    secrets = redactor(secret_values(settings))
+    store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
@@ -70,7 +71,7 @@ async def build(settings: Settings) -> Orchestrator:
         scheduler=Scheduler(store, store, Expander(store, store, clock, settings.max_children_per_run), clock),
         commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
-        desk=Desk(store, ring, keys, clock, settings, owner_id=owner_id),
+        desk=Desk(store, ring, keys, clock, settings, owner_id=owner_id, redactor=secrets),
         recorder=folders,
         closers=(folders.close, ring.close, clients.close),
     )

@@ -12,6 +12,7 @@ from shared.clock import Clock
 from shared.permissions.grants import Grant
 from shared.permissions.request import PermissionCallback
 from shared.permissions.signing import KeySource
+from shared.sandbox.redact import Redactor
 from shared.settings import Settings
 from shared.store import Store
 from shared.wire.ring import Ring
@@ -31,8 +32,10 @@ class Desk:
         *,
         owner_id: Callable[[], str],
         home: str = "",
+        redactor: Redactor | None = None,
     ) -> None:
-        self._tools = DeskTools(store, ring, signer, clock, settings, owner_id, home or str(Path.home()))
+        home, redactor = home or str(Path.home()), redactor or Redactor()
+        self._tools = DeskTools(store, ring, signer, clock, settings, owner_id, home, redactor)
         self._sessions: dict[str, SessionDesk] = {}
         for session_id, callback in (direct or {}).items():
             self._of(session_id).callback = callback

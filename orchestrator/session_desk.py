@@ -66,7 +66,7 @@ class DeskTools:
     settings: Settings
     owner_id: Callable[[], str]
     home: str
-    redactor: Redactor = field(default_factory=Redactor)
+    redactor: Redactor
     published: set[str] = field(default_factory=set)
 
     async def sign(self, decision: Decision) -> Decision:

@@ -23,6 +23,7 @@ from shared.permissions.request import (
 )
 from shared.permissions.signing import Signer
 from shared.runs.events import Event, EventType
+from shared.sandbox.redact import redactor
 from shared.sessions.session import AnswerMode, Ownership
 from shared.settings import Settings
 from shared.store import Store
@@ -38,6 +39,7 @@ from worker.gate import DecisionInbox, WorkerGate
 
 LIMIT_S = 10.0
 HOME = "/home/someone"
+CONFIGURED_SECRET = "correct horse battery"
 
 
 async def _unused(_context: ToolContext, _input: JsonObject) -> None:
@@ -190,6 +192,7 @@ class Bench:
             self.settings,
             owner_id=lambda: owner_id,
             home=HOME,
+            redactor=redactor([CONFIGURED_SECRET]),
         )
 
     def attach(self, callback: PermissionCallback, principal: str = "local") -> RemoteResponder:

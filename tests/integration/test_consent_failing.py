@@ -18,7 +18,7 @@ from shared.tools.ports import Verdict
 from shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Bench, Callback, make_call, until, verdicts
+from tests.integration.consent import CONFIGURED_SECRET, Bench, Callback, make_call, until, verdicts
 
 
 async def ask(bench: Bench) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
@@ -145,9 +145,8 @@ async def test_an_answer_that_comes_while_the_owner_finds_the_time_over_still_co
 
 
 @pytest.mark.spec("EVT-05", "PER-19")
-async def test_a_secret_in_a_persons_reason_reaches_the_caller_and_no_log(open_bench: OpenBench) -> None:
-    secret = "ghp_" + "a" * 36
-
+@pytest.mark.parametrize("secret", ["ghp_" + "a" * 36, CONFIGURED_SECRET], ids=["known by its form", "configured"])
+async def test_a_secret_in_a_persons_reason_reaches_the_caller_and_no_log(open_bench: OpenBench, secret: str) -> None:
     async def callback(_request: PermissionRequest) -> PermissionDecision:
         return PermissionDecision(Choice.DENY, f"use {secret}", {"note": secret})
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from orchestrator.endings import Ending, ending_of
 from orchestrator.target_now import Lookout, TargetNow
-from orchestrator.whole_input import WholeInput, whole_input
+from orchestrator.whole_input import WholeInput, read_whole_input
 from shared.clock import rfc3339
 from shared.errors import NotFoundError
 from shared.identity import RunIdentity
@@ -103,7 +103,7 @@ async def approval_of(store: Store, question: Question, lookout: Lookout) -> App
     identity = request.identity
     session = await store.session(identity.session_id)
     run = await store.run(identity.run_id)
-    whole = whole_input(request, await store.nodes(identity.run_id))
+    whole = await read_whole_input(store, request)
     hosts = {worker.id: worker.host for worker in await store.workers(include_gone=True)}
     return Approval(
         question,

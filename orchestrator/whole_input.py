@@ -1,8 +1,8 @@
 """The whole input of a call that is asked for: all that the summary in its question leaves out.
 
 The question keeps a bounded summary and the digest of the real input, which is what a decision is bound to. The whole
-stands in the run's nodes, without secrets. It is the real input exactly when its digest is that one; otherwise it is
-said what it is.
+stands in the run's nodes as the model sent it, or in the event of the question as hooks made it, both without secrets.
+It is the real input exactly when its digest is that one; otherwise it is said what it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,13 @@ from shared.errors import InvalidJsonError
 from shared.jsontext import Json, JsonObject, digest, parse_strict
 from shared.permissions.gate import MAX_SHOWN_CHARS
 from shared.permissions.request import PermissionRequest
-from shared.runs.events import Node, NodeKind
+from shared.runs.events import Event, EventType, Node, NodeKind
+from shared.runs.store import RunStore
 from shared.sandbox.redact import MARK
 
 EXACT: Final = "exactly what an answer is bound to"
 REDACTED: Final = f"without secrets, which read {MARK}; an answer is bound to the real input"
-SUMMARY: Final = "a summary: what a hook made of the call is kept nowhere whole; deny what you would have to see"
+SUMMARY: Final = "a summary: the whole is not to be found in the run's log; deny what you would have to see"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,45 @@ class WholeInput:
         return {"input": self.input, "is_exact": self.is_exact, "is_whole": self.is_whole, "note": self.note}
 
 
+async def read_whole_input(store: RunStore, request: PermissionRequest) -> WholeInput:
+    """Read the whole input of a question's call from its run's logs. Raises: UnavailableError."""
+    run_id = request.identity.run_id
+    found = whole_input(request, await store.nodes(run_id))
+    return found if found.is_whole else whole_of_event(request, await _asked(store, run_id, request.id)) or found
+
+
 def whole_input(request: PermissionRequest, nodes: Sequence[Node]) -> WholeInput:
     """Return the whole input of a question's call, as far as its run's nodes keep it."""
     if _has_digest(request.arguments, request.input_digest):
         return WholeInput(request.arguments, EXACT, is_exact=True)
     for said in _arguments_in(nodes, request.tool_call_id):
-        if _has_digest(said, request.input_digest):
-            return WholeInput(said, EXACT, is_exact=True)
-        if _fits(request.arguments, said):
-            return WholeInput(said, REDACTED)
+        found = _whole(request, said)
+        if found is not None:
+            return found
     return WholeInput(request.arguments, SUMMARY, is_whole=False)
+
+
+def whole_of_event(request: PermissionRequest, event: Event | None) -> WholeInput | None:
+    """Return the whole input of a call that hooks rewrote, as the event of its question keeps it."""
+    said = None if event is None else event.data.get("input")
+    return _whole(request, said) if isinstance(said, Mapping) else None
+
+
+def _whole(request: PermissionRequest, said: JsonObject) -> WholeInput | None:
+    if _has_digest(said, request.input_digest):
+        return WholeInput(said, EXACT, is_exact=True)
+    return WholeInput(said, REDACTED) if _fits(request.arguments, said) else None
+
+
+async def _asked(store: RunStore, run_id: str, request_id: str) -> Event | None:
+    """Find the event of a question."""
+    page = await store.events(run_id)
+    while page:
+        for event in page:
+            if event.type == EventType.PERMISSION_REQUESTED and event.data.get("request_id") == request_id:
+                return event
+        page = await store.events(run_id, after_seq=page[-1].seq)
+    return None
 
 
 def _arguments_in(nodes: Sequence[Node], tool_call_id: str) -> Sequence[JsonObject]:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from orchestrator.cli.console import compact, folded, inert, visible
-from orchestrator.whole_input import WholeInput, whole_input
+from orchestrator.whole_input import WholeInput, read_whole_input
 from shared.identity import RunIdentity
 from shared.jsontext import Json
 from shared.permissions.request import PermissionRequest
@@ -100,7 +100,7 @@ def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[Who
     """Return what reads a call's whole input from the rows, for a prompt."""
 
     async def read(request: PermissionRequest) -> WholeInput:
-        return whole_input(request, await store.nodes(request.identity.run_id))
+        return await read_whole_input(store, request)
 
     return read
 

@@ -15,7 +15,11 @@ from shared.tools.ports import GateCall
 
 
 def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, redactor: Redactor) -> NewEvent:
-    """Return the event of a question: what is asked, by which rule, on which facts."""
+    """Return the event of a question: what is asked, by which rule, on which facts.
+
+    What hooks made of the call stands in no node of the run: where the question has only a summary of it, the event has
+    it whole, without secrets.
+    """
     data: dict[str, Json] = {
         "request_id": request.id,
         "tool_call_id": request.tool_call_id,
@@ -27,6 +31,8 @@ def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, re
         "reason": verdict.reason,
         "facts": redactor.mapping(call.facts()),
     }
+    if call.is_rewritten and (whole := redactor.mapping(call.permission_input)) != request.arguments:
+        data["input"] = whole
     return NewEvent(EventType.PERMISSION_REQUESTED, data, request.created_us)
 
 

@@ -38,7 +38,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class GateCall:
-    """A validated call on its way to permission. ``input_digest`` is the RFC 8785 digest of ``permission_input``."""
+    """A validated call on its way to permission. ``input_digest`` is the RFC 8785 digest of ``permission_input``.
+
+    ``is_rewritten`` says that hooks made that of what the model sent.
+    """
 
     identity: RunIdentity
     fence: int
@@ -51,6 +54,7 @@ class GateCall:
     risk: Risk
     cwd: str
     hook_result: Literal["none", "allow", "ask"] = "none"
+    is_rewritten: bool = False
 
     @property
     def permission(self) -> Permission:

@@ -5,18 +5,23 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.whole_input import EXACT, REDACTED, read_whole_input
 from shared.errors import AlreadyConsumedError
 from shared.identity import Role
+from shared.jsontext import JsonObject, digest
 from shared.permissions.policy import Mode, Policy
 from shared.permissions.request import Choice, RequestState
 from shared.permissions.rules import parse_allow
 from shared.runs.events import EventType
 from shared.runs.store import CallRow
+from shared.sandbox.redact import MARK
 from shared.sessions.session import AnswerMode
 from shared.tools.definition import Permission, Risk, Traits
 from shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, until, verdicts
+
+TEXT = "line\n" * 2_000
 
 
 @pytest.mark.spec("CARD-3", "PER-01", "PER-06")
@@ -238,3 +243,33 @@ async def test_a_lost_hint_costs_a_second_and_no_answer(open_bench: OpenBench) -
         (answer,) = await verdicts(bench.gate(claim, "wrk_deaf").decide(make_call(claim)))
 
         assert answer.is_allowed
+
+
+@pytest.mark.spec("PER-06", "EVT-05")
+@pytest.mark.parametrize(("secret", "note"), [("", EXACT), ("ghp_" + "a" * 36, REDACTED)], ids=["exact", "redacted"])
+async def test_what_a_hook_made_of_a_call_can_be_read_whole_however_long_it_is(
+    open_bench: OpenBench, secret: str, note: str
+) -> None:
+    async with open_bench() as bench:
+        ((claim, worker),) = await bench.claim()
+        made: JsonObject = {"path": "/work/out/report.md", "content": f"{secret}\n{TEXT}"}
+        call = make_call(claim, permission_input=made, input_digest=digest(made), is_rewritten=True)
+        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(call))
+        (request,) = await bench.pending(1)
+
+        whole = await read_whole_input(bench.store, request)
+
+        assert request.arguments != made
+        assert (whole.input["content"], whole.note) == (f"{secret and MARK}\n{TEXT}", note)
+        assert (whole.is_whole, whole.is_exact) == (True, not secret)
+        asking.cancel()
+
+
+async def test_a_call_that_no_hook_changed_is_not_written_into_its_event_again(open_bench: OpenBench) -> None:
+    async with open_bench(Callback()) as bench:
+        ((claim, worker),) = await bench.claim()
+        made: JsonObject = {"path": "/work/out/report.md", "content": TEXT}
+
+        await bench.gate(claim, worker).decide(make_call(claim, permission_input=made, input_digest=digest(made)))
+
+        assert "input" not in (await bench.event(claim, EventType.PERMISSION_REQUESTED)).data

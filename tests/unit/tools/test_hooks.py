@@ -82,6 +82,7 @@ async def test_a_rewritten_input_is_what_runs_and_the_four_inputs_are_kept_apart
         {"text": "a"}, {"text": "a"}, {"text": "b"}, {"text": "b"}
     )
     assert started.gate_call.input_digest == digest({"text": "b"})
+    assert started.gate_call.is_rewritten
     note = dict(bench.log.notes[0][1])
     assert bench.log.notes[0][0] == "hook_run"
     assert (note["outcome"], note["input_diff"]) == ("allow", {"text": ["a", "b"]})

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.catalogue import Catalogue
 from shared.clock import Clock
@@ -21,6 +22,13 @@ from shared.tasks.expansion import new_task
 from shared.tasks.inputs import bind_inputs
 from shared.tasks.plan import Plan
 from shared.tasks.step import NewTask
+
+
+class Ids(NamedTuple):
+    """The ids that a submission gets. The same ones written again are the same session and task."""
+
+    session: str
+    task: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +52,23 @@ def submission(
     principal: str = "local",
     cwd: Path | None = None,
     step_grants: Sequence[StepGrant] = (),
+    ids: "Ids | None" = None,
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own unless told.
 
-    ``step_grants`` are what was consented to of the steps' own wishes (PER-17).
+    ``step_grants`` are what was consented to of the steps' own wishes (PER-17); ``ids`` are new ones unless told.
 
     Raises:
         UsageError: the project is no folder, an input or a rule is wrong, a step has neither model nor script.
     """
-    now_us, task_id, home = clock.now_us(), new_id("task"), str(Path.home())
+    ids = ids or Ids(new_id("sess"), new_id("task"))
+    now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
     rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow]
     for grant in step_grants:
         rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
     folder = existing_folder(project)
     session = Session(
-        id=new_id("sess"),
+        id=ids.session,
         project=str(folder),
         cwd=str(cwd or Path.cwd()),
         answer_mode=answer_mode,

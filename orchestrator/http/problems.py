@@ -60,6 +60,7 @@ class Problem(StrEnum):
     INVALID_INPUT = "invalid_input"
     INVALID_PLAN = "invalid_plan"
     CHOICE_NOT_OFFERED = "choice_not_offered"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     RATE_LIMITED = "rate_limited"
     INTERNAL_ERROR = "internal_error"
     UNAVAILABLE = "unavailable"
@@ -87,6 +88,7 @@ MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
     Problem.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
     Problem.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each offence."),
     Problem.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),
+    Problem.IDEMPOTENCY_KEY_REUSED: (422, "Something else was submitted with this `Idempotency-Key`; take a new one."),
     Problem.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
     Problem.INTERNAL_ERROR: (500, "A fault of ours; `incident` is the same in the server's log."),
     Problem.UNAVAILABLE: (503, "The database or an orchestrator did not answer; try again later."),

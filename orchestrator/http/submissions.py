@@ -4,6 +4,7 @@ A yes given beforehand (PER-17) names the digest of what the preview showed of i
 plan, the rules and the disk as they are at the submission: another one refuses the whole, and nothing is written.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from orchestrator.catalogue import Catalogue
 from orchestrator.http.problems import Problem, ProblemError
 from orchestrator.http.strict import Body
 from orchestrator.preview import preview_of
-from orchestrator.submission import Submission, submission
+from orchestrator.submission import Ids, Submission, submission
 from shared.clock import Clock
 from shared.jsontext import Json, digest
 from shared.permissions.consent import Preview, StepGrant
@@ -85,8 +86,26 @@ def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Pr
     return _look(read_plan(body.plan, catalogue), body, catalogue, settings)
 
 
+def ids_of(key: str, principal: str, body: SubmissionBody) -> Ids:
+    """Return the ids of what a principal submits with an ``Idempotency-Key``.
+
+    The task's is of the key alone and the session's of the body too: a task that stands in another session than this
+    one was submitted with another body.
+    """
+    said = json.dumps([principal, key])
+    whole = json.dumps([principal, key, body.model_dump(mode="json")], sort_keys=True)
+    session, task = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (whole, said))
+    return Ids(f"sess_{session}", f"task_{task}")
+
+
 def prepared(
-    body: SubmissionBody, catalogue: Catalogue, settings: Settings, *, clock: Clock, principal: str
+    body: SubmissionBody,
+    catalogue: Catalogue,
+    settings: Settings,
+    *,
+    clock: Clock,
+    principal: str,
+    ids: Ids | None = None,
 ) -> Submission:
     """Make a submission ready to be written.
 
@@ -111,6 +130,7 @@ def prepared(
         principal=principal,
         cwd=project,
         step_grants=grants,
+        ids=ids,
     )
 
 

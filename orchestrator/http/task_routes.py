@@ -3,8 +3,8 @@
 import asyncio
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
-from pydantic import Field
+from fastapi import APIRouter, Depends, Header, Query
+from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +12,7 @@ from orchestrator.client import view_of
 from orchestrator.http.authentication import Caller
 from orchestrator.http.context import Api, Needs, api_of, check_steering
 from orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
+from orchestrator.http.problems import Problem, ProblemError
 from orchestrator.http.shapes import (
     Page,
     PlanShape,
@@ -30,16 +31,21 @@ from orchestrator.http.submissions import (
     PlanBody,
     PreviewBody,
     SubmissionBody,
+    ids_of,
     prepared,
     preview_document,
     previewed,
     read_plan,
 )
 from orchestrator.outcome import outcome_of
+from orchestrator.submission import Ids
 from shared.access.token import Right
+from shared.errors import ConflictError, NotFoundError
+from shared.store import Store
 from shared.tasks.graph import mermaid
 from shared.tasks.growth import planned_task
 from shared.tasks.picture import svg
+from shared.tasks.pulling import MAX_PULLERS
 from shared.tasks.service import TaskService
 from shared.tasks.step import Task
 
@@ -61,24 +67,61 @@ class RetryAsked(Asked):
     )
 
 
+class DispatchAsked(Body):
+    """What runs that take a task's steps one by one are to be; as `agent.dispatch_worker` takes it."""
+
+    count: int = Field(default=1, ge=1, le=MAX_PULLERS, description="How many; each takes a worker's slot.")
+    max_steps: int | None = Field(default=None, ge=1, description="Most steps that each takes; null: all there are.")
+    agent: str = Field(default="", max_length=200, description="Their agent definition.")
+    model: str = Field(default="", max_length=200, description="As provider:name; else the service's.")
+    instructions: str = Field(default="", description="What they are told besides how to pull.")
+    allowed_tools: list[str] | None = Field(default=None, description="Tools that they have beside those for steps.")
+    script: list[JsonValue] | None = Field(default=None, description="What they play on the model `script`.")
+    pool: str = Field(default="", max_length=64, description="Queue that they wait in.")
+
+
 NO_REASON = Asked()
 
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{0,255}$",
+        description="A name of the caller's own for this submission, such as a UUID.",
+    ),
+]
 
-@router.post("/v1/tasks", status_code=201, response_model=Submitted)
-async def submit_task(request: Request, body: SubmissionBody, caller: Caller = RUNNER) -> Response:
-    """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it."""
+
+@router.post(
+    "/v1/tasks",
+    status_code=201,
+    response_model=Submitted,
+    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+)
+async def submit_task(
+    request: Request, body: SubmissionBody, idempotency_key: IdempotencyKey = "", caller: Caller = RUNNER
+) -> Response:
+    """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
+
+    With an `Idempotency-Key` it can be said again, for whoever did not hear the answer: one task comes of it.
+    """
     api = api_of(request)
     if body.allows:
         caller.require(Right.APPROVE)
     catalogue, client = await api.catalogue(), api.client
+    ids = ids_of(idempotency_key, caller.principal, body) if idempotency_key else None
+    if ids is not None and await _stands(client.store, ids):
+        return await _submitted(api, ids, status=200)
     ready = await asyncio.to_thread(  # a plan of thousands of steps is no matter of milliseconds
-        prepared, body, catalogue, client.settings, clock=client.clock, principal=caller.principal
+        prepared, body, catalogue, client.settings, clock=client.clock, principal=caller.principal, ids=ids
     )
-    await client.submit(ready.session, ready.task)
-    shape = Submitted(
-        session=SessionShape.of(ready.session), task=await _shape(api, await client.store.task(ready.task.id))
-    )
-    return respond(shape, status=201, headers={"Location": f"/v1/tasks/{ready.task.id}"})
+    try:
+        await client.submit(ready.session, ready.task)
+    except ConflictError as error:
+        if ids is None:
+            raise
+        raise _reused() from error  # by another request at the same moment
+    return await _submitted(api, Ids(ready.session.id, ready.task.id), status=201)
 
 
 @router.post("/v1/tasks/preview", response_model=PreviewShape, dependencies=[RUNNER])
@@ -195,6 +238,37 @@ async def retry_task(
     asked = body or RetryAsked()
     await tasks.retry(task, from_step=asked.start, reason=asked.reason)
     return respond(await _shape(api, await api.client.store.task(task_id)))
+
+
+@router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskShape)
+async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchAsked, caller: Caller = RUNNER) -> Response:
+    """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
+    api, task, tasks = await _steered(request, task_id, caller)
+    await tasks.dispatch_worker(task, **dict(body))
+    return respond(await _shape(api, await api.client.store.task(task_id)))
+
+
+async def _stands(store: Store, ids: Ids) -> bool:
+    """Say whether a submission has been written already. Raises: ProblemError when another has, with the same key."""
+    try:
+        task = await store.task(ids.task)
+    except NotFoundError:
+        return False
+    if task.session_id != ids.session:
+        raise _reused()
+    return True
+
+
+def _reused() -> ProblemError:
+    detail = "something else was submitted with this `Idempotency-Key`; take a new key for a new submission"
+    return ProblemError(Problem.IDEMPOTENCY_KEY_REUSED, detail)
+
+
+async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:
+    store = api.client.store
+    session, task = await store.session(ids.session), await store.task(ids.task)
+    shape = Submitted(session=SessionShape.of(session), task=await _shape(api, task))
+    return respond(shape, status=status, headers={"Location": f"/v1/tasks/{ids.task}"})
 
 
 async def _steered(request: Request, task_id: str, caller: Caller) -> tuple[Api, Task, TaskService]:

@@ -1,11 +1,13 @@
 """Sessions and tasks over HTTP: submitted, listed, shown, drawn, steered by whoever may."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from httpx import AsyncClient, Response
 
 from orchestrator.http.service_routes import WorkersShape
 from shared.access.token import Right
@@ -60,6 +62,28 @@ async def test_a_plan_may_be_the_text_of_a_file(scene: HttpScene, tmp_path: Path
 
     assert told["task"]["title"] == "From a file"
     assert told["session"]["answer_mode"] == "none"
+
+
+async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpScene, tmp_path: Path) -> None:
+    body = {"plan": PLAN, "inputs": {"name": "Ada"}, "project": str(tmp_path)}
+
+    def submit(caller: AsyncClient, key: str = "k-1", **more: Any) -> Awaitable[Response]:
+        return caller.post("/v1/tasks", json={**body, **more}, headers={"Idempotency-Key": key})
+
+    at_once = await asyncio.gather(*(submit(scene.caller) for _ in range(3)))
+    again = await submit(scene.caller)
+    other = await submit(scene.caller, inputs={"name": "Bob"})
+    others = await submit(await scene.someone(BOB, Right.RUN))
+    wrong = await submit(scene.caller, key="two words")
+
+    (task_id,) = {one.json()["task"]["id"] for one in at_once}
+    assert {one.status_code for one in at_once} <= {200, 201}
+    assert (again.status_code, again.json()["task"]["id"]) == (200, task_id)
+    assert again.headers["location"] == f"/v1/tasks/{task_id}"
+    assert (other.status_code, code_of(other)) == (422, "idempotency_key_reused")
+    assert (others.status_code, others.json()["session"]["principal"]) == (201, BOB)
+    assert (code_of(wrong), wrong.json()["errors"][0]["place"]) == ("invalid_input", "header.Idempotency-Key")
+    assert len(await scene.bench.store.tasks()) == 2
 
 
 async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpScene, tmp_path: Path) -> None:
@@ -161,6 +185,24 @@ async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: H
 
     assert resumed.json()["status"] == retried.json()["status"] == "running"
     assert code_of(unknown) == "not_found"
+
+
+@pytest.mark.spec("DAG-03")
+async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpScene, tmp_path: Path) -> None:
+    plan = {"title": "pulled", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]}
+    task_id = (await submitted(scene, tmp_path, plan=plan, inputs={}))["task"]["id"]
+    path = f"/v1/tasks/{task_id}/dispatch"
+
+    done = await scene.caller.post(path, json={"count": 2, "model": "script", "script": [{"finish": "x"}]})
+    too_many = await scene.caller.post(path, json={"count": 100_000})
+    steps = await scene.bench.store.steps(task_id)
+    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
+    late = await scene.caller.post(path, json={})
+
+    assert done.status_code == 200, done.text
+    assert [step.step_id for step in steps if step.is_puller] == ["puller-1", "puller-2"]
+    assert code_of(late) == "conflict"
+    assert too_many.json()["errors"][0]["place"] == "body.count"
 
 
 async def test_the_owners_refusal_is_a_conflict(scene: HttpScene, tmp_path: Path) -> None:

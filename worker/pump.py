@@ -78,6 +78,8 @@ class Pump:
     grow: Callable[[Claim], None]
     """Opens a spare slot for a claim."""
     is_draining: bool = False
+    promised: int = 0
+    """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
     _wishes: list[_Wish] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -177,7 +179,10 @@ class Pump:
             wishes, self._wishes = self._wishes, []
             if wishes:
                 async with self._serving:
-                    await self._serve(wishes)
+                    try:
+                        await self._serve(wishes)
+                    finally:
+                        self.promised = 0
 
     async def _serve(self, wishes: list[_Wish]) -> None:
         supply = self.supply()
@@ -244,8 +249,9 @@ class Pump:
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
         ends = [end for wish in wishes for end in wish.ends]
-        spare = 0 if self.is_draining else max(0, self.spare())
-        return await self._write(supply, ends, claim=min(sum(wish.wants_step for wish in wishes) + spare, BATCH))
+        self.promised = 0 if self.is_draining else max(0, self.spare())
+        wanted = sum(wish.wants_step for wish in wishes) + self.promised
+        return await self._write(supply, ends, claim=min(wanted, BATCH))
 
     async def _write(self, supply: Supply, ends: list[StepEnd], *, claim: int) -> Advance:
         """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""

@@ -66,7 +66,12 @@ class Slots:
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hold(self) -> int:
-        """Hold one slot until nothing is claimable; return how many steps it ran. At once 0 when all are held."""
+        """Hold one slot until nothing is claimable; return how many steps it ran. At once 0 when all are held.
+
+        While those that are left are promised to a batch under way, it waits to see how many of them are taken.
+        """
+        while 0 < self.spare() <= self.pump.promised:
+            await self.pump.settled()
         if self.spare() <= 0:
             return 0
         self._open += 1

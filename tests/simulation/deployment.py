@@ -195,8 +195,10 @@ class Deployment:
         self.note("person", "answered", answer.request_id)
         await self.board.permission_raised(answer.request_id, request.identity.session_id)
 
-    def acts(self, actor: Actor, claim: Claim) -> None:
-        """Whoever works for a step holds its lease, or has just been let go again."""
+    def acts(self, actor: WorkerActor, claim: Claim) -> None:
+        """Whoever works for a step holds its lease, or has just been let go again; it runs no more than fit."""
+        if actor.process.slots.busy > actor.slots:
+            self.fail(f"{actor.name} runs {actor.process.slots.busy} steps at once and has {actor.slots} slots")
         step = self.rows().steps[claim.step_key]
         if step.status.is_leased and step.fence == claim.fence:
             return

@@ -10,7 +10,7 @@ from shared.errors import LeaseLostError, UnavailableError
 from shared.jsontext import Json
 from shared.runs.status import EndReason
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Step, StepEnd, StepError
+from shared.tasks.step import Advance, Claim, Step, StepEnd, StepError
 from shared.testing.builders import make_session, make_step, make_task
 from shared.testing.memory.ring import MemorySwitchboard
 from shared.testing.memory.store import MemoryStore
@@ -36,8 +36,8 @@ class Running:
 class Bench:
     """One process's slots over the reference store, with one session and its steps."""
 
-    def __init__(self, work: Work, *, capacity: int = 4) -> None:
-        self.store = MemoryStore()
+    def __init__(self, work: Work, *, capacity: int = 4, store: MemoryStore | None = None) -> None:
+        self.store = store or MemoryStore()
         clock = SystemClock()
         self.incarnation = Incarnation(self.store, clock, "w@h", capacity, ("default",), ())
         self.slots = Slots(capacity, self.store, clock, Running(work), NoFlower())
@@ -87,6 +87,48 @@ async def test_one_dispatch_fills_all_spare_slots() -> None:
     steps = await Bench(work, capacity=4).hold(*"abcdefgh")
 
     assert most == 4
+    assert {step.status for step in steps} == {StepStatus.COMPLETED}
+
+
+class SlowStore(MemoryStore):
+    """Its first claim takes as long as a test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_claiming, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def advance(self, *given: object, **named: object) -> Advance:
+        self.is_claiming.set()
+        await self.may_go_on.wait()
+        return await super().advance(*given, **named)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
+
+
+@pytest.mark.spec("DIS-03")
+@pytest.mark.parametrize("ready", [2, 6], ids=["fewer than slots", "more than slots"])
+async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacity(ready: int) -> None:
+    running: set[str] = set()
+    most = 0
+
+    async def work(claim: Claim) -> StepEnd:
+        nonlocal most
+        running.add(claim.step_key)
+        most = max(most, len(running))
+        await asyncio.sleep(0.02)
+        running.discard(claim.step_key)
+        return done(claim)
+
+    store = SlowStore()
+    bench = Bench(work, capacity=3, store=store)
+    holding = asyncio.ensure_future(bench.hold(*"abcdef"[:ready]))
+    await store.is_claiming.wait()
+    further = [asyncio.ensure_future(bench.slots.hold()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    store.may_go_on.set()
+
+    steps = await holding
+    await asyncio.gather(*further)
+    assert most == min(ready, 3)
+    assert bench.slots.spare() == 3
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
 
 

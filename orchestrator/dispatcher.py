@@ -44,14 +44,17 @@ class Dispatcher:
         self._sessions = sessions
         self._broker = broker
         self.unclaimable: Mapping[Waiting, str] = {}
-        """What no living worker may claim, and why, as it was seen last; while all are busy nobody looks."""
+        """What no living worker may claim, and why, as it was seen last."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
 
-    async def look(self) -> int:
-        """Send what is wanted now; return the number of messages sent."""
+    async def look(self, *, is_full: bool = False) -> int:
+        """Send what is wanted now; return the number of messages sent.
+
+        While no slot is free nothing is, and only a full look sees then what nobody may claim.
+        """
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
         most = sum(worker.busy < worker.slots for worker in workers)
-        if not most and workers:
+        if not most and workers and not is_full:
             return 0
         # Counted no further than there are workers to wake: what waits may be much more.
         backlog = await self._tasks.backlog(limit=max(most, 1))

@@ -150,7 +150,7 @@ class Orchestrator:
     def detach_callback(self, session_id: str) -> None:
         self.parts.desk.detach(session_id)
 
-    async def look(self, session_ids: Iterable[str]) -> None:
+    async def look(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
@@ -163,7 +163,7 @@ class Orchestrator:
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
                     await self._safely(self._look_at(ownership))
-            await self.parts.dispatcher.look()
+            await self.parts.dispatcher.look(is_full=is_sweep)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
     async def _register(self) -> None:
@@ -257,7 +257,7 @@ class Orchestrator:
             wanted |= await self._busy()
             for task_id in await self.parts.store.unrecorded(self.owner_id):
                 await self.parts.recorder.write(task_id)
-        await self.look(wanted)
+        await self.look(wanted, is_sweep=True)
 
     async def _busy(self) -> set[str]:
         """Return the sessions with open work that the rows say are ours, whether we remember them or not."""

@@ -209,3 +209,17 @@ async def test_an_ear_made_while_redis_is_away_hears_nothing_and_does_not_fail()
 def test_a_wrong_url_is_refused_with_the_right_forms(url: str) -> None:
     with pytest.raises(InvalidConfigError, match="redis://host"):
         RedisClients.of(url)
+
+
+async def test_an_ear_that_nobody_waits_for_any_more_leaves_nothing_behind() -> None:
+    clients = RedisClients.of("redis://127.0.0.1:1/0")
+    before = asyncio.all_tasks()
+    opening = asyncio.ensure_future(RedisSwitchboard(clients.blocking).owner_ear())
+    await asyncio.sleep(0.05)
+
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+
+    assert opening.cancelled()
+    assert asyncio.all_tasks() == before
+    await clients.close()

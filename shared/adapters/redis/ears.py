@@ -58,9 +58,13 @@ class RedisEar:
         Returns once it listens, or after a short while with Redis away: it then reports its start as a return.
         """
         ear = cls(source, returned=returned)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_OPEN_LIMIT_S):
-                await ear._opened.wait()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_OPEN_LIMIT_S):
+                    await ear._opened.wait()
+        except asyncio.CancelledError:  # nobody has it yet who could close it
+            await ear.close()
+            raise
         return ear
 
     async def wait(self, timeout_s: float) -> Sequence[str]:

@@ -61,6 +61,21 @@ async def test_what_nobody_is_able_to_run_is_told_once_and_by_name(service: OneL
     assert len(await told(service, task)) == 1
 
 
+async def test_it_is_told_while_every_worker_is_busy_with_other_things() -> None:
+    async with OneLoop(MemoryStore(), workers=1, slots=1, settings=SETTINGS) as service:
+        long: JsonObject = {"id": "long", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 5}}
+        _, busy = await service.submit({"title": "busy", "steps": [long]})
+        async with asyncio.timeout(10):
+            while (await service.store.steps(busy.id))[0].status is not StepStatus.RUNNING:  # noqa: ASYNC110  # rows
+                await asyncio.sleep(0.01)
+        _, task = await service.submit(PLAN)
+
+        (event,) = await told(service, task)
+
+        assert event.data["steps"] == ["special", "too"]
+        assert (await service.store.steps(busy.id))[0].status is StepStatus.RUNNING
+
+
 async def test_it_is_run_as_soon_as_somebody_able_comes(service: OneLoop) -> None:
     _, task = await service.submit(PLAN)
     await told(service, task)

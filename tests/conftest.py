@@ -11,9 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import settings
 
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from tests.spec_plugin import SpecResults
+
+# The same examples in every run, so that a failure is a change of ours and never luck. `make chaos` looks for others.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", database=None, deadline=None, print_blob=True)
+settings.load_profile("same")
 
 # Set before any module of ours can look: a test run reads nothing of its user's settings, home or session.
 _OWN_HOME = tempfile.mkdtemp(prefix="soong-home-")

@@ -57,7 +57,7 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from([*HOSTILE, "a", "d", "/", "link", "..", "x.txt"]), max_size=5).map("/".join),
 )
 EXPECTED = frozenset(ErrorType) - {ErrorType.EXECUTION_FAILED, ErrorType.TIMEOUT, ErrorType.INVALID_OUTPUT}
-FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.direct.gate import DirectGate
@@ -186,7 +186,6 @@ def is_excused(ran: Ran, policy: Policy, said: Sequence[Yes]) -> bool:
 
 
 @pytest.mark.spec("PER-02", "PER-08", "PER-10", "PER-16", "PER-18", "PER-20", "EXE-12")
-@settings(deadline=None)
 @given(POLICIES, st.sampled_from(Role), DISPATCHES, HOOKS, PEOPLE, CALLS)
 def test_nothing_runs_that_nothing_allowed_and_nothing_that_a_rule_denies(
     policy: Policy,

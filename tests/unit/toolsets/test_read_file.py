@@ -211,7 +211,7 @@ async def test_the_first_window_of_a_huge_file_is_given_although_its_end_is_a_ho
 
 
 @pytest.mark.spec("FS-01")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=400), st.integers(1, 12), st.integers(1, 12)
 )
@@ -232,7 +232,7 @@ async def test_a_page_is_exactly_the_lines_asked_for(
 
 
 @pytest.mark.spec("FS-01")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=900), max_size=40),
     st.booleans(),

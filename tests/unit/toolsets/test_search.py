@@ -294,7 +294,7 @@ TREES = st.dictionaries(
 
 
 @pytest.mark.spec("FS-03")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TREES, st.sampled_from(["a", "^b", "a.b", "\u00e4$", "[ab]+", r"\.", "(?i)A"]))
 async def test_a_search_agrees_with_ripgreps_own_words(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str], query: str

@@ -29,7 +29,7 @@ PULL: list[Json] = [
         "limit": 100,
         "do": [
             {"call": "agent.task_claim_step", "with": {"step_id": "${open.value.ready[0].id}"}, "save": "taken"},
-            {"call": "test.effect", "with": {"seconds": 0.3}, "when": {"not": "${taken.is_error}"}},
+            {"call": "test.effect", "with": {"seconds": 0.5}, "when": {"not": "${taken.is_error}"}},
             {
                 "call": "agent.task_update_step",
                 "with": {"step_id": "${taken.value.claimed.id}", "output": {"n": "${taken.value.claimed.inputs.n}"}},

@@ -6,7 +6,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 
@@ -98,27 +97,23 @@ def _told_by_another_process(seed: int, hash_seed: str) -> str:
     return told.stdout.rsplit("story ", 1)[1].partition(":")[0]
 
 
-FIRST: Mapping[type[MemoryStore], int] = {FencelessStore: 150}
-"""Where to begin, for a defect that few seeds find: nobody is to wait for those that do not."""
-
-
 @pytest.mark.parametrize(
     "planted",
     [
-        FencelessStore,
+        pytest.param(FencelessStore, marks=pytest.mark.chaos),  # one seed in some hundreds finds it
         GenerousStore,
         SilentStore,
         ForgetfulStore,
         UnfairStore,
-        pytest.param(OwnerlessStore, marks=pytest.mark.chaos),  # takes a minute to be found
+        OwnerlessStore,
         LateStore,
         DoubleStore,
     ],
     ids=lambda planted: planted.__name__,
 )
+@pytest.mark.timeout(300)
 def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore]) -> None:
-    seeds = range(FIRST.get(planted, 1), SEEDS + 1)
-    found = next((report for seed in seeds if (report := simulate(seed, planted)).broken), None)
+    found = next((report for seed in range(1, 5 * SEEDS + 1) if (report := simulate(seed, planted)).broken), None)
 
     assert found is not None
     assert f"make simulate SEED={found.seed}" in str(found)

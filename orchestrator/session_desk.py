@@ -164,15 +164,16 @@ class SessionDesk:
     async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
         found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
+        if found is not None:
+            self._check_owned(found.session)
+            if found.has_orphans:  # before whoever is asked is let go, who may look at once why
+                await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
+                await self.tools.ring.wake_session(self.session_id)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
             self._forget(request_id)
         if found is None:
             return
         session = found.session
-        self._check_owned(session)
-        if found.has_orphans:
-            await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
-            await self.tools.ring.wake_session(self.session_id)
         self.answers, self.tokens = found.answers, found.tokens
         pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}

@@ -110,7 +110,8 @@ class ConsentStore(KeyStore, Protocol):
         One that comes late or second is a security event, in the audit log and in the log of a run that goes on.
 
         Raises:
-            AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired.
+            AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired; what an
+                ended run asked counts as withdrawn.
             NotFoundError: no such request.
         """
         ...

@@ -120,13 +120,14 @@ class Model:
         node.status = S.READY
         return True
 
+    def is_orphan(self, request: str) -> bool:
+        """Say whether the run that asks has ended."""
+        key, run = self.questions[request]
+        return self.nodes[key].run != run or self.nodes[key].status in STEP_ENDS
+
     def withdraw_orphans(self) -> set[str]:
         """Close the questions of runs that have ended, and return them."""
-        ended = {
-            request
-            for request, (key, run) in self.questions.items()
-            if self.nodes[key].run != run or self.nodes[key].status in STEP_ENDS
-        }
+        ended = {request for request in self.questions if self.is_orphan(request)}
         for request in ended:
             del self.questions[request]
         return ended

@@ -396,6 +396,22 @@ async def test_question_whose_run_has_ended_is_withdrawn(scene: Scene) -> None:
     assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
 
 
+@pytest.mark.spec("PER-14", "PER-15")
+async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_its_row_says_so(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    await scene.complete(claim)
+
+    with pytest.raises(AlreadyDecidedError) as answered:
+        await scene.store.answer(make_answer(request))
+    with pytest.raises(AlreadyDecidedError) as decided:
+        await decide(scene, request)
+
+    assert (answered.value.state, decided.value.state) == ("withdrawn", "withdrawn")
+    assert await scene.store.answer_of(request.id) is None
+    assert await scene.store.decision_of(request.id) is None
+
+
 @pytest.mark.spec("PER-13")
 async def test_question_of_a_run_that_waits_to_be_resumed_stays(scene: Scene) -> None:
     claim = await scene.start("a")

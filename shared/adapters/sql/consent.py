@@ -47,8 +47,13 @@ RAISE: Final = Statement(
     """,
 )
 HELD_REQUEST: Final = Statement(
-    "held request: its state, held while it is answered or decided",
-    "SELECT state, run_id, session_id FROM permission_requests WHERE id = :id /*pg FOR UPDATE */",
+    "held request: its state, held while it is answered or decided; what an ended run asked is withdrawn, though its "
+    "row may not say so yet",
+    """
+    SELECT CASE WHEN state = 'pending' AND (SELECT end_reason FROM runs WHERE runs.id = run_id) IS NOT NULL
+                THEN 'withdrawn' ELSE state END, run_id, session_id
+    FROM permission_requests WHERE id = :id /*pg FOR UPDATE */
+    """,
 )
 HOLD: Final = Statement(
     "hold: a run by its lease, so that its calls are asked about one after another",

@@ -228,6 +228,8 @@ class MemoryConsent:
     def _check_pending(self, request_id: str) -> PermissionRequest:
         request = self._request(request_id)
         state = self.rows.request_states[request_id]
+        if state is RequestState.PENDING and self.rows.run(request.identity.run_id).status.is_terminal:
+            state = RequestState.WITHDRAWN  # its row may not say so yet
         if state is not RequestState.PENDING:
             raise AlreadyDecidedError(request_id, state)
         return request

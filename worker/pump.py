@@ -249,9 +249,10 @@ class Pump:
 
     async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
         ends = [end for wish in wishes for end in wish.ends]
-        self.promised = 0 if self.is_draining else max(0, self.spare())
-        wanted = sum(wish.wants_step for wish in wishes) + self.promised
-        return await self._write(supply, ends, claim=min(wanted, BATCH))
+        waiting = sum(wish.wants_step for wish in wishes)
+        spare = 0 if self.is_draining else self.spare()
+        self.promised = max(0, min(spare, BATCH - waiting))
+        return await self._write(supply, ends, claim=min(waiting + self.promised, BATCH))
 
     async def _write(self, supply: Supply, ends: list[StepEnd], *, claim: int) -> Advance:
         """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""

@@ -17,7 +17,7 @@ from shared.testing.memory.store import MemoryStore
 from worker.flower import NoFlower
 from worker.incarnation import Incarnation
 from worker.interruption import Interruption
-from worker.pump import Pump
+from worker.pump import BATCH, Pump
 from worker.slots import Slots
 
 Work = Callable[[Claim], Awaitable[StepEnd]]
@@ -130,6 +130,20 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
     assert most == min(ready, 3)
     assert bench.slots.spare() == 3
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
+
+
+async def test_a_slot_beyond_what_a_batch_can_fill_is_promised_to_none() -> None:
+    store = SlowStore()
+    bench = Bench(lambda claim: asyncio.sleep(0, done(claim)), capacity=BATCH + 1, store=store)
+    holding = asyncio.ensure_future(bench.hold("a"))
+    await store.is_claiming.wait()
+    assert bench.slots.spare() == BATCH
+    further = asyncio.ensure_future(bench.slots.hold())
+    await asyncio.sleep(0)
+
+    assert bench.slots.spare() == BATCH - 1
+    store.may_go_on.set()
+    await asyncio.gather(holding, further)
 
 
 async def test_a_run_whose_log_cannot_be_written_is_handed_back_and_goes_on() -> None:

@@ -25,6 +25,7 @@ from shared.sandbox.reachable import Reachable
 from shared.tools.definition import Risk, Target
 from shared.tools.normalise import failure_of
 from shared.tools.result import ErrorType
+from tests.loopback import listening
 
 LIMIT = timedelta(seconds=5)
 
@@ -47,15 +48,12 @@ class Server:
         status = f"302 Found\r\nLocation: {where}" if where else "200 OK"
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello".encode())
         await writer.drain()
-        writer.close()
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Server]:
     server = Server()
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.port = listening.sockets[0].getsockname()[1]
-    async with listening:
+    async with listening(server.serve) as server.port:
         yield server
 
 
@@ -226,10 +224,7 @@ async def test_the_name_and_not_the_address_is_in_the_tls_handshake(tmp_path: Pa
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(self_signed(tmp_path))
     context.sni_callback = lambda _socket, name, _context: told.append(name)
-    listening = await asyncio.start_server(Server().serve, "127.0.0.1", 0, ssl=context)
-    port = listening.sockets[0].getsockname()[1]
-
-    async with listening:
+    async with listening(Server().serve, ssl=context) as port:
         with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):  # a stranger's certificate is not believed
             await fetch(
                 f"https://api.example.org:{port}/",

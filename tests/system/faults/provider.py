@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -27,6 +27,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
+
+from tests.loopback import listening
 
 PREFIX: Final = "wire:"
 HUGE_CHARS: Final = 10_000_000
@@ -120,20 +122,19 @@ class Provider:
     asked: Counter[str] = field(default_factory=Counter)
     told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     hanging: int = 0
-    _server: asyncio.Server | None = None
+    port: int = 0
+    _open: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = await self._open.enter_async_context(listening(self._serve))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
+        await self._open.aclose()
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"http://127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -141,7 +142,6 @@ class Provider:
                 self.asked[behaviour] += 1
                 if not await self._answer(behaviour, reader, writer):
                     break
-        writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> str:
         line = await reader.readline()

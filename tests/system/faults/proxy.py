@@ -4,8 +4,11 @@ import asyncio
 import random
 import socket
 import struct
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
+
+from tests.loopback import listening
 
 
 @dataclass
@@ -37,20 +40,16 @@ class Proxy:
     connections: int = 0
     port: int = 0
     _live: set[asyncio.StreamWriter] = field(default_factory=set)
-    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    _open: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
         self._random = random.Random(self.seed)
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._open.enter_async_context(listening(self._accept))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self.reset()
+        await self._open.aclose()
 
     def reset(self) -> int:
         """Reset every connection; return how many there were."""
@@ -73,14 +72,12 @@ class Proxy:
         self._live.update(both)
         loop = asyncio.get_running_loop()
         ways = [loop.create_task(self._pass(reader, back_writer)), loop.create_task(self._pass(back_reader, writer))]
-        self._tasks.update(ways)
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(self.toxics.close_s)
         finally:
             for way in ways:
                 way.cancel()
-            self._tasks.difference_update(ways)
             self._live.difference_update(both)
             for each in both:
                 each.close()

@@ -37,6 +37,9 @@ ROOT = Path(__file__).parents[2]
 LEASE_S = 2.0
 BEAT_S = 0.5
 SWEEP_S = 0.2
+BUSY_S = float(os.environ.get("TEST_BUSY_S", "5"))
+"""What a machine that is busy with something else may add to a time that is promised. `make chaos` runs the tests that
+use it (marked ``timed``) one at a time and allows nothing."""
 
 
 @dataclass
@@ -120,7 +123,7 @@ class Deployment:
         async def has_ended() -> bool:
             return (await self.store.command(command.id))[1]
 
-        await self.until(has_ended, within_s=5)
+        await self.until(has_ended)
         assert (await self.store.command(command.id))[0].refusal == ""
 
     # -- workers
@@ -236,7 +239,7 @@ class Deployment:
         await self._wake(session.id)
         return await self.store.task(task.id)
 
-    async def finished(self, task: Task, *, within_s: float = 40) -> Task:
+    async def finished(self, task: Task, *, within_s: float = 60) -> Task:
         """Return the task once it has ended."""
 
         async def has_ended() -> bool:
@@ -248,7 +251,7 @@ class Deployment:
     async def steps(self, task: Task) -> dict[str, Step]:
         return {step.step_id: step for step in await self.store.steps(task.id)}
 
-    async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 20) -> None:
+    async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 30) -> None:
         """Wait until a condition holds, looking every 20 ms; fail with the processes' logs after ``within_s``.
 
         While the database is away nothing holds.

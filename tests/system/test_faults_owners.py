@@ -11,7 +11,7 @@ from shared.sessions.session import ProcessState
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 from tests.system.auditor import audit
-from tests.system.deployment import LEASE_S, SWEEP_S, Deployment
+from tests.system.deployment import BUSY_S, LEASE_S, SWEEP_S, Deployment
 from tests.system.faults.scene import GROWING, done, prove, start_workers, until_begun, until_done, waves
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,6 +24,7 @@ DEATHS = [
 """Where an owner is killed: before it commits or sends, and after, when nobody has been told yet."""
 
 
+@pytest.mark.timed
 @pytest.mark.spec("DAG-07", "CARD-1")
 @pytest.mark.parametrize("no_owner", [pytest.param("sqlite", marks=pytest.mark.chaos), "postgres"], indirect=True)
 async def test_a_killed_owner_is_succeeded_by_one_that_runs_beside_it(no_owner: Deployment) -> None:
@@ -62,6 +63,7 @@ async def test_owners_killed_at_one_border_after_another_leave_work_that_the_las
         await prove(service, task)
 
 
+@pytest.mark.timed
 @pytest.mark.spec("CARD-1")
 async def test_a_frozen_owner_is_succeeded_and_writes_nothing_when_it_thaws(no_owner: Deployment) -> None:
     async with no_owner as service:
@@ -131,7 +133,7 @@ async def _owner_after(service: Deployment, task: Task, pid: int) -> int:
         session = await service.store.session(task.session_id)
         return session.owner_epoch > 1 and session.owner_id != ""
 
-    await service.until(is_taken_over, within_s=2 * LEASE_S + 5 * SWEEP_S)
+    await service.until(is_taken_over, within_s=2 * LEASE_S + 5 * SWEEP_S + BUSY_S)
     return (await service.owner_of(task)).pid
 
 

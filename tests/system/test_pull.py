@@ -13,7 +13,7 @@ from shared.tasks.status import StepStatus, TaskStatus
 from soong import Soong
 from tests.system.auditor import audit
 from tests.system.cli_scene import scene
-from tests.system.deployment import ROOT, Deployment, kill
+from tests.system.deployment import BUSY_S, ROOT, Deployment, kill
 from tests.system.faults.scene import start_workers, until_begun
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-03", "CARD-2")]
@@ -101,6 +101,7 @@ async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worke
     assert not audit(service.database_url, at_rest=True).broken
 
 
+@pytest.mark.timed
 @pytest.mark.spec("DAG-06")
 async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_puller_is_told(
     service: Deployment,
@@ -109,7 +110,7 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
     task = await service.submit({"title": "t", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]})
     script: list[Json] = [
         {"call": "agent.task_claim_step", "with": {"step_id": "a"}},
-        {"call": "test.effect", "with": {"seconds": 2.5}},
+        {"call": "test.effect", "with": {"seconds": 30.0}},
         {"call": "agent.task_update_step", "with": {"step_id": "a", "output": {"n": 1}}, "save": "told"},
         {"finish": {"type": "${told.error.type}", "message": "${told.error.message}"}},
     ]
@@ -122,12 +123,12 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
         async def is_cancelled() -> bool:
             return (await service.steps(task))["a"].status is StepStatus.CANCELLED
 
-        await service.until(is_cancelled, within_s=5)
+        await service.until(is_cancelled)
         took_s = asyncio.get_running_loop().time() - began_s
         outcome = await soong.wait(task.id)
 
     steps = await service.steps(task)
-    assert took_s < 1.0
+    assert took_s < 1.0 + BUSY_S
     assert outcome.status is TaskStatus.FAILED
     assert outcome.view.task.reason == "a was cancelled"
     assert steps["puller-1"].status is StepStatus.COMPLETED

@@ -15,7 +15,7 @@ from shared.permissions.request import Choice, PermissionDecision, PermissionReq
 from shared.runs.status import EndReason, RunStatus
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Task
-from tests.system.deployment import Deployment
+from tests.system.deployment import BUSY_S, Deployment
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-06")]
 
@@ -46,6 +46,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.timed
 async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_their_process_trees(
     service: Deployment, tmp_path: Path
 ) -> None:
@@ -83,14 +84,14 @@ async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_the
 
     began = time.monotonic()
     await service.command(task, "cancel")
-    await service.until(lambda: _stand(service, task, running=[]), within_s=10)
+    await service.until(lambda: _stand(service, task, running=[]))
     cancelled_s = time.monotonic() - began
-    await service.until(lambda: _are_gone(mark), within_s=10)
+    await service.until(lambda: _are_gone(mark))
     gone_s = time.monotonic() - began
 
     steps = await service.steps(task)
-    assert cancelled_s <= CANCEL_LIMIT_S
-    assert gone_s <= TREE_LIMIT_S
+    assert cancelled_s <= CANCEL_LIMIT_S + BUSY_S
+    assert gone_s <= TREE_LIMIT_S + BUSY_S
     assert {step.status for step in steps.values()} == {StepStatus.CANCELLED}
     assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
     assert await service.store.pending(task.session_id) == []

@@ -78,14 +78,14 @@ async def done(service: Deployment, task: Task) -> int:
     return sum(step.status is StepStatus.COMPLETED for step in (await service.steps(task)).values())
 
 
-async def until_done(service: Deployment, task: Task, number: int, *, within_s: float = 20) -> None:
+async def until_done(service: Deployment, task: Task, number: int, *, within_s: float = 30) -> None:
     async def are_done() -> bool:
         return await done(service, task) >= number
 
     await service.until(are_done, within_s=within_s)
 
 
-async def prove(service: Deployment, *tasks: Task, within_s: float = 40, at_rest: bool = True) -> None:
+async def prove(service: Deployment, *tasks: Task, within_s: float = 60, at_rest: bool = True) -> None:
     """Await that the tasks complete, and let the auditor look."""
     for task in tasks:
         ended = await service.finished(task, within_s=within_s)

@@ -29,12 +29,18 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) -> None:
     import resource
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert started_soong("--help", home=tmp_path).returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    def spent_s() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
 
-    # CPU, not wall time: the machine may be busy with something else.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+    costs_s = []
+    for _ in range(3):
+        before_s = spent_s()
+        assert started_soong("--help", home=tmp_path).returncode == 0
+        costs_s.append(spent_s() - before_s)
+
+    # CPU, not wall time, and the least of three: the machine may be busy with something else, on the same core too.
+    assert min(costs_s) < 0.3
 
 
 def test_without_a_command_help_is_shown(tmp_path: Path) -> None:

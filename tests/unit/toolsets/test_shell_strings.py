@@ -61,7 +61,7 @@ def test_thousands_of_arguments_are_judged_at_once(word: str) -> None:
 
     shell_string(["env"], [word] * 4096)
 
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ async def test_a_worker_killed_in_a_command_leaves_no_process_and_does_not_repea
 @pytest.mark.spec("DAG-03")
 async def test_a_worker_frozen_for_three_leases_does_nothing_more_when_it_thaws(service: Deployment) -> None:
     await start_workers(service, 1)
-    task = await service.submit({"title": "t", "steps": [effect_step("a", 1.0), effect_step("b", 0.05, "a")]})
+    task = await service.submit({"title": "t", "steps": [effect_step("a", 3.0), effect_step("b", 0.05, "a")]})
     await until_begun(service, 1)
     frozen = service.workers[0]
     os.kill(frozen.pid, signal.SIGSTOP)
@@ -219,7 +219,7 @@ async def test_two_hundred_steps_at_once_starve_nobody_beside_a_slow_worker(serv
 async def test_a_slow_worker_beside_a_quick_one_starves_nobody(service: Deployment) -> None:
     await start_workers(service, 1, slots=6)
     await start_workers(service, 1, slots=6, FAULT_PACE="0.5")
-    crowd = await service.submit(waves(48, 1, 0.05))
+    crowd = await service.submit(waves(48, 1, 0.3))
     await until_begun(service, 1)
     one = await service.submit(waves(1, 1, 0.0))
 

@@ -76,7 +76,7 @@ async def test_workers_that_recycle_after_a_few_runs_lose_and_double_nothing(ser
 async def test_a_worker_that_recycles_ends_what_it_holds_first_and_beats_meanwhile(service: Deployment) -> None:
     await start_workers(service, 1, slots=2, SOONG_RECYCLE_AFTER="1", SOONG_DRAIN_S="0.1")
     pid = service.workers[0].pid
-    task = await service.submit({"title": "t", "steps": [effect_step("long", 2.5), effect_step("short", 0.05)]})
+    task = await service.submit({"title": "t", "steps": [effect_step("long", 4.0), effect_step("short", 0.05)]})
 
     async def has_begun_to_stop() -> bool:
         return (await lives(service, pid))[0].state is ProcessState.DRAINING

@@ -43,6 +43,12 @@ class Decided:
 
 
 class ConsentStore(KeyStore, Protocol):
+    """Questions, answers and decisions.
+
+    What a run asked that has ended counts as withdrawn, for whoever reads, answers or decides it, from that moment on,
+    though its row says so only once the session's owner has come by (``withdraw_orphans``).
+    """
+
     async def raise_request(
         self,
         request: PermissionRequest,
@@ -110,8 +116,7 @@ class ConsentStore(KeyStore, Protocol):
         One that comes late or second is a security event, in the audit log and in the log of a run that goes on.
 
         Raises:
-            AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired; what an
-                ended run asked counts as withdrawn.
+            AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired.
             NotFoundError: no such request.
         """
         ...

@@ -125,6 +125,9 @@ class Model:
         key, run = self.questions[request]
         return self.nodes[key].run != run or self.nodes[key].status in STEP_ENDS
 
+    def waiting(self) -> set[str]:
+        return {request for request in self.questions if not self.is_orphan(request)}
+
     def withdraw_orphans(self) -> set[str]:
         """Close the questions of runs that have ended, and return them."""
         ended = {request for request in self.questions if self.is_orphan(request)}

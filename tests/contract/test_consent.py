@@ -412,6 +412,19 @@ async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_it
     assert await scene.store.decision_of(request.id) is None
 
 
+@pytest.mark.spec("PER-15")
+async def test_what_an_ended_run_asked_reads_as_withdrawn_before_its_row_says_so(scene: Scene) -> None:
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    await scene.complete(claim)
+
+    (question,) = await scene.store.questions(session_id=scene.own.session_id, include_closed=True)
+    assert question.state is RequestState.WITHDRAWN
+    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.pending(scene.own.session_id) == []
+    assert await scene.store.questions() == await scene.store.questions(session_id=scene.own.session_id) == []
+
+
 @pytest.mark.spec("PER-13")
 async def test_question_of_a_run_that_waits_to_be_resumed_stays(scene: Scene) -> None:
     claim = await scene.start("a")

@@ -345,7 +345,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
 
     @invariant()
     def questions_are_those_of_the_model(self) -> None:
-        assert {request.id for request in self.do(self.store.pending(self.session.id))} == set(self.model.questions)
+        assert {request.id for request in self.do(self.store.pending(self.session.id))} == self.model.waiting()
 
     def check_logs(self) -> None:
         for run in self.do(self.store.runs(session_id=self.session.id)):

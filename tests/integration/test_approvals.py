@@ -114,6 +114,22 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
         assert "its call was cancelled" in show_text(approval, 0, is_full=False)
 
 
+@pytest.mark.spec("PER-15")
+async def test_what_an_ended_run_asked_takes_no_answer_though_no_orchestrator_runs(open_bench: OpenBench) -> None:
+    async with open_bench() as bench:
+        asking, question = await asked(bench)
+        await bench.desk.close()
+        (worker,) = await bench.store.workers()
+        await bench.store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
+
+        code, said = await answer(bench, question, Choice.ALLOW_ONCE)
+
+        assert (code, "withdrawn" in said) == (ExitCode.DECIDED, True)
+        assert await bench.store.questions() == []
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
 @pytest.mark.spec("PER-13")
 async def test_an_answer_while_no_orchestrator_runs_is_kept_and_says_so(open_bench: OpenBench) -> None:
     async with open_bench() as bench:

@@ -149,8 +149,10 @@ _TEXTS: Final = (
 
 def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[PermissionRequest], list[str]]:
     """Return a session's undecided questions, oldest first, and the ids of rows that are none."""
-    read = [(row.request_id, _read(row)) for row in _rows(tx.send(PENDING, session_id=session_id, most=limit))]
-    return [request for _, request in read if request is not None], [one for one, request in read if request is None]
+    rows = _rows(tx.send(PENDING, session_id=session_id, most=limit))
+    read = {row.request_id: _read(row) for row in rows}
+    waiting = [read[row.request_id] for row in rows if _state_of(row) is RequestState.PENDING]
+    return [request for request in waiting if request is not None], [one for one in read if read[one] is None]
 
 
 def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[OpenQuestions | None, list[str]]:
@@ -165,7 +167,7 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
     unread = [request_id for request_id, request in read.items() if request is None]
     if len(unread) == len(rows):
         return None, unread
-    orphans = {row.request_id for row in rows if row.end_reason is not None}
+    orphans = {row.request_id for row in rows if _state_of(row) is RequestState.WITHDRAWN}
     sessions = whose.rows()
     if not sessions:
         raise NotFoundError("session", session_id)
@@ -192,14 +194,14 @@ def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None
 def question_of(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
     """Raises: NotFoundError; ForgedError when the row is no question."""
     row, _ = _question(tx, request_id)
-    return _request_of(row), RequestState(row.state)
+    return _request_of(row), _state_of(row)
 
 
 def settled_of(tx: Transaction, request_id: str) -> Settled | None:
     """See :meth:`shared.permissions.store.ConsentStore.settled`."""
     row, body = _question(tx, request_id)
     _request_of(row)
-    if row.state == RequestState.PENDING:
+    if _state_of(row) is RequestState.PENDING:
         return None
     if body is None:
         return Settled()
@@ -222,14 +224,15 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
         rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
     else:
         is_pending = permission_requests.c.state == literal_column("'pending'")
-        rows = tx.execute(wanted.where(is_pending).order_by(permission_requests.c.ordinal)).all()
+        is_waited_for = is_pending & runs.c.end_reason.is_(None)
+        rows = tx.execute(wanted.where(is_waited_for).order_by(permission_requests.c.ordinal)).all()
     ids = [row.request_id for row in rows]
     said = {row.request_id: answer_of(row) for row in tx.execute(select(answers).where(answers.c.request_id.in_(ids)))}
     ruled = tx.execute(select(decisions).where(decisions.c.request_id.in_(ids)))
     decided = {row.request_id: decision_of(row.body) for row in ruled}
     read = [(row, _read(row)) for row in rows]
     return [
-        Question(request, RequestState(row.state), said.get(row.request_id), decided.get(row.request_id))
+        Question(request, _state_of(row), said.get(row.request_id), decided.get(row.request_id))
         for row, request in read
         if request is not None
     ]
@@ -240,7 +243,7 @@ def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Que
     with tx.pipeline():
         asked = tx.send(PENDING, session_id=session_id, most=limit)
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
-    read = {row.request_id: _read(row) for row in _rows(asked)}
+    read = {row.request_id: _read(row) for row in _rows(asked) if _state_of(row) is RequestState.PENDING}
     answered = _answers(said, read)
     return [
         Question(request, RequestState.PENDING, answered.get(request.id), None)
@@ -265,6 +268,12 @@ def _question(tx: Transaction, request_id: str) -> tuple[_Asked, str | None]:
     if not rows:
         raise NotFoundError("permission request", request_id)
     return _Asked._make(rows[0][:-1]), rows[0][-1]
+
+
+def _state_of(row: Any) -> RequestState:
+    """Return how a question stands: what an ended run asked is withdrawn, though its row may not say so yet."""
+    state = RequestState(row.state)
+    return RequestState.WITHDRAWN if state is RequestState.PENDING and row.end_reason is not None else state
 
 
 def _read(row: Any) -> PermissionRequest | None:

@@ -49,18 +49,18 @@ class MemoryConsent:
 
     @transaction
     def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
-        return self._request(request_id), self.rows.request_states[request_id]
+        return self._request(request_id), self._state(request_id)
 
     @transaction
     def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
-        return self._pending(session_id)[:limit]
+        return [one for one in self._pending(session_id)[:limit] if self._state(one.id) is RequestState.PENDING]
 
     @transaction
     def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
         asked = self._pending(session_id)[:limit]
         if not asked:
             return None
-        pending = [one for one in asked if not self.rows.run(one.identity.run_id).status.is_terminal]
+        pending = [one for one in asked if self._state(one.id) is RequestState.PENDING]
         answers = {one.id: self.rows.answers[one.id] for one in pending if one.id in self.rows.answers}
         there = [one for one in self.rows.responders.values() if one.session_id == session_id]
         tokens = {one.identity.run_id: self.rows.run(one.identity.run_id).token for one in pending}
@@ -70,7 +70,7 @@ class MemoryConsent:
     @transaction
     def settled(self, request_id: str) -> Settled | None:
         self._request(request_id)
-        if self.rows.request_states[request_id] is RequestState.PENDING:
+        if self._state(request_id) is RequestState.PENDING:
             return None
         decision = self.rows.decisions.get(request_id)
         return Settled(decision, None if decision is None else self.rows.keys.get(decision.key_id))
@@ -97,10 +97,10 @@ class MemoryConsent:
             place = keys.index(beyond) if beyond in rows.requests else None
             keys = [] if place is None else keys[:place] if include_closed else keys[place + 1 :]
         found = [
-            Question(rows.requests[key], rows.request_states[key], rows.answers.get(key), rows.decisions.get(key))
+            Question(rows.requests[key], self._state(key), rows.answers.get(key), rows.decisions.get(key))
             for key in keys
             if session_id in ("", rows.requests[key].identity.session_id)
-            and (include_closed or rows.request_states[key] is RequestState.PENDING)
+            and (include_closed or self._state(key) is RequestState.PENDING)
         ]
         return found[-limit:] if include_closed else found[:limit]
 
@@ -203,7 +203,7 @@ class MemoryConsent:
     @transaction
     def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
         pending = self._pending(session_id)
-        orphans = [request for request in pending if self.rows.run(request.identity.run_id).status.is_terminal]
+        orphans = [request for request in pending if self._state(request.id) is RequestState.WITHDRAWN]
         for request in orphans:
             asker, why = request.identity, "its run has ended"
             note = of_withdrawn(session_id, asker.run_id, request.id, request.tool_call_id, why)
@@ -225,11 +225,14 @@ class MemoryConsent:
             and self.rows.request_states[request.id] is RequestState.PENDING
         ]
 
-    def _check_pending(self, request_id: str) -> PermissionRequest:
-        request = self._request(request_id)
+    def _state(self, request_id: str) -> RequestState:
+        """Return how a question stands: what an ended run asked is withdrawn, though its row may not say so yet."""
         state = self.rows.request_states[request_id]
-        if state is RequestState.PENDING and self.rows.run(request.identity.run_id).status.is_terminal:
-            state = RequestState.WITHDRAWN  # its row may not say so yet
+        has_ended = self.rows.run(self.rows.requests[request_id].identity.run_id).status.is_terminal
+        return RequestState.WITHDRAWN if state is RequestState.PENDING and has_ended else state
+
+    def _check_pending(self, request_id: str) -> PermissionRequest:
+        request, state = self._request(request_id), self._state(request_id)
         if state is not RequestState.PENDING:
             raise AlreadyDecidedError(request_id, state)
         return request

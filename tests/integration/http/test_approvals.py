@@ -276,6 +276,19 @@ async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpScene) 
     assert shown["withdrawn"] == "its call was cancelled"
 
 
+@pytest.mark.spec("PER-15")
+async def test_what_an_ended_run_asked_is_gone_though_no_orchestrator_runs(scene: HttpScene) -> None:
+    request, store = await scene.ask(), scene.bench.store
+    await scene.bench.desk.close()
+    (worker,) = await store.workers()
+    await store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=scene.bench.clock.now_us())
+
+    late = await post(scene.caller, request, answer_to(request))
+
+    assert (late.status_code, code_of(late)) == (410, "gone")
+    assert await listed(scene.caller) == []
+
+
 async def test_the_list_is_read_page_by_page_and_by_session(scene: HttpScene) -> None:
     asked = [(await scene.ask(f"c{number}")).id for number in range(5)]
 

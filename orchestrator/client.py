@@ -28,6 +28,8 @@ from shared.wire.ring import Ring, Switchboard
 
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
+STOPPING_S: Final = 3.0
+"""How long the steps that a task's end stops have to say that they stopped, before they are shown as they stand."""
 PAGE: Final = 1000
 
 
@@ -138,22 +140,27 @@ class Client:
         """Raises: NotFoundError."""
         return await view_of(self.store, task_id)
 
-    async def follow(self, task_id: str, *, is_settled: Callable[[View], bool]) -> AsyncIterator[View]:
-        """Yield how the task stands whenever something may have changed; end after the first view that is settled.
+    async def follow(self, task_id: str) -> AsyncIterator[View]:
+        """Yield how the task stands whenever something may have changed, until nothing more happens by itself.
 
-        A database or Redis that is away for a while is waited for: the rows still say what happened.
+        A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
+        or Redis that is away for a while is waited for: the rows still say what happened.
         """
         session_id = (await self.store.task(task_id)).session_id
         ear = await self.switchboard.session_ear(session_id)
+        loop = asyncio.get_running_loop()
+        ended_s: float | None = None
         try:
             while True:
                 view = await self._view_again(task_id)
                 yield view
-                if is_settled(view):
+                now_s = loop.time()
+                ended_s = (ended_s or now_s) if _has_ended(view) else None
+                if ended_s is not None and (not view.held or now_s - ended_s >= STOPPING_S):
                     return
                 # At most a few looks a second however many hints come: this is for eyes, nothing depends on it.
                 await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-                await ear.wait(LOOK_EVERY_S)
+                await ear.wait(LOOK_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
         finally:
             await ear.close()
 
@@ -232,6 +239,6 @@ async def all_events(store: Store, run_id: str) -> list[Event]:
     return found
 
 
-def has_ended(view: View) -> bool:
+def _has_ended(view: View) -> bool:
     """Say whether nothing more will happen to the task by itself."""
     return view.task.status.is_terminal or (view.task.status is TaskStatus.PAUSED and not view.held)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.catalogue import Catalogue
-from orchestrator.client import Client, View, has_ended
+from orchestrator.client import Client, View
 from orchestrator.embedded.starter import attach
 from orchestrator.outcome import TaskOutcome, outcome_of
 from orchestrator.preview import preview_of
@@ -222,7 +222,7 @@ class Soong:
 
     async def _last_view(self, task_id: str) -> View:
         last: View | None = None
-        async for view in self._client.follow(task_id, is_settled=has_ended):
+        async for view in self._client.follow(task_id):
             last = view
         assert last is not None
         return last

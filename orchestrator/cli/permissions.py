@@ -37,7 +37,7 @@ def explain(
     name: str | None = typer.Option(None, "--tool", metavar="NAME", help="Explain a call of this tool."),
     text: str | None = typer.Option(None, "--args", metavar="JSON|-|@FILE", help="Arguments as a JSON object."),
     role: Role = typer.Option(Role.MAIN, "--role", help="Whose call."),
-    project: Path = typer.Option(Path(), "--project", help="Folder that is worked on [.]."),
+    project: Path = typer.Option(Path(), "--project", help="Folder that is worked on."),
     allow: list[str] = typer.Option([], "--allow", metavar="TOOL:SCOPE", help="With this rule; may be repeated."),
     task: str = typer.Option(
         "", "--task", metavar="TASK[/STEP]", help="As in the session of this task; with STEP as a call of that step."

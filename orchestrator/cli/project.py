@@ -10,7 +10,7 @@ from orchestrator.submission import existing_folder
 from shared.sandbox.marked_project import mark_project
 
 
-def command(folder: Path = typer.Argument(Path(), help="The project's folder [.].")) -> None:
+def command(folder: Path = typer.Argument(Path(), help="The project's folder.")) -> None:
     """Mark a folder as a project and print its id.
 
     From then on steps that work in it are taken by those workers only that have the folder at the same path, with the

@@ -40,7 +40,7 @@ _HOW_ANSWERED: Final = {
 def command(
     plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file."),
     *,
-    project: Path = typer.Option(Path(), "--project", help="Folder that the steps work in [.]."),
+    project: Path = typer.Option(Path(), "--project", help="Folder that the steps work in."),
     given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="An input of the plan; may be repeated."),
     model: str | None = typer.Option(None, "--model", help="Default model of agent steps [SOONG_MODEL]."),
     allow: list[str] = typer.Option(

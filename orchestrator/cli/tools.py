@@ -113,7 +113,7 @@ def call(
     words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Arguments, read by the tool's schema."),
     *,
     text: str | None = typer.Option(None, "--args", metavar="JSON|-|@FILE", help="Arguments as a JSON object."),
-    project: Path = typer.Option(Path(), "--project", help="Folder that the tool works in [.]."),
+    project: Path = typer.Option(Path(), "--project", help="Folder that the tool works in."),
     role: Role = typer.Option(Role.MAIN, "--role", help="Call it as this role: only what the role gets."),
     mode: RunMode = typer.Option(RunMode.DEFAULT, "--mode", help="Call it in a run of this mode."),
     allow: list[str] = typer.Option(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.cli.console import emit, say, visible
 from orchestrator.cli.display import Display, make_display
 from orchestrator.cli.summary import text_of
-from orchestrator.client import Client, View, has_ended
+from orchestrator.client import Client, View
 from orchestrator.embedded.control import ask_once
 from orchestrator.embedded.starter import Attachment, attach, last_words
 from orchestrator.outcome import ExitCode, TaskOutcome, outcome_of
@@ -107,7 +107,7 @@ class Watch:
         assert self._display is not None
         last: View | None = None
         waited = Waited(asyncio.get_running_loop().time())
-        async for view in self.client.follow(task_id, is_settled=has_ended):
+        async for view in self.client.follow(task_id):
             self._display.show(view)
             await self._tell_why_nothing_runs(view, waited)
             last = view

@@ -92,8 +92,9 @@ class RemoteResponder:
         finally:
             await _cancelled(self._asking, attending)
             await ear.close()
-            if self._waiting:
-                self.notify(_left_open(len(self._waiting)))
+            left = await self._left() if self._waiting else 0
+            if left:
+                self.notify(_left_open(left))
 
     async def _wait(self, ear: Ear) -> None:
         """Wait for a hint, the end of the question that is shown, or the next look."""
@@ -121,6 +122,14 @@ class RemoteResponder:
         await self._take_back()
         if self._shown is None:
             self._show_next(pending)
+
+    async def _left(self) -> int:
+        """Return how many questions stay open: what ended with their task, after the last look, does not."""
+        try:
+            async with asyncio.timeout(LOOK_EVERY_S):
+                return sum(question.answer is None for question in await self._questions())
+        except (UnavailableError, TimeoutError):
+            return len(self._waiting)
 
     async def _questions(self) -> Sequence[Question]:
         """Return what is pending and this responder's to answer, oldest first."""

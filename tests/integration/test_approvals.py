@@ -5,6 +5,7 @@ import json
 import os
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -411,6 +412,34 @@ async def test_a_terminal_is_told_how_its_question_was_answered_elsewhere(open_b
         await until(lambda: bool(sentences))
         assert silent.at_once == 0
         assert "was settled elsewhere: denied by local through soong approvals: not that folder" in sentences[0]
+
+
+@pytest.mark.spec("PER-15")
+@pytest.mark.parametrize("has_ended", [True, False], ids=["its run has ended", "its run goes on"])
+async def test_who_leaves_is_told_of_questions_that_stay_and_of_no_others(
+    open_bench: OpenBench, has_ended: bool
+) -> None:
+    async with open_bench() as bench:
+        sentences: list[str] = []
+        silent = Callback(gate=asyncio.Event())
+        watcher(bench, silent, sentences)
+        asking, _ = await asked(bench)
+        await until(lambda: silent.at_once == 1)
+        await bench.desk.close()
+        if has_ended:
+            (worker,) = await bench.store.workers()
+            await bench.store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
+
+        await _cancelled(bench.tasks[-1])
+
+        assert [sentence for sentence in sentences if "stays open" in sentence] == ([] if has_ended else sentences[-1:])
+        assert has_ended or sentences
+        await _cancelled(asking)
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_terminal_attaches_to_a_session_only_while_it_asks(open_bench: OpenBench) -> None:

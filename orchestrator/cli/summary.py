@@ -103,7 +103,7 @@ def _unknown(outcome: TaskOutcome) -> list[str]:
 def _next(outcome: TaskOutcome) -> list[str]:
     task = outcome.view.task
     failed = [step for step in outcome.view.steps if step.status is StepStatus.FAILED and step.run_id]
-    told = failed or [step for step in outcome.last_steps if step.run_id]
+    told = failed or [step for step in outcome.last_steps if step.run_id and step.fence]  # that were ever begun
     lines = [f"soong tasks show {task.id}"]
     lines += [f"soong runs tail {step.run_id}    # {one_line(step.step_id, 40)}" for step in told[:2]]
     if task.status is not TaskStatus.COMPLETED:

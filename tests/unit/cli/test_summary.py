@@ -1,0 +1,25 @@
+"""What is told of a task when it has ended."""
+
+from orchestrator.cli.summary import text_of
+from orchestrator.client import view_of
+from orchestrator.outcome import TaskOutcome
+from shared.testing.builders import make_step
+from shared.testing.memory import MemoryStore
+from tests.contract.scene import cancelled, open_scene
+
+
+async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> None:
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("long", "first", make_step("after", depends_on=["first"]))
+    task_id = claim.identity.task_id
+    await scene.store.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
+    await scene.advance([cancelled(claim)])
+    view = await view_of(scene.store, task_id)
+    begun, _, never = view.steps
+
+    text = text_of(TaskOutcome(view, (), ()))
+
+    assert never.run_id
+    assert f"soong runs tail {begun.run_id}" in text
+    assert never.run_id not in text
+    assert f"soong resume {task_id}" in text

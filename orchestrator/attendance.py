@@ -46,7 +46,8 @@ class Attendance:
                 self._changed.clear()
                 await self._beat()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self.lease_s / 3)
+                    async with asyncio.timeout(self.lease_s / 3):
+                        await self._changed.wait()
         finally:
             for row in self._rows.values():
                 with suppress(SoongError):

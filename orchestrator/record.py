@@ -98,7 +98,8 @@ class RunFolders:
                     return
                 log.warning("run_folder_waits", task=task_id, error=str(error))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._closing.wait()
             except OSError:
                 log.exception("run_folder_failed", task=task_id)
                 self._given_up.add(task_id)

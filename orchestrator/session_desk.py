@@ -140,7 +140,8 @@ class SessionDesk:
     async def _run(self) -> None:
         while await self._look_safely():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.poked.wait(), LOOK_EVERY_S)
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self.poked.wait()
 
     async def _look_safely(self) -> bool:
         """Look once; say whether there is anything to come back for."""

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.growth import LIMITS, Comparison
 from benchmarks.history import Effort, against_history, against_long_chain, against_wide_fan
 from benchmarks.past import fill
-from tests.servers import PostgresServer
+from tests.servers import PostgresServer, postgres_server
 
 FINISHED = 2_000
 LARGE = 500
@@ -24,13 +24,20 @@ ROUNDING = 2.0
 """Statements or rows a unit that are no growth: what one round does once falls on fewer units in one of the two."""
 
 
+@pytest.fixture(scope="module")
+def quiet_postgres() -> Iterator[PostgresServer]:
+    """A server that vacuums nothing by itself: the pages that it reads for that are counted with ours."""
+    with postgres_server(settings=("autovacuum=off",)) as server:
+        yield server
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Two new databases of one kind."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'small.db'}", f"sqlite:///{tmp_path / 'large.db'}"
         return
-    server: PostgresServer = request.getfixturevalue("postgres_session_server")
+    server: PostgresServer = request.getfixturevalue("quiet_postgres")
     with ExitStack() as stack:
         small, large = (stack.enter_context(server.fresh_database(f"{tmp_path.name}_{n}")) for n in ("small", "large"))
         yield small, large

@@ -110,7 +110,7 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
     task = await service.submit({"title": "t", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]})
     script: list[Json] = [
         {"call": "agent.task_claim_step", "with": {"step_id": "a"}},
-        {"call": "test.effect", "with": {"seconds": 30.0}},
+        {"call": "test.effect", "with": {"seconds": 8.0}},
         {"call": "agent.task_update_step", "with": {"step_id": "a", "output": {"n": 1}}, "save": "told"},
         {"finish": {"type": "${told.error.type}", "message": "${told.error.message}"}},
     ]

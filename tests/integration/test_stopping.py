@@ -1,0 +1,49 @@
+"""What is told to stop at the very moment at which it is woken stops."""
+
+import asyncio
+
+from orchestrator.attendance import Attendance
+from shared.permissions.request import PermissionDecision, PermissionRequest
+from shared.testing.memory import MemoryStore
+from shared.testing.memory.ring import MemorySwitchboard
+from tests.integration.consent import make_call, open_bench, until
+
+
+async def test_an_attendance_that_changes_as_it_ends() -> None:
+    attendance = Attendance(MemoryStore(), MemorySwitchboard(), "ada", "cli", 3600.0)
+    running = asyncio.ensure_future(attendance.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    attendance.attend(["sess_1"])
+    running.cancel()
+
+    await asyncio.wait([running], timeout=5)
+    assert running.cancelled()
+
+
+async def test_a_desk_that_is_poked_as_it_closes() -> None:
+    asked = asyncio.Event()
+
+    async def silent(request: PermissionRequest) -> PermissionDecision:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError(request)
+
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
+        await asked.wait()
+        desk = bench.desk._of(bench.session_id)
+        looks = desk.looks
+        await until(lambda: desk.looks > looks)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+        desk.poke()
+        closing = asyncio.ensure_future(desk.close())
+
+        await asyncio.wait([closing], timeout=5)
+        assert closing.done()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

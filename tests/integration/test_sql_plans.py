@@ -53,6 +53,10 @@ EXEMPT = {
     "auditing.HEAD": "the newest entry of all is the first that SQLite's scan meets",
 }
 
+EXEMPT_WITHIN_ONE_TASK = {
+    "figures.NEXT_IN_LINE": "while one task is all there is, a look of the metrics may read what of it is ready",
+}
+
 
 @pytest.fixture(scope="module")
 def full_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -133,7 +137,9 @@ async def test_postgres_skips_through_no_index_within_a_large_task(postgres_url:
 
     with connected(postgres_url) as connection:
         connection.exec_driver_sql("ANALYZE")
-    assert _offending(postgres_url, does_scan=lambda _before, line, after: _skips(line, after)) == {}
+        connection.commit()  # else nobody plans by what it found
+    offending = _offending(postgres_url, does_scan=lambda _before, line, after: _skips(line, after))
+    assert {name: lines for name, lines in offending.items() if name not in EXEMPT_WITHIN_ONE_TASK} == {}
 
 
 def _offending(url: str, does_scan: Callable[[str, str, str], bool] | None = None) -> dict[str, list[str]]:

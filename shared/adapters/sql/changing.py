@@ -74,7 +74,7 @@ PLAN_AGAIN: Final = Statement(
 )
 OPEN_ATTEMPT: Final = Statement(
     "open attempt: a step that is tried again waits for nothing: what it depends on is done",
-    "UPDATE steps SET status = 'ready', is_paused = :is_paused WHERE key = :key AND status = 'pending'",
+    "UPDATE steps SET status = 'ready', is_paused = :is_paused WHERE key = :key AND status || '' = 'pending'",
 )
 SETTLE_ONE: Final = Statement("settle one: its failure is final", "UPDATE steps SET is_settled = 1 WHERE key = :key")
 ASK_ONE: Final = Statement(
@@ -110,13 +110,13 @@ RECOUNT: Final = Statement(
         FROM steps AS w JOIN edges AS e ON e.child_key = w.key JOIN steps AS p ON p.key = e.parent_key
         WHERE w.key IN @keys GROUP BY w.key
     ) AS c
-    WHERE steps.key = c.key AND steps.open_deps > c.number AND steps.status = 'pending'
+    WHERE steps.key = c.key AND steps.open_deps > c.number AND steps.status || '' = 'pending'
     RETURNING steps.key, steps.kind, steps.run_id, steps.open_deps
     """,
 )
 OPEN_COUNTED: Final = Statement(
     "open counted: a step that waits for nothing any more",
-    "UPDATE steps SET status = :status WHERE key = :key AND status = 'pending' AND open_deps = 0",
+    "UPDATE steps SET status = :status WHERE key = :key AND status || '' = 'pending' AND open_deps = 0",
 )
 
 

@@ -41,8 +41,8 @@ PARK: Final = Statement(
     "whose run holds another step beside it, which would wait with it",
     """
     UPDATE steps SET status = 'blocked', worker_id = '', is_unparked = 0
-    WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id AND status = 'running'
-      AND cancel_reason IS NULL AND is_paused = 0
+    WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
+      AND status || '' = 'running' AND cancel_reason IS NULL AND is_paused = 0
       AND NOT EXISTS (SELECT 1 FROM steps AS further WHERE further.holder_run_id = :run_id
                       AND further.holder_run_id <> '' AND further.status IN ('claimed', 'running'))
     RETURNING key
@@ -52,7 +52,7 @@ UNPARK: Final = Statement(
     "unpark: the step of a run whose question is closed is ready again, if it was parked",
     """
     UPDATE steps SET status = 'ready', is_unparked = 1
-    WHERE key = (SELECT step_key FROM runs WHERE id = :run_id) AND run_id = :run_id AND status = 'blocked'
+    WHERE key = (SELECT step_key FROM runs WHERE id = :run_id) AND run_id = :run_id AND status || '' = 'blocked'
     RETURNING key
     """,
 )

@@ -42,7 +42,7 @@ COUNT_AGAIN: Final = Statement(
 )
 REOPEN: Final = Statement(
     "reopen: a retried step that waits for nothing",
-    "UPDATE steps SET status = :status WHERE key = :key AND status = 'pending'",
+    "UPDATE steps SET status = :status WHERE key = :key AND status || '' = 'pending'",
 )
 CHILDREN: Final = Statement(
     "children: of a map step, and how many have not completed",

@@ -12,7 +12,16 @@ from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 from tests.system.auditor import audit
 from tests.system.deployment import BUSY_S, LEASE_S, SWEEP_S, Deployment
-from tests.system.faults.scene import GROWING, done, prove, start_workers, until_begun, until_done, waves
+from tests.system.faults.scene import (
+    GROWING,
+    done,
+    freeze_between_writes,
+    prove,
+    start_workers,
+    until_begun,
+    until_done,
+    waves,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,7 +82,7 @@ async def test_a_frozen_owner_is_succeeded_and_writes_nothing_when_it_thaws(no_o
         frozen = await service.owner_of(task)
         await until_begun(service, 1)
 
-        os.kill(frozen.pid, signal.SIGSTOP)
+        await freeze_between_writes(service, frozen)
         await _owner_after(service, task, frozen.pid)
         epoch = (await service.store.session(task.session_id)).owner_epoch
         os.kill(frozen.pid, signal.SIGCONT)

@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL, Connection, RootTransaction
 
-from shared.adapters.sql.engine import SideLock, is_conflict, is_unavailable, make_engine, our_errors, side_lock
+from shared.adapters.sql.engine import is_conflict, is_unavailable, make_engine, our_errors
+from shared.adapters.sql.side_lock import SideLock, side_lock
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import SoongError, UnavailableError
 
@@ -29,6 +30,9 @@ GROUP: Final = 256
 READERS: Final = 4
 TRIES: Final = 8
 """How often work that the database undid in favour of another transaction is done again."""
+
+PATIENCE_S: Final = 30.0
+"""How long a caller waits for SQLite's one lock: it is held for milliseconds, unless its holder has been stopped."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Database:
 
     committer: Callable[[RootTransaction], None] = staticmethod(commit)
     """How the writer commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
+    patience_s: float = PATIENCE_S
 
     def __init__(self, url: URL, credential: str = "") -> None:
         self.url = url
@@ -86,8 +91,16 @@ class Database:
             if self._is_closed:
                 raise UnavailableError("the database has been closed by this process")
             self._queue.put(work)
-        result: T = await work.future
+        result: T = await (work.future if self._lock is None else self._within_patience(work, self._lock))
         return result
+
+    async def _within_patience(self, work: _Work, lock: SideLock) -> Any:
+        """Wait for work of which a process that stands still might keep the writer's thread for ever."""
+        try:
+            async with asyncio.timeout(self.patience_s):
+                return await work.future
+        except TimeoutError:
+            raise UnavailableError(await asyncio.to_thread(lock.describe_holder, self.patience_s)) from None
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run ``function`` on one consistent state of the database; it must not write.
@@ -100,18 +113,15 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, function)
 
     def close(self) -> None:
-        """Finish what was handed in, then close every connection. Blocking; idempotent."""
+        """Finish what was handed in, within ``patience_s`` on SQLite; close every connection. Blocking; idempotent."""
         with self._closing:
             if self._is_closed:
                 return
             self._is_closed = True
             self._queue.put(None)
-        self._writer.join()
+        self._writer.join(None if self._lock is None else self.patience_s)
         self._readers.shutdown(wait=True)
-        self._writer_engine.dispose()
         self._reader_engine.dispose()
-        if self._lock is not None:
-            self._lock.close()
 
     # -- readers
     def _read(self, function: Callable[[Transaction], T]) -> T:
@@ -144,6 +154,9 @@ class Database:
             _tell(group)
         if self._connection is not None:
             self._connection.close()
+        self._writer_engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
 
     def _gather(self, group: list[_Work]) -> bool:
         while len(group) < GROUP:

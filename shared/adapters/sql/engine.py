@@ -1,12 +1,9 @@
 """Engines for the two databases: URLs, pragmas, session settings, and foreign errors turned into ours.
 
-SQLite: write-ahead log, synchronous FULL (a commit that was told survives a power cut), and a lock on a side file
-around every write transaction, because SQLite's own waiting starves: beside one busy writer a heartbeat waited 3.5 s
-without it and 9 ms with it.
+SQLite: write-ahead log, synchronous FULL (a commit that was told survives a power cut), and our own lock around every
+write transaction (:mod:`shared.adapters.sql.side_lock`).
 """
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,8 +41,9 @@ _PLANNING: Final = {
 }
 _POSTGRES_SETTINGS: Final = {
     **_PLANNING,
-    # A client that vanished in the middle of a transaction must not hold its locks for long.
-    "idle_in_transaction_session_timeout": "60s",
+    # A process that is frozen or cut off in the middle of a transaction must have lost its locks by the time at which
+    # others take over what it held (``lease_s``, 20 s).
+    "idle_in_transaction_session_timeout": "5s",
     "lock_timeout": "30s",
     "tcp_keepalives_idle": "30",
 }
@@ -91,37 +89,6 @@ def refuse_network_file_system(path: Path, mounts: str = "/proc/self/mounts") ->
             f"{path} lies on a network file system ({kind}), where SQLite loses data; "
             "set SOONG_AGENT_HOME to a local folder or SOONG_DATABASE_URL to a PostgreSQL server"
         )
-
-
-class SideLock:
-    """A blocking lock on ``<database>.lock``, taken around write transactions. One object a writing connection."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises: InvalidConfigError when the file cannot be made or written."""
-        try:
-            self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise InvalidConfigError(
-                f"{path} cannot be written ({error.strerror}): the database needs a folder that this user may write"
-            ) from error
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def side_lock(url: URL) -> SideLock | None:
-    """Return a lock for an SQLite database; PostgreSQL has its own."""
-    return SideLock(Path(f"{url.database}.lock")) if url.get_backend_name() == "sqlite" else None
 
 
 def make_engine(url: URL, *, size: int, is_writer: bool, credential: str = "") -> Engine:

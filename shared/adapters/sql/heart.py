@@ -5,7 +5,8 @@ from typing import Final
 
 from sqlalchemy import URL
 
-from shared.adapters.sql.engine import make_engine, our_errors, side_lock
+from shared.adapters.sql.engine import make_engine, our_errors
+from shared.adapters.sql.side_lock import side_lock
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Transaction
 

@@ -8,7 +8,8 @@ from typing import Final
 from sqlalchemy import URL, Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from shared.adapters.sql.engine import driver_error, make_engine, our_errors, refuse_network_file_system, side_lock
+from shared.adapters.sql.engine import driver_error, make_engine, our_errors, refuse_network_file_system
+from shared.adapters.sql.side_lock import side_lock
 from shared.errors import InvalidConfigError, SchemaVersionError
 
 HEAD: Final = "0004"

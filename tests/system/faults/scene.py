@@ -1,9 +1,15 @@
 """What fault tests share: plans whose effects can be counted, workers that run them, and the auditor's verdict."""
 
+import asyncio
+import fcntl
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from sqlalchemy import make_url
 
 import tests.system.faults.plugin  # noqa: F401  # the plan check knows the functions of its own process
 from shared.jsontext import Json, JsonObject
@@ -11,6 +17,7 @@ from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Task
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import Deployment
+from tests.warm import WarmProcess
 
 PLUGIN = "tests.system.faults.plugin"
 
@@ -59,6 +66,39 @@ async def start_workers(service: Deployment, count: int, *, slots: int = 8, **en
     """Start workers that know the functions of the fault tests."""
     known = {"SOONG_FUNCTIONS": PLUGIN, "FAULT_EFFECTS": str(effects_file(service))}
     await service.start_workers(count, slots=slots, **{**known, **environment})
+
+
+async def freeze_between_writes(service: Deployment, process: WarmProcess) -> None:
+    """Stop a process at a moment at which it does not hold SQLite's one lock: with that, nobody could take over."""
+    lock = Path(f"{make_url(service.database_url).database}.lock")
+    for _ in range(50):
+        process.send_signal(signal.SIGSTOP)
+        if await asyncio.to_thread(_stands_still, process.pid) and await asyncio.to_thread(_is_free, lock):
+            return
+        process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(0.01)
+    raise AssertionError("it was writing whenever it was stopped")
+
+
+def _stands_still(pid: int) -> bool:
+    """Wait until every thread of a process has stopped: the signal comes to one first."""
+    for _ in range(500):
+        tasks = [task.read_text(encoding="utf-8") for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+        if all(task.rpartition(")")[2].split()[0] == "T" for task in tasks):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _is_free(path: Path) -> bool:
+    """Say whether a lock becomes free: those that go on writing hold it for milliseconds."""
+    with path.open("rb") as lock:
+        for _ in range(50):
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            time.sleep(0.01)
+    return False
 
 
 def begun(service: Deployment) -> int:

@@ -1,0 +1,129 @@
+"""A process that is stopped in the middle of a write: what the others hear and do, and what becomes of its work."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.store import SqlStore
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import UnavailableError
+from tests.integration.sql_stores import opened
+
+STOPS_IN_A_WRITE = """
+import asyncio, signal, sys, threading
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.store import open_store
+
+ADD = Statement("add a cap of one", "INSERT INTO caps (scope, cap) VALUES (:scope, 1)")
+lives = []
+
+def write(tx):
+    tx.count(ADD, scope="a")
+    lives.append(1)
+    if len(lives) == 1:
+        # To this thread: one sent to the process may reach another thread first, and this one go on meanwhile.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+async def main(url):
+    store = await open_store(url)
+    await store._database.write(write)
+    print(len(lives), flush=True)
+    await store.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+TAKE = Statement(
+    "set a cap of two",
+    "INSERT INTO caps (scope, cap) VALUES (:scope, 2) ON CONFLICT (scope) DO UPDATE SET cap = 2",
+)
+CAPS = Statement("all caps", "SELECT scope, cap FROM caps ORDER BY scope")
+
+
+async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with opened(url) as store:
+        store._database.patience_s = 0.3
+        with _stopped_in_a_write(url) as process:
+            with pytest.raises(UnavailableError) as caught:
+                await _take(store, "b")
+            assert f"process {process.pid} holds the database" in str(caught.value)
+            assert f"it is stopped: let it go on (kill -CONT {process.pid}" in str(caught.value)
+            assert await _caps(store) == []  # readers need no lock
+
+            process.send_signal(signal.SIGCONT)
+            assert process.communicate(timeout=20)[0] == "1\n"
+
+        store._database.patience_s = 30
+        await _take(store, "c")
+        assert dict(await _caps(store)) == {"a": 1, "b": 2, "c": 2}  # b: told as not known, and done after all
+
+
+async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with opened(url) as store:
+        with _stopped_in_a_write(url) as process:
+            process.kill()
+            await _take(store, "b")
+
+        assert await _caps(store) == [("b", 2)]
+
+
+async def test_closing_does_not_wait_for_ever_for_a_process_that_stands_still(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with opened(url) as store:
+        store._database.patience_s = 0.2
+        with _stopped_in_a_write(url):
+            with pytest.raises(UnavailableError):
+                await _take(store, "b")
+            async with asyncio.timeout(10):
+                await store.close()
+
+
+@pytest.mark.spec("CARD-1", "DAG-07")
+async def test_postgres_takes_its_rows_from_it_before_a_lease_has_ended(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        with _stopped_in_a_write(postgres_url) as process:
+            since = time.monotonic()
+            await _take(store, "a")  # the very row that it has written and not committed
+
+            assert time.monotonic() - since < 20
+            assert await _caps(store) == [("a", 2)]
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(20) != 0  # it did the same again, and found the row of another
+
+        assert await _caps(store) == [("a", 2)]
+
+
+@contextmanager
+def _stopped_in_a_write(url: str) -> "Iterator[subprocess.Popen[str]]":
+    """A process that has written a row and stands still before it commits; ended with the block."""
+    arguments = [sys.executable, "-P", "-c", STOPS_IN_A_WRITE, url]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                assert time.monotonic() < deadline, "it did not come to its write"
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
+
+
+async def _take(store: SqlStore, scope: str) -> None:
+    def write(tx: Transaction) -> None:
+        tx.count(TAKE, scope=scope)
+
+    await store._database.write(write)
+
+
+async def _caps(store: SqlStore) -> list[tuple[str, int]]:
+    return [(row[0], row[1]) for row in await store._database.read(lambda tx: tx.rows(CAPS))]

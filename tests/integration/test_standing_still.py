@@ -57,7 +57,8 @@ async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path:
                 await _take(store, "b")
             assert f"process {process.pid} holds the database" in str(caught.value)
             assert f"it is stopped: let it go on (kill -CONT {process.pid}" in str(caught.value)
-            assert await _caps(store) == []  # readers need no lock
+            async with asyncio.timeout(10), opened(url, migrate=False) as other:  # reading needs no lock
+                assert await _caps(other) == []
 
             process.send_signal(signal.SIGCONT)
             assert process.communicate(timeout=20)[0] == "1\n"

@@ -1,5 +1,6 @@
 """Which schema a database has, and bringing it to ours."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -30,6 +31,8 @@ def prepare(url: URL, *, migrate: bool) -> None:
     """
     if url.get_backend_name() == "sqlite":
         _prepare_file(Path(url.database or ""), may_create=migrate)
+        if _is_current(url):
+            return
     with our_errors(), _connection(url) as connection:
         found = current(connection)
         if found == HEAD:
@@ -79,6 +82,18 @@ def _prepare_file(path: Path, *, may_create: bool) -> None:
         path.touch(mode=0o600)
     except OSError as error:
         raise InvalidConfigError(f"the database file {path} cannot be made: {error.strerror}") from error
+
+
+def _is_current(url: URL) -> bool:
+    """Say whether an SQLite file has our schema, without its lock: a process that stands still may hold that."""
+    engine = make_engine(url, size=1, is_writer=False)
+    try:
+        with engine.connect() as connection, connection.begin():
+            return current(connection) == HEAD
+    except (DBAPIError, sqlite3.Error):
+        return False  # just being made, perhaps; whoever holds the lock is told what is wrong
+    finally:
+        engine.dispose()
 
 
 @contextmanager

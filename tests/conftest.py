@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+import structlog
 from hypothesis import settings
 
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
@@ -28,6 +29,15 @@ for _name in [name for name in os.environ if name.startswith(("SOONG_", "FLOWER_
 os.environ["HOME"] = _OWN_HOME
 # Sockets of services that a test starts lie here, so that they go with it.
 os.environ["XDG_RUNTIME_DIR"] = _OWN_HOME
+
+# As our processes log: without what variables held, which takes seconds to render on a busy machine.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        structlog.dev.ConsoleRenderer(colors=False),
+    ]
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

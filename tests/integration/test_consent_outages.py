@@ -139,10 +139,10 @@ async def test_a_fault_of_ours_is_survived_and_the_next_look_goes_on(
         decide = store.decide
         faults = iter([RuntimeError("a fault")])
 
-        async def faulty(*given: object, **named: object) -> None:
+        async def faulty(*given: object, **named: object) -> Decided:
             for fault in faults:
                 raise fault
-            await decide(*given, **named)  # type: ignore[arg-type]  # passed on
+            return await decide(*given, **named)  # type: ignore[arg-type]  # passed on
 
         monkeypatch.setattr(store, "decide", faulty)
 

@@ -204,11 +204,11 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @pytest.fixture
 def log_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    stream = io.StringIO()
+    stream, before = io.StringIO(), structlog.get_config()
     monkeypatch.setattr(sys, "stderr", stream)
     configure("debug", process="test", clean=redactor([SECRET]).text)
     yield stream
-    structlog.reset_defaults()
+    structlog.configure(**before)
     structlog.contextvars.clear_contextvars()
 
 

@@ -104,6 +104,23 @@ async def test_postgres_takes_its_rows_from_it_before_a_lease_has_ended(postgres
         assert await _caps(store) == [("a", 2)]
 
 
+async def test_what_postgres_took_back_is_done_again(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        lives: list[int] = []
+
+        def still_twice(tx: Transaction) -> None:
+            lives.append(tx.count(TAKE, scope="a"))
+            if len(lives) < 3:
+                tx.connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '50ms'")
+                time.sleep(0.2)
+                tx.count(TAKE, scope="b")
+
+        await store._database.write(still_twice)
+
+        assert len(lives) == 3
+        assert await _caps(store) == [("a", 2)]
+
+
 @contextmanager
 def _stopped_in_a_write(url: str) -> "Iterator[subprocess.Popen[str]]":
     """A process that has written a row and stands still before it commits; ended with the block."""

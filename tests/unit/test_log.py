@@ -13,8 +13,9 @@ SECRET = "hunter2-very-secret"
 
 @pytest.fixture(autouse=True)
 def put_back() -> Iterator[None]:
+    before = structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**before)
     structlog.contextvars.clear_contextvars()
 
 

@@ -48,6 +48,10 @@ _POSTGRES_SETTINGS: Final = {
     "tcp_keepalives_idle": "30",
 }
 
+UNDONE: Final = frozenset({"40001", "40P01", "25P03"})
+"""What PostgreSQL says of a transaction that it undid for the sake of others: a conflict, a deadlock, one whose process
+stood still for longer than ``idle_in_transaction_session_timeout``."""
+
 
 def parse_url(url: str) -> URL:
     """Return the URL of one of the two databases, with the driver that we use.
@@ -205,12 +209,13 @@ def is_unavailable(error: BaseException) -> bool:
         return type(found) is sqlite3.DatabaseError
     import psycopg
 
-    return isinstance(found, psycopg.OperationalError | psycopg.InterfaceError)
+    gone = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout)
+    return isinstance(found, gone)
 
 
 def is_conflict(error: BaseException) -> bool:
     """Say whether the database undid the transaction in favour of another: the same again will do."""
-    return getattr(driver_error(error), "sqlstate", None) in {"40001", "40P01"}
+    return getattr(driver_error(error), "sqlstate", None) in UNDONE
 
 
 def driver_error(error: BaseException) -> BaseException:

@@ -104,6 +104,8 @@ def _connection(url: URL) -> Iterator[Connection]:
     try:
         with lock.held() if lock else nullcontext(), engine.connect() as connection, connection.begin():
             if lock is None:
+                # A migration holds nobody's steps, and may be busy with itself between two statements.
+                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_ID})"))
             yield connection
     finally:

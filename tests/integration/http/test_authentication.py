@@ -79,7 +79,8 @@ async def test_no_token_is_logged(scene: HttpScene) -> None:
         await scene.with_token(wrong).get("/v1/me")
         await scene.with_token(text).post("/v1/tasks", json={"plan": {}, "project": "/"})
 
-    assert {one["event"] for one in logged} == {"http_token_refused", "http_forbidden"}
+    said = {one["event"] for one in logged}
+    assert {event for event in said if event.startswith("http_")} == {"http_token_refused", "http_forbidden"}
     assert text[-43:] not in str(logged)
     assert wrong[-43:] not in str(logged)
 

@@ -4,7 +4,9 @@
 the worker to the moment the call starts there, by the events of the run; between them lie the owner's look at the
 rows, a client's callback that answers at once, its answer row, the owner's signed decision, the worker's check and its
 consumption. The peer is a message to another process over a Redis stream and one back, nothing else: no row, no
-identity, no signature. **crowd** is a thousand questions of twenty sessions on four worker processes at once
+identity, no signature; once as often as questions are asked here, once in a tight loop. Between two questions a machine
+goes to rest, and each process, thread and server of the way has to be woken: of that a tight loop knows nothing.
+**crowd** is a thousand questions of twenty sessions on four worker processes at once
 (:mod:`benchmarks.crowd`); what has to be true of it is checked in rows and files.
 """
 
@@ -32,7 +34,9 @@ SESSIONS: Final = 20
 ITEMS: Final = 50
 SINGLES: Final = 40
 ROUND_TRIPS: Final = 400
-PEER: Final = "redis streams"
+PACED_ROUND_TRIPS: Final = 60
+PEER: Final = "redis streams, in a tight loop"
+PACED_PEER: Final = "redis streams, as often"
 _LATENCIES: Final = """
     SELECT coalesce(array_agg((started.time_us - asked.time_us) / 1000.0), '{}')
     FROM runs JOIN events AS asked ON asked.run_id = runs.id AND asked.type = 'permission_requested'
@@ -52,6 +56,7 @@ def run(rounds: int) -> Finding:
     """Measure ``rounds`` times; the first question of each round warms up and is not counted."""
     asking: list[float] = []
     bare: list[float] = []
+    paced: list[float] = []
     with (
         postgres_server(durable=True) as server,
         fleet(server, WORKERS) as own,
@@ -60,9 +65,15 @@ def run(rounds: int) -> Finding:
     ):
         with _echo(broker.socket_url) as peer:
             for number in range(rounds):
-                asking += _singles(own, Path(project) / f"singles{number}")
-                bare += _round_trips(peer)
-        return _asking(asking, bare).and_also(_crowd(own, Path(project) / "crowd"))
+                took, pause_s = _singles(own, Path(project) / f"singles{number}")
+                asking += took
+                bare += _round_trips(peer, ROUND_TRIPS)
+                paced += _round_trips(peer, PACED_ROUND_TRIPS, pause_s=pause_s)
+        return (
+            _asking(asking, PACED_PEER, paced)
+            .and_also(_asking(asking, PEER, bare))
+            .and_also(_crowd(own, Path(project) / "crowd"))
+        )
 
 
 def askers_of(home: Path, folder: Path, sessions: int, items: int, *, first: int = 0) -> list[Asker]:
@@ -74,13 +85,19 @@ def askers_of(home: Path, folder: Path, sessions: int, items: int, *, first: int
     ]
 
 
-def _singles(own: Fleet, folder: Path) -> list[float]:
-    """Return how long each question took, in ms: one session that allows each, one step after another."""
+def _singles(own: Fleet, folder: Path) -> tuple[list[float], float]:
+    """Let one session ask one question a step, one step after another, and allow each.
+
+    Return how long each question took, in ms, and how many seconds lay between two of them.
+    """
     folder.mkdir()
     plan = plan_of(1, folder, SINGLES, is_chain=True)
     asker = Asker(1, folder, SINGLES, prepare(own.home, plan, AnswerMode.ATTACHED, project=folder))
+    began = time.perf_counter()
     own.runner.run(play(own.client, [asker]))
-    return _latencies(own, [asker])[1:]
+    elapsed_s = time.perf_counter() - began
+    took = _latencies(own, [asker])
+    return took[1:], max(0.0, elapsed_s - sum(took) / 1000) / SINGLES
 
 
 def _crowd(own: Fleet, folder: Path) -> Finding:
@@ -113,12 +130,12 @@ def _latencies(own: Fleet, askers: Sequence[Asker]) -> list[float]:
     return [float(value) for value in found]
 
 
-def _asking(ours: Sequence[float], bare: Sequence[float]) -> Finding:
+def _asking(ours: Sequence[float], peer: str, theirs: Sequence[float]) -> Finding:
     lines = [
-        Figure("P1-asking", "postgresql", name, "ms", round(own, 3), PEER, round(peer, 3), round(own / peer, 2))
-        for name, own, peer in (
-            ("p50", statistics.median(ours), statistics.median(bare)),
-            ("p95", _p95(ours), _p95(bare)),
+        Figure("P1-asking", "postgresql", name, "ms", round(own, 3), peer, round(bare, 3), round(own / bare, 2))
+        for name, own, bare in (
+            ("p50", statistics.median(ours), statistics.median(theirs)),
+            ("p95", _p95(ours), _p95(theirs)),
         )
     ]
     return Finding(lines)
@@ -128,10 +145,11 @@ def _p95(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
-def _round_trips(peer: redis.Redis) -> list[float]:
-    """Return how long each bare message there and back took, in ms."""
+def _round_trips(peer: redis.Redis, count: int, *, pause_s: float = 0) -> list[float]:
+    """Return how long each bare message there and back took, in ms, with a pause before each."""
     took, last = [], "0"
-    for number in range(ROUND_TRIPS):
+    for number in range(count):
+        time.sleep(pause_s)
         began = time.perf_counter()
         peer.xadd("there", {"n": number})
         last, _ = _next(peer, "back", last)

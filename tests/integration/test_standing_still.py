@@ -68,6 +68,21 @@ async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path:
         assert dict(await _caps(store)) == {"a": 1, "b": 2, "c": 2}  # b: told as not known, and done after all
 
 
+async def test_whoever_comes_after_somebody_has_waited_in_vain_is_told_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with opened(url) as store:
+        store._database.patience_s = 2
+        with _stopped_in_a_write(url):
+            with pytest.raises(UnavailableError):
+                await _take(store, "a")
+            since = time.monotonic()
+            for scope in "bcdef":
+                with pytest.raises(UnavailableError):
+                    await _take(store, scope)
+
+            assert time.monotonic() - since < 5 * 2
+
+
 async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with opened(url) as store:

@@ -8,6 +8,7 @@ runs again alone: one caller's failure never undoes another's work. A caller hea
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -69,6 +70,8 @@ class Database:
         self._writer_engine = make_engine(url, size=1, is_writer=True, credential=credential)
         self._reader_engine = make_engine(url, size=READERS, is_writer=False)
         self._lock: SideLock | None = side_lock(url)
+        self._locking_since_s: float | None = None
+        """Since when the writer's thread has been waiting for the lock, on the monotonic clock."""
         self._connection: Connection | None = None
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closing = threading.Lock()
@@ -97,10 +100,15 @@ class Database:
     async def _within_patience(self, work: _Work, lock: SideLock) -> Any:
         """Wait for work of which a process that stands still might keep the writer's thread for ever."""
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with asyncio.timeout(self._patience_left_s()):
                 return await work.future
         except TimeoutError:
             raise UnavailableError(await asyncio.to_thread(lock.describe_holder, self.patience_s)) from None
+
+    def _patience_left_s(self) -> float:
+        """Return how long it is worth waiting: whoever comes when somebody has waited in vain is told at once."""
+        since_s = self._locking_since_s
+        return self.patience_s if since_s is None else max(0.0, self.patience_s - (time.monotonic() - since_s))
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run ``function`` on one consistent state of the database; it must not write.
@@ -119,7 +127,7 @@ class Database:
                 return
             self._is_closed = True
             self._queue.put(None)
-        self._writer.join(None if self._lock is None else self.patience_s)
+        self._writer.join(None if self._lock is None else self._patience_left_s())
         self._readers.shutdown(wait=True)
         self._reader_engine.dispose()
 
@@ -147,7 +155,9 @@ class Database:
             if first is None:
                 break
             group = [first]
+            self._locking_since_s = time.monotonic()
             with self._lock.held() if self._lock else nullcontext():
+                self._locking_since_s = None
                 # Gathered under the lock: what arrived while we waited for it is written with the rest.
                 is_open = self._gather(group)
                 self._write_group(group)

@@ -35,8 +35,8 @@ ITEMS: Final = 50
 SINGLES: Final = 40
 ROUND_TRIPS: Final = 400
 PACED_ROUND_TRIPS: Final = 60
-PEER: Final = "redis streams, in a tight loop"
-PACED_PEER: Final = "redis streams, as often"
+PEER: Final = "streams in a loop"
+PACED_PEER: Final = "streams as often"
 _LATENCIES: Final = """
     SELECT coalesce(array_agg((started.time_us - asked.time_us) / 1000.0), '{}')
     FROM runs JOIN events AS asked ON asked.run_id = runs.id AND asked.type = 'permission_requested'
@@ -134,8 +134,8 @@ def _asking(ours: Sequence[float], peer: str, theirs: Sequence[float]) -> Findin
     lines = [
         Figure("P1-asking", "postgresql", name, "ms", round(own, 3), peer, round(bare, 3), round(own / bare, 2))
         for name, own, bare in (
-            ("p50", statistics.median(ours), statistics.median(theirs)),
-            ("p95", _p95(ours), _p95(theirs)),
+            (f"p50, {peer}", statistics.median(ours), statistics.median(theirs)),
+            (f"p95, {peer}", _p95(ours), _p95(theirs)),
         )
     ]
     return Finding(lines)

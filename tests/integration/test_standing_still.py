@@ -83,6 +83,14 @@ async def test_whoever_comes_after_somebody_has_waited_in_vain_is_told_at_once(t
             assert time.monotonic() - since < 5 * 2
 
 
+async def test_a_process_that_is_slow_itself_does_not_accuse_another(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
+        store._database.patience_s = 0.1
+
+        with pytest.raises(UnavailableError, match=r"a write of this process takes more than 0\.1 s"):
+            await store._database.write(lambda _tx: time.sleep(0.5))
+
+
 async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with opened(url) as store:

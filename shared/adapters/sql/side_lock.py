@@ -47,6 +47,8 @@ class SideLock:
         pid = _holder(self._path)
         if pid is None:
             return f"the database was not free within {waited_s:g} s; look at what uses {self._path.with_suffix('')}"
+        if pid == os.getpid():
+            return f"a write of this process takes more than {waited_s:g} s; look at the disk of {self._path.parent}"
         if _is_stopped(pid):
             remedy = f"it is stopped: let it go on (kill -CONT {pid}, or fg in its terminal) or end it"
         else:

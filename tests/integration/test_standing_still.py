@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,9 +87,11 @@ async def test_whoever_comes_after_somebody_has_waited_in_vain_is_told_at_once(t
 async def test_a_process_that_is_slow_itself_does_not_accuse_another(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
         store._database.patience_s = 0.1
+        may_go_on = threading.Event()
 
         with pytest.raises(UnavailableError, match=r"a write of this process takes more than 0\.1 s"):
-            await store._database.write(lambda _tx: time.sleep(0.5))
+            await store._database.write(lambda _tx: may_go_on.wait(60))
+        may_go_on.set()
 
 
 async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ async def test_what_postgres_took_back_is_done_again(postgres_url: str) -> None:
             lives.append(tx.count(TAKE, scope="a"))
             if len(lives) < 3:
                 tx.connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '50ms'")
-                time.sleep(0.2)
+                time.sleep(1)  # longer than the server bears
                 tx.count(TAKE, scope="b")
 
         await store._database.write(still_twice)

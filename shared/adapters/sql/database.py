@@ -62,6 +62,7 @@ class Database:
     committer: Callable[[RootTransaction], None] = staticmethod(commit)
     """How the writer commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
     patience_s: float = PATIENCE_S
+    """For tests too, which cannot wait that long. No setting reaches it."""
 
     def __init__(self, url: URL, credential: str = "") -> None:
         self.url = url

@@ -83,9 +83,10 @@ async def freeze_between_writes(service: Deployment, process: WarmProcess) -> No
 def _stands_still(pid: int) -> bool:
     """Wait until every thread of a process has stopped: the signal comes to one first."""
     for _ in range(500):
-        tasks = [task.read_text(encoding="utf-8") for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-        if all(task.rpartition(")")[2].split()[0] == "T" for task in tasks):
-            return True
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            tasks = [task.read_text(encoding="utf-8") for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+            if all(task.rpartition(")")[2].split()[0] == "T" for task in tasks):
+                return True
         time.sleep(0.01)
     return False
 

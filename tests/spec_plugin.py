@@ -5,6 +5,7 @@ several processes share a run (pytest-xdist), each hands its tests their clauses
 """
 
 import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -17,7 +18,8 @@ RESULTS = ROOT / ".spec-results.json"
 CLAUSES = ROOT / "docs" / "spec.md"
 
 _CLAUSE_LINE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* ", re.MULTILINE)
-_SELECTING = ("keyword", "markexpr", "deselect", "collectonly", "lf", "failedfirst", "maxfail", "ignore")
+# Options that leave tests out. `-m` is one too, but the project's own addopts hold one: see `_is_full`.
+_SELECTING = ("keyword", "deselect", "collectonly", "lf", "failedfirst", "stepwise", "maxfail", "ignore", "ignore_glob")
 
 
 def clause_ids() -> list[str]:
@@ -26,19 +28,30 @@ def clause_ids() -> list[str]:
 
 
 def tree_hash() -> str:
-    """Return a digest over every file of the working tree that git would keep, tracked or new."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    """Return a digest over every file of the working tree that git would keep, tracked or new.
+
+    Returns the empty text where git cannot list them: such a tree has no results.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
     digest = hashlib.sha256()
     for name in sorted({name for name in listing.stdout.split(b"\0") if name}):
         path = ROOT / name.decode("utf-8", "surrogateescape")
         if path.is_file():
             digest.update(name + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _markexpr_of(options: list[str]) -> str:
+    """Return what `-m` says among options that pytest has split already."""
+    found = ""
+    for option, value in itertools.pairwise([*options, ""]):
+        if option == "-m":
+            found = value
+    return found
 
 
 class SpecResults:
@@ -83,6 +96,7 @@ class SpecResults:
     def _is_full(self) -> bool:
         options = self._config.option
         selected = any(getattr(options, name, None) for name in _SELECTING)
-        whole = [str(path) for path in self._config.getini("testpaths")]
-        is_asked_for = self._config.args == whole and not hasattr(self._config, "workerinput")
-        return is_asked_for and not selected and (ROOT / ".git").exists()
+        # The project's own `-m` leaves out what is no part of `make test`; any other one selects.
+        selected |= options.markexpr != _markexpr_of(self._config.getini("addopts"))
+        all_paths = [str(path) for path in self._config.getini("testpaths")]
+        return self._config.args == all_paths and not selected and not hasattr(self._config, "workerinput")

@@ -5,11 +5,12 @@ run in ``docs/proofs`` names it; *failing* when one of its tests failed; *missin
 nothing).
 """
 
+import argparse
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,17 +69,28 @@ def read_proofs(folder: Path) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def read_results() -> dict[str, dict[str, str]]:
-    """Return outcomes by clause and test for this very tree, running the tests when there are none yet."""
+def read_results(*, may_run: bool = True) -> dict[str, dict[str, str]]:
+    """Return outcomes by clause and test for this very tree.
+
+    Args:
+        may_run: run the tests when this tree has no result yet.
+
+    Raises:
+        SpecReportError: this tree has no result.
+    """
     tree = tree_hash()
+    if not tree:
+        raise SpecReportError("git cannot list this tree; make the report in a git checkout")
     found = _results_of(tree)
+    if found is None and not may_run:
+        raise SpecReportError("this tree has no result of a full test run; run `make test`")
     if found is None:
         print("running the tests: this tree has no result yet …", file=sys.stderr)
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal"]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
         found = _results_of(tree)
     if found is None:
-        raise SpecReportError("the test run left no result; run `make test` and mend what stops it")
+        raise SpecReportError("the test run left no result; run `make test` and fix what stops it")
     return found
 
 
@@ -92,9 +104,14 @@ def _results_of(tree: str) -> dict[str, dict[str, str]] | None:
     return clauses
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="spec_report", description=__doc__)
+    parser.add_argument(
+        "--last-run", action="store_true", help="never run the tests; fail when this tree has no result"
+    )
+    options = parser.parse_args(arguments)
     try:
-        results, proofs = read_results(), read_proofs(PROOFS)
+        results, proofs = read_results(may_run=not options.last_run), read_proofs(PROOFS)
     except SpecReportError as error:
         print(f"spec: {error}", file=sys.stderr)
         return 1
@@ -108,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

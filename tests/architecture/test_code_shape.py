@@ -144,5 +144,8 @@ def _project_texts() -> tuple[Path, ...]:
     return tuple(
         path
         for path in (*ROOT.glob("*"), *nested)
-        if path.is_file() and path.suffix in _TEXT_SUFFIXES and "__pycache__" not in path.parts
+        if path.name != ".git"  # a file in a worktree: it names the checkout
+        and path.is_file()
+        and path.suffix in _TEXT_SUFFIXES
+        and "__pycache__" not in path.parts
     )

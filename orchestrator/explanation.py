@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.catalogue import Catalogue
 from orchestrator.submission import existing_folder
 from shared.errors import UsageError
+from shared.foreign import call_foreign
 from shared.identity import Role, RunIdentity
 from shared.jsontext import JsonObject, digest
 from shared.permissions.configured import configured_write_roots, surface_request
@@ -94,7 +95,7 @@ class Explainer:
         self._check(tool, arguments)
         context = ToolContext(_NOBODY, self.workplace, "call_explain", "explain", 0, _Silent())
         try:
-            target = tool.target(context, arguments) if tool.target is not None else Target()
+            target = call_foreign(tool.target, context, arguments) if tool.target is not None else Target()
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
             return by_sandbox(tool.name, failure_of(error))
         traits = effective_traits(tool, arguments)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from shared.clock import Clock
 from shared.errors import AlreadyDecidedError, InvalidJsonError, UnavailableError
+from shared.foreign import ForeignError, await_foreign, shown, words_of
 from shared.jsontext import JsonObject, canonical, parse_strict
 from shared.log import get_logger
 from shared.permissions.request import (
@@ -63,19 +64,17 @@ class _Said:
 
 async def _ask(callback: PermissionCallback, request: PermissionRequest, passing: tuple[type[Exception], ...]) -> _Said:
     try:
-        decision: object = await callback(request)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        return _Said(None, "the callback was cancelled from within")
+        decision: object = await await_foreign(lambda: callback(request))
     except passing:
         raise
+    except ForeignError as error:
+        if isinstance(error.original, SystemExit | KeyboardInterrupt):
+            raise error.original from None  # the callback's program is this process, and may end it
+        return _failed(request, error)
     except Exception as error:  # noqa: BLE001  # a stranger's function: whatever it raises is a failed answer
-        log.warning("callback_failed", request=request.id, error=repr(error))
-        return _Said(None, f"the callback raised {type(error).__name__}: {error}")
+        return _failed(request, error)
     if not isinstance(decision, PermissionDecision) or not isinstance(decision.choice, Choice):
-        return _Said(None, f"the callback returned {decision!r:.200}, not a PermissionDecision")
+        return _Said(None, f"the callback returned {shown(decision)}, not a PermissionDecision")
     try:
         metadata = parse_strict(canonical(dict(decision.metadata)))
     except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
@@ -83,6 +82,12 @@ async def _ask(callback: PermissionCallback, request: PermissionRequest, passing
     if not isinstance(metadata, dict) or len(canonical(metadata)) > MAX_METADATA_BYTES:
         return _Said(None, f"the callback's metadata has more than {MAX_METADATA_BYTES} bytes")
     return _Said(decision.choice, str(decision.reason), metadata)
+
+
+def _failed(request: PermissionRequest, error: Exception) -> _Said:
+    words = words_of(error)
+    log.warning("callback_failed", request=request.id, error=words)
+    return _Said(None, f"the callback raised {words}")
 
 
 async def insert_answer(store: ConsentStore, answer: Answer) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.whole_input import WholeInput
+from shared.foreign import call_foreign
 from shared.jsontext import Json, JsonObject
 from shared.permissions.request import PermissionRequest
 from shared.sessions.session import Session
@@ -48,7 +49,7 @@ class Lookout:
             return TargetNow(None, hindrance)
         context = self._context(request, session)
         try:
-            target = await asyncio.to_thread(tool.target, context, whole.input)
+            target = await asyncio.to_thread(call_foreign, tool.target, context, whole.input)
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
             return TargetNow(True, f"as things are now it would be refused: {failure_of(error).message}")
         return _compared(request, target)

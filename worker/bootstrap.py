@@ -1,6 +1,5 @@
 """Builds a worker process out of adapters and runs it to its end; nothing else in this package names one."""
 
-import importlib
 import os
 import random
 import secrets
@@ -21,6 +20,7 @@ from shared.log import configure
 from shared.sandbox.redact import Redactor, redactor
 from shared.settings import Settings, secret_values
 from shared.store import Store
+from shared.toolsets.modules import import_own
 from worker.agent_step import AgentRuns
 from worker.app import ParentPipe, make_worker_celery, run_celery
 from worker.flower import FlowerEvents, NoFlower
@@ -45,8 +45,8 @@ def run_worker(settings: Settings, name: str) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if not settings.redis_url:
         raise InvalidConfigError("SOONG_REDIS_URL is not set: a worker joins a running service")
-    for module in settings.functions:
-        _import(module)
+    for module in dict.fromkeys(settings.functions):
+        import_own(module, "SOONG_FUNCTIONS")
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
     wear, parent = Wear.of(settings, random.SystemRandom()), ParentPipe()
     thread = LoopThread()
@@ -129,10 +129,3 @@ def _agents(
 async def _drain(process: WorkerProcess, settings: Settings, wear: Wear) -> None:
     is_patient = wear.is_over and not wear.is_told_to_stop
     await process.drain(None if is_patient else timedelta(seconds=settings.drain_s))
-
-
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise InvalidConfigError(f"SOONG_FUNCTIONS names {module!r}, which cannot be imported: {error}") from error

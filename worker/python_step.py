@@ -2,11 +2,14 @@
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Awaitable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from types import CodeType
 
 from shared.errors import InvalidJsonError, UsageError
+from shared.foreign import await_foreign, call_foreign, place_of, words_of
 from shared.jsontext import Json, JsonObject, dump
 from shared.runs.status import EndReason
 from shared.tasks.functions import StepContext, StepFunction, resolve
@@ -30,18 +33,14 @@ class PythonSteps:
             return failed(claim, "invalid_input", str(error))
         try:
             output = await self._call(function, claim, inputs)
-        except asyncio.CancelledError:
-            raise
         except UsageError as error:
             return failed(claim, "invalid_input", str(error))
-        except (SystemExit, KeyboardInterrupt) as error:  # a function that wants to end the process ends its step
-            return failed(claim, "execution_failed", f"the function raised {type(error).__name__}", retryable=True)
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
-            return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
+            return crashed(claim, error, _file_of(function))
         try:
             dump(output)
         except (InvalidJsonError, TypeError, ValueError) as error:
-            return failed(claim, "execution_failed", f"{type(error).__name__}: {error}")
+            return failed(claim, "execution_failed", words_of(error))
         return StepEnd(
             claim.step_key,
             claim.identity.run_id,
@@ -54,22 +53,26 @@ class PythonSteps:
     async def _call(self, function: StepFunction, claim: Claim, inputs: JsonObject) -> Json:
         context = StepContext(claim.identity, claim.attempt, effect_key=claim.step_key)
         if function.is_cheap or function.is_async:
-            result = function.body(inputs, context)
+            result = call_foreign(function.body, inputs, context)
         else:
-            call = functools.partial(_called, function, inputs, context)
+            call = functools.partial(call_foreign, function.body, inputs, context)
             result = await asyncio.get_running_loop().run_in_executor(self.executor, call)
-        return await result if isinstance(result, Awaitable) else result
+        if isinstance(result, Awaitable):
+            awaited = result
+            return await await_foreign(lambda: awaited)
+        return result
 
 
-def _called(function: StepFunction, inputs: JsonObject, context: StepContext) -> Json | Awaitable[Json]:
-    """Call a plain function on its thread, where some exceptions would end more than the call.
+def crashed(claim: Claim, error: BaseException, own_file: str = "") -> StepEnd:
+    """Return the end of a step whose work raised: the exception's type, its text and where it was raised."""
+    place = place_of(error, own_file)
+    words = words_of(error)
+    return failed(claim, "execution_failed", f"{words} (at {place})" if place else words, retryable=True)
 
-    StopIteration cannot be carried by a future, and the others would end the thread's loop or pool.
-    """
-    try:
-        return function.body(inputs, context)
-    except (SystemExit, KeyboardInterrupt, StopIteration, asyncio.CancelledError) as error:
-        raise RuntimeError(f"the function raised {type(error).__name__}: {error}") from error
+
+def _file_of(function: StepFunction) -> str:
+    code = getattr(inspect.unwrap(function.body), "__code__", None)
+    return code.co_filename if isinstance(code, CodeType) else ""
 
 
 def failed(

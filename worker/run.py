@@ -4,10 +4,12 @@ A step's kind says who does the work: a registered function or a child agent. Bo
 run under the step's time limit, and whatever happens becomes one :class:`StepEnd`.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from shared.errors import LeaseLostError, TemplateError, UnavailableError
+from shared.foreign import contained
 from shared.jsontext import Json
 from shared.log import get_logger
 from shared.runs.status import EndReason
@@ -16,7 +18,7 @@ from shared.tasks.inputs import BoundStep, bind_step
 from shared.tasks.outcomes import with_report
 from shared.tasks.step import Claim, StepEnd, StepKind
 from worker.interruption import Interruption
-from worker.python_step import PythonSteps, failed
+from worker.python_step import PythonSteps, crashed, failed
 from worker.time_limit import TimeLimit
 from worker.transcript import clean_end
 
@@ -53,11 +55,11 @@ class Runner:
         except TimeoutError:
             words = f"the step took longer than {limit_s} s"
             return failed(claim, "time_limit", words, retryable=True, reason=EndReason.TIME_LIMIT)
-        except (LeaseLostError, UnavailableError):
+        except (LeaseLostError, UnavailableError, asyncio.CancelledError):
             raise
-        except Exception as error:  # a fault of ours in one step must not take the process's other steps with it
+        except BaseException as error:  # a fault in one step must not take the process's other steps with it
             log.exception("step_crashed", step=claim.step_key)
-            return failed(claim, "execution_failed", f"{type(error).__name__}: {error}", retryable=True)
+            return crashed(claim, contained(error))
 
     async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         match claim.kind:

@@ -21,6 +21,7 @@ from shared.tasks.store import TaskStore
 from worker.further import FurtherSteps
 from worker.interruption import Interruption, Stop
 from worker.pump import Lease, Pump, retry_s
+from worker.python_step import crashed
 
 log = get_logger(__name__)
 
@@ -157,6 +158,9 @@ class Slots:
                 end = self._cancelled_from_within(claim)
             else:
                 end = await self._stopped(held)
+        except Exception as error:  # what the runner itself did not foresee: its step must not stay held for ever
+            log.exception("runner_failed", step=claim.step_key)
+            end = crashed(claim, error)
         finally:
             del self._held[lease]
             if not self._held:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shared.errors import TemplateError
+from shared.foreign import call_foreign
 from shared.identity import Role, RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.permissions.consent import Asked, AskKind, Preview, StepPreview, distinct
@@ -142,7 +143,7 @@ class Previewer:
     def _target(self, tool: ToolDefinition, call_input: JsonObject, given: str) -> Target | Asked:
         assert tool.target is not None
         try:
-            return tool.target(self._context, call_input)
+            return call_foreign(tool.target, self._context, call_input)
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
             failure = failure_of(error)
             if failure.type is ErrorType.FILE_NOT_FOUND:
@@ -204,7 +205,8 @@ class Previewer:
 
     def _own_ask(self, tool: ToolDefinition) -> bool:
         try:
-            return tool.check_permissions is not None and tool.check_permissions(self._context, {}) is not None
+            own = tool.check_permissions
+            return own is not None and call_foreign(own, self._context, {}) is not None
         except Exception:  # noqa: BLE001  # foreign code; a permission check that fails is not taken for a yes
             return True
 

@@ -4,11 +4,12 @@ Owns the changing state of one call. The order of its stages is :mod:`shared.too
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, cast
 
 from shared.clock import Clock, SystemClock
+from shared.foreign import ForeignError, await_foreign
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.redact import Redactor
 from shared.tools.bounds import UnfitError, plain, storable
@@ -150,17 +151,33 @@ class ExitedError(Exception):
         super().__init__(f"the tool ended itself: {code}")
 
 
-async def timed(running: Awaitable[HandlerOutput], seconds: float | None) -> HandlerOutput:
+async def timed(handler: Callable[[], Awaitable[HandlerOutput]], seconds: float | None) -> HandlerOutput:
+    """Call a handler and wait for its end.
+
+    Raises:
+        HandlerTimeoutError: it was not there in time.
+        Exception: whatever it raised; what is no ordinary exception is contained (:mod:`shared.foreign`).
+    """
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            return await running
-    except SystemExit as error:
-        raise ExitedError(error.code) from error
+            return await await_foreign(handler)
+    except ForeignError as error:
+        raise _named(error) from error
     except TimeoutError as error:
         if limit.expired():
             raise HandlerTimeoutError(seconds or 0.0) from error
         raise
+
+
+def _named(error: ForeignError) -> Exception:
+    match error.original:
+        case SystemExit() as left:
+            return ExitedError(left.code)
+        case asyncio.CancelledError():
+            return SelfCancelledError()
+        case _:
+            return error
 
 
 async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: Course) -> HandlerOutput:
@@ -173,12 +190,6 @@ async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: 
             if task.cancelled():
                 raise
             course.signal = signal
-
-
-def is_interrupted() -> bool:
-    """Say whether somebody cancels the current task, rather than something in it cancelling itself."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 async def unbroken(work: Coroutine[object, object, T]) -> T:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, Literal, TypeVar
 
 from shared.errors import InvalidJsonError
+from shared.foreign import await_foreign, name_of
 from shared.jsontext import Json, JsonObject, dump, parse_strict
 from shared.tools.hook import STRENGTH, HookCall, HookWires, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
 from shared.tools.result import ArtifactRef, JsonBlock, TextBlock, ToolResult
@@ -87,19 +88,17 @@ async def _run(
     limit = asyncio.timeout(named.timeout.total_seconds())
     try:
         async with limit:
-            answer = sound(await hook())
+            answer = sound(await await_foreign(hook))
     except asyncio.CancelledError:
-        if _is_interrupted():
-            cancelled: _Run[T] = _Run(named.name, stage, _since(began_s, wires))
-            await cancelled.note(wires, {"outcome": "cancelled"})
-            raise
-        failure, problem = "failed", "failed with CancelledError"
+        cancelled: _Run[T] = _Run(named.name, stage, _since(began_s, wires))
+        await cancelled.note(wires, {"outcome": "cancelled"})
+        raise
     except _NonsenseError as error:
         failure, problem = "nonsense", f"gave no usable answer: {error}"
     except HookFailedError as error:
         failure, problem = "failed", str(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a hook is foreign code; its failure is the call's denial
-        failure, problem = "failed", f"failed with {type(error).__name__}"
+    except Exception as error:  # noqa: BLE001  # a hook is foreign code; its failure is the call's denial
+        failure, problem = "failed", f"failed with {name_of(error)}"
     if limit.expired():
         answer, failure, problem = None, "timeout", f"gave no answer in {named.timeout.total_seconds():g} s"
     return _Run(named.name, stage, _since(began_s, wires), answer, failure, problem)
@@ -107,12 +106,6 @@ async def _run(
 
 def _since(began_s: float, wires: HookWires) -> int:
     return int((wires.clock.monotonic_s() - began_s) * 1000)
-
-
-def _is_interrupted() -> bool:
-    """Say whether a cancellation is meant for the call; a hook can also await something that was cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shared.errors import InvalidJsonError
+from shared.foreign import call_foreign, name_of
 from shared.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 from shared.tools.bounds import UnfitError, check_incoming, integral
 from shared.tools.definition import ToolDefinition
@@ -70,9 +71,9 @@ def _refused(violations: list[Violation]) -> ToolError:
 
 def _guarded(check: Callable[[JsonObject], str | None], call_input: JsonObject) -> str | None:
     try:
-        verdict: object = check(call_input)
+        verdict: object = call_foreign(check, call_input)
     except Exception as error:  # noqa: BLE001  # foreign code; an input it cannot judge is not accepted
-        return f"the input could not be checked: {type(error).__name__}"
+        return f"the input could not be checked: {name_of(error)}"
     if verdict is None or isinstance(verdict, str):
         return verdict
     return f"the input could not be checked: the tool's check gave a {type(verdict).__name__}, not a message or None"

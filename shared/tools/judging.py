@@ -8,6 +8,7 @@ import asyncio
 from typing import Final, Literal
 
 from shared.errors import InvalidJsonError
+from shared.foreign import call_foreign
 from shared.jsontext import Json, JsonObject, digest
 from shared.tools.definition import Target, ToolContext, ToolDefinition
 from shared.tools.hooks import PreResult
@@ -48,8 +49,8 @@ async def target_of(definition: ToolDefinition, context: ToolContext, call_input
         return Target()
     try:
         if "filesystem" in definition.tags:
-            return _sound(await asyncio.to_thread(definition.target, context, call_input))
-        return _sound(definition.target(context, call_input))
+            return _sound(await asyncio.to_thread(call_foreign, definition.target, context, call_input))
+        return _sound(call_foreign(definition.target, context, call_input))
     except Exception as error:
         failure = failure_of(error)
         raise ToolError(failure.type, failure.message, hint=failure.hint, details=failure.details) from error
@@ -120,7 +121,7 @@ def own_check(
     if definition.check_permissions is None:
         return None
     try:
-        verdict = definition.check_permissions(context, call_input)
+        verdict = call_foreign(definition.check_permissions, context, call_input)
     except Exception:  # noqa: BLE001  # foreign code; a permission check that fails denies
         return "deny"
     return verdict if verdict in ("ask", None) else "deny"

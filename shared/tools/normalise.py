@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Final
 
 from shared.errors import SoongError
+from shared.foreign import words_of
 from shared.jsontext import Json
 from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.hosts import HostRefusedError
@@ -245,7 +246,7 @@ def failure_of(error: Exception) -> ToolFailure:
         case SoongError():
             return ToolFailure(ErrorType.EXECUTION_FAILED, _roughly(storable(str(error))))
         case _:
-            return ToolFailure(ErrorType.EXECUTION_FAILED, _roughly(storable(f"{type(error).__name__}: {error}")))
+            return ToolFailure(ErrorType.EXECUTION_FAILED, _roughly(storable(words_of(error))))
 
 
 def check_output(definition: ToolDefinition, result: ToolResult) -> ToolResult:

@@ -13,6 +13,7 @@ from typing import Final
 
 from shared.clock import Clock, SystemClock
 from shared.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError
+from shared.foreign import is_interrupted
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.redact import Redactor
@@ -23,7 +24,6 @@ from shared.tools.execution import (
     HandlerTimeoutError,
     SelfCancelledError,
     aborted,
-    is_interrupted,
     run_to_end,
     timed,
     timed_out,
@@ -289,7 +289,8 @@ class ToolPipeline:
     async def _handled(
         self, course: Course, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
     ) -> HandlerOutput:
-        running = timed(definition.handler(context, call_input), self._limit_s(definition, call_input))
+        limit_s = self._limit_s(definition, call_input)
+        running = timed(lambda: definition.handler(context, call_input), limit_s)
         return await (running if definition.interrupt == "cancel" else run_to_end(running, course))
 
     def _limit_s(self, definition: ToolDefinition, call_input: JsonObject) -> float | None:

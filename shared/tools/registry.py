@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from shared.errors import InvalidJsonError, InvalidToolError
+from shared.foreign import call_foreign
 from shared.jsontext import Json, JsonObject, digest
 from shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdapter, ToolContext, ToolDefinition
 from shared.tools.naming import check_alias, check_name
@@ -188,7 +189,7 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
         before = (context,) if takes_context else ()
         if inspect.iscoroutinefunction(function):
             return _plain(await function(*before, **given))
-        return _plain(await asyncio.to_thread(function, *before, **given))
+        return _plain(await asyncio.to_thread(call_foreign, function, *before, **given))
 
     more.setdefault("description", inspect.getdoc(function) or "")
     more.setdefault("validate_input", _validator(model))

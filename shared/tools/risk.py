@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+from shared.foreign import call_foreign
 from shared.jsontext import JsonObject
 from shared.tools.definition import Permission, Risk, ToolDefinition, Traits
 
@@ -46,7 +47,7 @@ def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Trai
 
 def _declared(definition: ToolDefinition, call_input: JsonObject) -> Traits:
     try:
-        declared: object = definition.traits_of(call_input)
+        declared: object = call_foreign(definition.traits_of, call_input)
     except Exception:  # noqa: BLE001  # a trait function is foreign code; whatever it raises, the call counts as unsafe
         declared = None
     return declared if isinstance(declared, Traits) else Traits(is_destructive=True, is_open_world=True)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TypeAlias, cast
 
 from shared.errors import UsageError
+from shared.foreign import call_foreign, name_of
 from shared.identity import Role
 from shared.jsontext import Json, JsonObject
 from shared.tools.definition import Permission, ToolDefinition
@@ -173,9 +174,9 @@ def _hard_limit(tool: ToolDefinition, request: SurfaceRequest) -> str:
 
 def _disabled(tool: ToolDefinition, _request: SurfaceRequest) -> str:
     try:
-        return "" if tool.is_enabled() else "tool: is_enabled says no"
+        return "" if call_foreign(tool.is_enabled) else "tool: is_enabled says no"
     except Exception as error:  # noqa: BLE001  # foreign code; a tool that cannot say it is enabled is not
-        return f"tool: is_enabled failed with {type(error).__name__}"
+        return f"tool: is_enabled failed with {name_of(error)}"
 
 
 def _denied(tool: ToolDefinition, request: SurfaceRequest) -> str:

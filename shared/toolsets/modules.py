@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Final
 
 from shared.errors import InvalidConfigError, InvalidToolError
+from shared.foreign import call_foreign, place_of, words_of
 from shared.tools.definition import ToolDefinition
 from shared.tools.registry import ToolRegistry
 
@@ -45,7 +46,7 @@ def import_own(name: str, setting: str) -> ModuleType:
         InvalidToolError: a tool in it is wrong.
     """
     try:
-        return importlib.import_module(name)
+        return call_foreign(importlib.import_module, name)
     except InvalidToolError:
         raise
     except ModuleNotFoundError as error:
@@ -53,7 +54,7 @@ def import_own(name: str, setting: str) -> ModuleType:
             raise _failed(name, setting, error) from error
         remedy = "install it, or name its folder in PYTHONPATH"
         raise InvalidConfigError(f"{setting} names {name!r}, which is not there; {remedy}") from error
-    except (Exception, SystemExit) as error:  # whatever the module does at import, the message says whose fault it is
+    except Exception as error:  # whatever the module does at import, the message says whose fault it is
         raise _failed(name, setting, error) from error
 
 
@@ -69,14 +70,14 @@ def _offer(module: ModuleType, registry: ToolRegistry) -> None:
         raise InvalidConfigError(f"{SETTING} names {module.__name__!r}, whose register is async; make it a plain one")
     try:
         if adapter is not None and is_adapter:
-            registry.add(adapter)
+            call_foreign(registry.add, adapter)
         if register is not None and is_function:
-            register(registry)
+            call_foreign(register, registry)
     except InvalidToolError:
         raise
     except Exception as error:
         raise InvalidConfigError(
-            f"{SETTING} names {module.__name__!r}, which failed to register: {type(error).__name__}: {error}"
+            f"{SETTING} names {module.__name__!r}, which failed to register: {_words(error)}"
         ) from error
 
 
@@ -98,4 +99,9 @@ def check_foreign(definition: ToolDefinition) -> None:
 
 
 def _failed(name: str, setting: str, error: BaseException) -> InvalidConfigError:
-    return InvalidConfigError(f"{setting} names {name!r}, which cannot be imported: {type(error).__name__}: {error}")
+    return InvalidConfigError(f"{setting} names {name!r}, which cannot be imported: {_words(error)}")
+
+
+def _words(error: BaseException) -> str:
+    place = place_of(error)
+    return f"{words_of(error)} (at {place})" if place else words_of(error)

@@ -78,6 +78,19 @@ async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_th
 
 
 @pytest.mark.spec("PER-05", "PER-14")
+async def test_a_callback_that_raises_a_base_exception_is_denied_as_failed(open_bench: OpenBench) -> None:
+    async def panics(_request: PermissionRequest) -> PermissionDecision:
+        raise BaseExceptionGroup("panic", [GeneratorExit("in Rust")])
+
+    async with open_bench(panics) as bench:
+        asking = await ask_at_once(bench)
+
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+
+        assert verdict.reason.startswith("the callback raised BaseExceptionGroup: panic")
+
+
+@pytest.mark.spec("PER-05", "PER-14")
 async def test_a_callback_that_cancels_itself_is_denied_as_failed(open_bench: OpenBench) -> None:
     async def cancelled(_request: PermissionRequest) -> PermissionDecision:
         raise asyncio.CancelledError

@@ -1,0 +1,149 @@
+"""Calls of foreign code: step functions, tools, hooks, callbacks. Whatever they raise is their own failure.
+
+Python has exceptions beside ``Exception``: an exception group, ``SystemExit``, a panic of a Rust extension. One that
+leaves a call unnoticed takes the slot, the event loop or the process with it. Some lose their way: ``StopIteration``
+cannot be set on a future, so whoever awaits that future waits for ever. Everything that calls foreign code goes through
+this module. A cancellation and the Ctrl-C of this process still pass.
+"""
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_WORDS: Final = 2000
+_IMPORT_FILES: Final = ("<frozen importlib", importlib.__file__)
+MEMBERS_SHOWN: Final = 3
+"""How many exceptions of a group are named."""
+
+
+class ForeignError(Exception):
+    """Stands for an exception of foreign code that is not an ordinary ``Exception``; ``original`` is that one."""
+
+    def __init__(self, original: BaseException) -> None:
+        self.original = original
+        super().__init__(words_of(original))
+
+
+def call_foreign(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a plain function, here or on a thread of an executor.
+
+    Raises:
+        ForeignError: it raised what is no ordinary exception, a cancellation among them.
+        Exception: it raised that.
+    """
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if (stand_in := contained(error)) is error:
+            raise
+        raise stand_in from error
+
+
+async def await_foreign(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call and await what it returns, within the caller's own asyncio task.
+
+    Raises:
+        asyncio.CancelledError: the task is being cancelled.
+        ForeignError, Exception: as :func:`call_foreign`.
+    """
+    try:
+        return await call()
+    except BaseException as error:
+        is_cancelled = isinstance(error, asyncio.CancelledError) and is_interrupted()
+        if is_cancelled or (stand_in := contained(error)) is error:
+            raise
+        raise stand_in from error
+
+
+def contained(error: BaseException) -> Exception:
+    """Return what to handle in place of an exception of foreign code: itself, or the ForeignError that stands for it.
+
+    Raises:
+        KeyboardInterrupt: a person interrupts this process; only the main thread is ever told so.
+    """
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error
+    is_ordinary = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
+    return error if is_ordinary and isinstance(error, Exception) else ForeignError(error)
+
+
+def is_interrupted() -> bool:
+    """Say whether somebody cancels the current task, rather than something in it raising CancelledError."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def words_of(error: BaseException) -> str:
+    """Return type and message of an exception, also of one whose own text cannot be had; of a group, its first ones."""
+    error = _original(error)
+    members = "; ".join(map(_line_of, _members(error)))
+    return ": ".join(part for part in (_line_of(error), members) if part)[:MAX_WORDS]
+
+
+def name_of(error: BaseException) -> str:
+    """Return the type's name of an exception of foreign code."""
+    return type(_original(error)).__name__
+
+
+def place_of(error: BaseException, own_file: str = "") -> str:
+    """Return ``file:line`` where an exception was raised; empty when no line of foreign code raised it.
+
+    ``own_file`` is the file of the function that was called: its innermost line comes first, as the raise itself may
+    be deep in a library.
+    """
+    original = _original(error)
+    places = _own_places(original.__traceback__)
+    if not places:  # Python itself raised it, such as for a coroutine that raised StopIteration
+        return place_of(original.__cause__, own_file) if original.__cause__ is not None else ""
+    own = [place for place in places if place[0] == own_file]
+    raised = "{}:{}".format(*places[-1])
+    return f"{own[-1][0]}:{own[-1][1]}, raised at {raised}" if own and own[-1] != places[-1] else raised
+
+
+def shown(value: object, limit: int = 200) -> str:
+    """Return how a foreign value shows itself, also when it cannot."""
+    try:
+        return f"{value!r:.{limit}}"
+    except BaseException as error:  # noqa: BLE001  # its own code failed: its type says enough
+        contained(error)
+        return f"<{type(value).__name__}>"
+
+
+def _original(error: BaseException) -> BaseException:
+    return error.original if isinstance(error, ForeignError) else error
+
+
+def _line_of(error: BaseException) -> str:
+    text = _text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as second:  # noqa: BLE001  # its own code failed: its type says enough
+        contained(second)
+        return f"its text cannot be read ({type(second).__name__})"
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    return error.exceptions[:MEMBERS_SHOWN] if isinstance(error, BaseExceptionGroup) else ()
+
+
+def _own_places(traceback: TracebackType | None) -> list[tuple[str, int]]:
+    """Return the lines behind the call of foreign code, without those by which Python imports."""
+    places = list(_places(traceback))
+    calls = [index for index, (file, _) in enumerate(places) if file == __file__]
+    return [place for place in places[calls[-1] + 1 if calls else 0 :] if not place[0].startswith(_IMPORT_FILES)]
+
+
+def _places(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next

@@ -1,0 +1,77 @@
+"""Whatever a step function raises is the end of its step alone, in a real worker process."""
+
+import asyncio
+import json.decoder
+
+import pytest
+
+import tests.system.step_exceptions as functions
+from shared.jsontext import Json
+from shared.tasks.status import StepStatus
+from tests.system.deployment import Deployment
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.parametrize("service", ["sqlite"], indirect=True),
+]
+MODULE = "tests.system.step_exceptions"
+KINDS = ("plain", "cheap", "async")
+
+
+def step(step_id: str, call: str, **inputs: Json) -> dict[str, Json]:
+    return {"id": step_id, "kind": "python", "call": call, "inputs": dict(inputs), "on_failure": "keep"}
+
+
+@pytest.mark.spec("DAG-05")
+async def test_each_exception_ends_its_own_step_with_its_name_and_the_line_that_raised_it(service: Deployment) -> None:
+    steps = [step(f"{kind}-{what}", f"raise.{kind}", what=what) for kind in KINDS for what in functions.RAISED]
+    await service.start_workers(1, slots=8, SOONG_FUNCTIONS=MODULE)
+    (worker,) = service.workers
+
+    task = await service.submit({"title": "t", "steps": [*steps, step("after", "builtin.echo", x=1)]})
+    await service.finished(task)
+
+    ended = await service.steps(task)
+    said = {name: one.error.message for name, one in ended.items() if one.error is not None}
+    expected = {f"{kind}-{what}": words for kind in KINDS for what, (_, words) in functions.RAISED.items()}
+    expected["async-stop"] = "RuntimeError: coroutine raised StopIteration"  # Python's own word for it
+    assert {name: words for name, words in expected.items() if not said.get(name, "").startswith(words)} == {}
+    assert [name for name, words in said.items() if f"(at {functions.__file__}:" not in words] == []
+    assert ended["after"].status is StepStatus.COMPLETED
+    assert {one.lost_leases for one in ended.values()} == {0}
+    assert worker.poll() is None, service.logs()
+
+
+async def test_an_exception_from_a_library_is_shown_with_the_line_of_the_function_that_called_it(
+    service: Deployment,
+) -> None:
+    await service.start_workers(1, SOONG_FUNCTIONS=MODULE)
+
+    task = await service.submit({"title": "t", "steps": [step("a", "raise.library")]})
+    await service.finished(task)
+
+    error = (await service.steps(task))["a"].error
+    assert error is not None
+    assert error.message.startswith("JSONDecodeError: ")
+    assert f"(at {functions.__file__}:" in error.message
+    assert f"raised at {json.decoder.__file__}:" in error.message
+
+
+@pytest.mark.spec("DAG-06")
+async def test_a_cancelled_task_still_reaches_a_function_that_awaits(service: Deployment) -> None:
+    await service.start_workers(1)
+    nap: dict[str, Json] = {"id": "nap", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 60}}
+    task = await service.submit({"title": "t", "steps": [nap]})
+
+    async def runs() -> bool:
+        return (await service.steps(task))["nap"].status is StepStatus.RUNNING
+
+    await service.until(runs)
+    async with asyncio.timeout(30):
+        await service.command(task, "cancel")
+        await service.finished(task)
+
+    async def is_cancelled() -> bool:
+        return (await service.steps(task))["nap"].status is StepStatus.CANCELLED
+
+    await service.until(is_cancelled)

@@ -1,10 +1,12 @@
 """A plan's step under two configurations: the client's makes the session's policy, the worker's only tightens it."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from shared.config import parse_config
 from shared.errors import InvalidConfigError
 from shared.jsontext import Json, JsonObject
 from shared.runs.events import Event, EventType
+from shared.runs.status import EndReason
 from shared.sessions.session import AnswerMode
 from shared.settings import load_settings
 from shared.tasks.inputs import bind_step
@@ -47,6 +50,7 @@ class Site:
     client_config: str = ""
     worker_config: str = ""
     allow: Sequence[str] = ()
+    worker_settings: Mapping[str, Any] = field(default_factory=dict)
     store: MemoryStore = field(default_factory=MemoryStore)
 
     @property
@@ -79,7 +83,7 @@ class Site:
         return await self._work()
 
     async def _work(self) -> tuple[StepEnd, list[Event]]:
-        settings = load_settings(agent_home=self.root / "worker")
+        settings = load_settings(agent_home=self.root / "worker", **self.worker_settings)
         clock, board = SystemClock(), MemorySwitchboard()
         incarnation = Incarnation(self.store, clock, "w@here", 1, ("default",), ())
         worker_id = await incarnation.register()
@@ -247,3 +251,56 @@ async def test_a_worker_with_a_wrong_configuration_does_not_start(tmp_path: Path
 
     with pytest.raises(InvalidConfigError, match=r"permission\.rules\[0\]"):
         await site.run(READ, tools=["code.read_file"])
+
+
+# -- settings of the worker that every run of it is under
+LOOK: JsonObject = {"call": "code.list_dir", "with": {"path": "${workplace.project}"}, "save": "done"}
+
+
+@pytest.mark.spec("DIS-07")
+@pytest.mark.parametrize(
+    ("turns", "reason"), [(3, EndReason.MAX_TURNS), (5, EndReason.COMPLETED)], ids=["too few", "enough"]
+)
+async def test_a_run_has_the_turns_that_its_workers_setting_gives_it(
+    tmp_path: Path, turns: int, reason: EndReason
+) -> None:
+    site = Site(tmp_path, worker_settings={"max_turns": turns})
+
+    end, _ = await site.run(*[LOOK] * 4, tools=["code.*"])
+
+    assert end.end_reason is reason
+
+
+@pytest.mark.spec("EXE-08", "CMD-02")
+@pytest.mark.parametrize("limit", ["tool_timeout_ms", "tool_max_timeout_ms"])
+async def test_a_tool_has_the_time_that_its_workers_settings_give_it(tmp_path: Path, limit: str) -> None:
+    tool: JsonObject = {
+        "name": "team.wait",
+        "description": "waits",
+        "permission": "readonly",
+        "input_schema": {"type": "object", "properties": {}},
+        "command": "sleep",
+        "args": ["60"],
+    }
+    for home in ("client", "worker"):
+        (tmp_path / home / "tools").mkdir(parents=True)
+        (tmp_path / home / "tools" / "wait.json").write_text(json.dumps(tool), encoding="utf-8")
+    site = Site(tmp_path, worker_settings={limit: 200})
+    site.allow = ("team.wait",)
+
+    end, _ = await site.run({"call": "team.wait", "with": {}, "save": "done"}, tools=["team.wait"])
+
+    assert error_of(end) == "timeout"
+
+
+@pytest.mark.spec("RES-03")
+async def test_a_result_has_the_size_that_its_workers_setting_gives_it(tmp_path: Path) -> None:
+    site = Site(tmp_path, worker_settings={"max_result_chars": 1_000})
+    (tmp_path / "project").mkdir()
+    for number in range(100):
+        (tmp_path / "project" / f"a-file-with-a-long-name-{number}").touch()
+
+    _, events = await site.run(LOOK, tools=["code.list_dir"])
+
+    (ended,) = [event for event in events if event.type == EventType.TOOL_COMPLETED]
+    assert ended.data["truncated"] is True

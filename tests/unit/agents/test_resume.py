@@ -141,6 +141,7 @@ async def test_a_write_whose_end_is_recorded_is_not_unknown() -> None:
     assert (end.outcome, end.output) == (Outcome.CLEAN, {"sum": 219})
 
 
+@pytest.mark.spec("DIS-05")
 async def test_a_resumed_run_counts_the_turns_and_usage_of_its_first_life() -> None:
     nodes = await whole_run()
 

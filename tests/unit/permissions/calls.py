@@ -54,10 +54,11 @@ def make_call(
     target: Target | None = None,
     risk: Risk = Risk.WRITE,
     call_input: JsonObject | None = None,
+    **overrides: object,
 ) -> GateCall:
     """Return a validated call on its way to permission."""
     given: JsonObject = call_input if call_input is not None else {"path": "/work/out/report.md"}
-    return GateCall(
+    call = GateCall(
         identity=IDENTITY,
         fence=3,
         tool_call_id="call_1",
@@ -69,6 +70,7 @@ def make_call(
         risk=risk,
         cwd="/project",
     )
+    return replace(call, **overrides)  # type: ignore[arg-type]  # a test names real fields
 
 
 TOOLS = st.sampled_from(["code.write_file", "code.read_file", "code.run_command", "mcp.web.fetch", "agent.task_get"])

@@ -11,12 +11,13 @@ from shared.permissions.policy import judge
 from shared.permissions.rules import Effect, Facts
 from shared.tools.definition import Permission, Risk, Target, ToolDefinition
 from shared.tools.naming import name_matches
-from shared.tools.surface import CHILD_TASK_TOOLS, RunMode, compute_surface, narrow
+from shared.tools.surface import RunMode, compute_surface, narrow
 from tests.unit.permissions.calls import make_tool
 
 WRITE = Permission.WRITE
+CHILD_TASK_TOOLS = ("agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step")
 TOOLS = (
-    *(make_tool(name, tags=frozenset({"agent", "internal"})) for name in sorted(CHILD_TASK_TOOLS)),
+    *(make_tool(name, tags=frozenset({"agent", "internal"})) for name in CHILD_TASK_TOOLS),
     make_tool("agent.task_create"),
     make_tool("agent.plan_update"),
     make_tool("agent.dispatch_worker", permission=WRITE, is_agent_tool=True),
@@ -47,7 +48,7 @@ CONFIGS = st.builds(
     permission=st.builds(PermissionConfig, rules=st.lists(RULES, max_size=3).map(tuple)),
     tools=st.builds(ToolsConfig, dangerous=st.booleans(), hidden=st.lists(PATTERNS, max_size=2).map(tuple)),
 )
-CHILDREN = st.sampled_from([role for role in Role if role.is_child])
+CHILDREN = st.sampled_from([Role.SUB, Role.FORK, Role.WORKER])
 
 
 def facts_of(tool: ToolDefinition) -> Facts:

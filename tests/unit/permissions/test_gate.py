@@ -1,10 +1,12 @@
 """The request that is made of a call, and the check of a decision on it."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from shared.errors import ForgedError
+from shared.identity import Role, RunIdentity
 from shared.jsontext import JsonObject, digest
 from shared.permissions.gate import MAX_ITEMS, MAX_SHOWN_CHARS, check_binding, facts_of, request_of
 from shared.permissions.network import NetworkMode, NetworkPolicy
@@ -182,6 +184,37 @@ def test_a_command_is_asked_for_with_the_names_of_what_it_gets_from_the_environm
 
     assert env(make_call(target=command)) == ("PATH", "CI")
     assert env(make_call()) == ()
+
+
+@pytest.mark.spec("PER-06")
+@pytest.mark.parametrize("said", ["none", "allow", "ask"])
+def test_a_request_says_what_the_pre_hooks_said(said: Literal["none", "allow", "ask"]) -> None:
+    assert ask(make_call(hook_result=said)).hook_result == said
+
+
+@pytest.mark.spec("PER-06")
+def test_a_request_carries_the_facts_of_its_call_and_of_its_run() -> None:
+    identity = RunIdentity(
+        "sess_1", "run_2", "agent_2", Role.WORKER, "reviewer", "run_1", "agent_1", "task_1", "task_1/build", "Build"
+    )
+    call = make_call(
+        "code.run_command",
+        identity=identity,
+        tags=frozenset({"code", "dangerous"}),
+        call_input={"argv": ["make"]},
+        target=Target("command", "make @ /work", "make in /work", host="example.org"),
+        cwd="/work",
+        risk=Risk.EXECUTE,
+    )
+
+    request = ask(call)
+
+    assert request.identity == identity
+    assert (request.tool, request.permission, request.tags) == ("code.run_command", "write", ("code", "dangerous"))
+    assert (request.arguments, request.scope, request.shown) == ({"argv": ["make"]}, "make @ /work", "make in /work")
+    assert (request.cwd, request.host, request.is_dangerous, request.risk) == ("/work", "example.org", True, "execute")
+    assert request.risk_summary
+    assert request.suggested is Choice.DENY
 
 
 @pytest.mark.spec("PER-06", "PER-21")

@@ -20,13 +20,23 @@ TOKENS = [
     "github_pat_" + "a1B2" * 10,
     "xoxb-1234567890-abcdef",
     "AIza" + "a" * 35,
+    "ASIAIOSFODNN7EXAMPLE",
+    "soong_tok_" + "0a" * 16 + "_" + "aB3" * 14 + "x",
+    *(f"gh{letter}_" + "a1B2" * 9 for letter in "ousr"),
+    "glpat-" + "a1B2" * 5,
+    *(f"xox{letter}-1234567890-abcdef" for letter in "aeoprs"),
+    "hf_" + "a1B2" * 8,
+    "npm_" + "a1B2" * 9,
+    "pypi-" + "a1B2" * 13,
+    "sk_live_" + "a1B2" * 4,
+    "rk_live_" + "a1B2" * 4,
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl",
     KEY_BLOCK,
 ]
 
 
 @pytest.mark.spec("EVT-05")
-@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
+@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:15])
 def test_well_known_tokens_are_taken_out(token: str) -> None:
     assert redactor().text(f"before {token} after") == f"before {MARK} after"
 
@@ -35,6 +45,7 @@ def test_well_known_tokens_are_taken_out(token: str) -> None:
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
+        ("authorization: bearer abcdefghij0123456789", f"authorization: bearer {MARK}"),
         ("Authorization: Bearer abcdefghij0123456789", f"Authorization: Bearer {MARK}"),
         ("postgres://user:hunter2@db/x", f"postgres://{MARK}@db/x"),
         ("redis://:hunter2@db/0", f"redis://{MARK}@db/0"),

@@ -327,6 +327,57 @@ async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
 
 
 @pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize("stage", ["pre", "post"])
+async def test_a_hook_that_changes_nothing_is_an_event_too(stage: str) -> None:
+    async def looks(_call: HookCall, _result: ToolResult) -> PostOutcome:
+        return PostOutcome()
+
+    post = (NamedPostHook("checker", looks),)
+    bench = bench_with(pre(PreOutcome())) if stage == "pre" else bench_with(post=post)
+
+    await bench.call("test.echo", text="x")
+
+    ((kind, data),) = bench.log.notes
+    assert (kind, data["hook"], data["stage"], data["outcome"]) == ("hook_run", "checker", stage, "none")
+
+
+@pytest.mark.spec("EXE-01")
+async def test_the_stages_of_a_call_follow_each_other_in_the_one_order() -> None:
+    order: list[str] = []
+
+    def validates(_call_input: JsonObject) -> None:
+        order.append("validate")
+
+    async def before(_call: HookCall) -> PreOutcome:
+        order.append("pre")
+        return PreOutcome()
+
+    async def after(_call: HookCall, result: ToolResult) -> PostOutcome:
+        order.append(f"post {result.data}")
+        return PostOutcome((TextBlock("replaced by the hook" * 1_000),))
+
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        order.append("execute")
+        return "raw"
+
+    async def asked() -> None:
+        order.append("permission")
+
+    tool = make_tool("code.x", aliases=("Read",), handler=handler, validate_input=validates)
+    bench = make_bench([tool], hooks=Hooks((NamedPreHook("b", before),), (NamedPostHook("a", after),)))
+    bench.gate.before = asked
+
+    result = await bench.call("Read", text="x")
+
+    assert order == ["validate", "pre", "permission", "execute", "post raw"]
+    # Looked up before all: hooks and gate know the canonical name. Normalised after the hook, then persisted.
+    assert bench.gate.asked[0].definition.name == "code.x"
+    assert result.metadata["truncated"] is True
+    assert bench.ended == result
+    assert [word for word, _ in bench.log.entries] == ["note", "started", "note", "finished"]
+
+
+@pytest.mark.spec("EXE-13")
 async def test_every_run_of_a_hook_is_an_event_with_outcome_and_duration() -> None:
     clock = FakeClock()
 

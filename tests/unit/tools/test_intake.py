@@ -67,6 +67,43 @@ async def _type_of_n(_context: object, call_input: Any) -> str:
 
 
 @pytest.mark.spec("SCH-03")
+@pytest.mark.parametrize(
+    ("arguments", "path", "rule"),
+    [
+        ({"n": "three"}, "$.n", "type"),
+        ({"n": 1, "m": 2}, "$", "additionalProperties"),
+        ({"text": "x"}, "$", "required"),
+        ({"n": 1, "list": [{"a": 1}, {"a": 5}]}, "$.list[1].a", "maximum"),
+        ({"n": 1, "word": "no"}, "$.word", "enum"),
+    ],
+)
+async def test_each_violation_names_its_path_and_its_rule_for_programs_too(
+    arguments: Json, path: str, rule: str
+) -> None:
+    schema: Any = {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer"},
+            "text": {"type": "string"},
+            "word": {"type": "string", "enum": ["yes"]},
+            "list": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"a": {"type": "integer", "maximum": 2}}},
+            },
+        },
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    bench = make_bench([make_tool(input_schema=schema)])
+
+    result = await bench.call("test.echo", arguments)
+
+    assert result.error is not None
+    assert result.error.details == {"violations": [{"path": path, "rule": rule}]}
+    assert result.error.message.startswith(f"{path}: ")
+
+
+@pytest.mark.spec("SCH-03")
 def test_what_no_json_is_says_so() -> None:
     with pytest.raises(ToolError, match="not JSON"):
         parsed("{")

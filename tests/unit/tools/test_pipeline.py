@@ -302,6 +302,31 @@ async def test_the_model_can_only_lower_a_time_limit(asked_ms: int | None, limit
     assert bench.pipeline._limit_s(make_tool(is_agent_tool=True), {}) is None
 
 
+@pytest.mark.spec("EXE-08")
+@pytest.mark.parametrize("own", [None, timedelta(minutes=10)], ids=["default", "the tool's own"])
+async def test_no_time_limit_is_above_the_maximum_whoever_set_it(own: timedelta | None) -> None:
+    """A tool of another process's configuration, and a default above the maximum: the maximum holds."""
+    config = PipelineConfig(default_timeout=timedelta(minutes=10), max_timeout=timedelta(milliseconds=10))
+    bench = make_bench([make_tool(handler=_waiting, timeout=own)], config=config)
+
+    async with asyncio.timeout(5):
+        assert await failure(bench) is ErrorType.TIMEOUT
+
+
+@pytest.mark.spec("EXE-08")
+async def test_a_tool_without_a_limit_of_its_own_has_the_default() -> None:
+    config = PipelineConfig(default_timeout=timedelta(milliseconds=10))
+    bench = make_bench([make_tool(handler=_waiting)], config=config)
+
+    async with asyncio.timeout(5):
+        assert await failure(bench) is ErrorType.TIMEOUT
+
+
+async def _waiting(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+    await asyncio.Event().wait()
+    return None
+
+
 @pytest.mark.spec("EXE-09")
 async def test_progress_is_an_event_while_the_handler_runs() -> None:
     async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:

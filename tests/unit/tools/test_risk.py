@@ -11,6 +11,19 @@ from tests.unit.tools.parts import make_tool
 
 @pytest.mark.spec("PER-11")
 @pytest.mark.parametrize(
+    ("keyword", "risk"),
+    [
+        *((word, Risk.EXECUTE) for word in ("shell", "exec", "command", "run", "spawn")),
+        *((word, Risk.WRITE) for word in ("patch", "write", "edit", "create", "delete")),
+    ],
+)
+def test_each_of_the_ten_keywords_raises_a_name_that_holds_it(keyword: str, risk: Risk) -> None:
+    assert by_keywords(make_tool(f"mcp.x.{keyword}_it")) is risk
+    assert by_keywords(make_tool(f"team.the_{keyword}")) is risk
+
+
+@pytest.mark.spec("PER-11")
+@pytest.mark.parametrize(
     ("name", "risk"),
     [
         ("mcp.x.get_page", Risk.READ),

@@ -174,6 +174,19 @@ async def test_queued_and_yielded_are_one_event_each_for_a_turn() -> None:
     ]
 
 
+@pytest.mark.spec("EXE-11")
+@pytest.mark.parametrize("failing", ["r0", "w1", "a2"])
+async def test_a_turn_with_a_failed_call_is_yielded_with_every_call_of_it(failing: str) -> None:
+    notes: list[tuple[str, JsonObject]] = []
+
+    async def note(type: str, data: JsonObject) -> None:
+        notes.append((type, data))
+
+    await run_turn(calls("rwa"), Executor(frozenset({failing})), note=note)
+
+    assert notes[-1] == ("tool_yielded", {"calls": ["r0", "w1", "a2"]})
+
+
 @pytest.mark.spec("EXE-07")
 async def test_an_abort_is_said_once_with_all_calls_that_had_no_result() -> None:
     notes: list[tuple[str, JsonObject]] = []

@@ -9,11 +9,18 @@ from shared.identity import Role
 from shared.jsontext import dump, parse_strict
 from shared.tools.definition import Permission
 from shared.tools.naming import name_matches
-from shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode, Surface, SurfaceRequest, ToolRule, compute_surface
+from shared.tools.surface import RunMode, Surface, SurfaceRequest, ToolRule, compute_surface
 from tests.unit.tools.parts import make_registry, make_tool
 
+CHILDREN = (Role.SUB, Role.FORK, Role.WORKER)
+"""The roles of the clause, in its words: the product's own list is what these tests judge."""
+
+CHILD_TASK_TOOLS = ("agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step")
 NAMES = (
-    *DEFAULT_WORKER_TOOLS,
+    *CHILD_TASK_TOOLS,
+    "code.read_file",
+    "code.list_dir",
+    "code.search",
     "agent.task_create",
     "agent.task_update",
     "agent.task_cancel",
@@ -33,7 +40,10 @@ NAMES = (
     "mcp.web.fetch",
 )
 FORBIDDEN = {
-    *(name for name in NAMES if name.startswith(("agent.task_", "agent.plan_")) and name not in DEFAULT_WORKER_TOOLS),
+    "agent.task_create",
+    "agent.task_update",
+    "agent.task_cancel",
+    "agent.plan_template",
     "agent.create_sub_agent",
     "agent.fork_agent",
     "agent.dispatch_worker",
@@ -44,13 +54,14 @@ FORBIDDEN = {
     "mcp.soong.dispatch",
 }
 WRITES = {"code.write_file", "code.run_command", "mcp.web.fetch"}
+STARTS_AGENTS = {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker"}
 TOOLS = make_registry(
     *(
         make_tool(
             name,
             permission=Permission.WRITE if name in WRITES else Permission.READONLY,
             tags=frozenset({"dangerous"} if name == "code.run_command" else set()),
-            is_agent_tool=name in {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker"},
+            is_agent_tool=name in STARTS_AGENTS,
         )
         for name in NAMES
     )
@@ -91,8 +102,23 @@ def test_the_default_worker_has_seven_tools_and_nothing_else() -> None:
 def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -> None:
     surface = compute_surface(TOOLS, request_)
 
-    if request_.role.is_child:
+    if request_.role in CHILDREN:
         assert not FORBIDDEN & set(surface.tools)
+
+
+@pytest.mark.spec("ETS-06")
+@pytest.mark.parametrize("mode", RunMode)
+@pytest.mark.parametrize("role", Role)
+def test_only_main_and_orchestrator_can_ever_be_given_what_a_child_never_has(role: Role, mode: RunMode) -> None:
+    wanted = SurfaceRequest(role, mode, allowed_tools=("*",), is_dangerous_enabled=True)
+
+    offered = set(compute_surface(TOOLS, wanted).tools)
+
+    if role in CHILDREN:
+        assert not offered & FORBIDDEN
+        assert offered >= set(CHILD_TASK_TOOLS)
+    else:
+        assert offered >= FORBIDDEN - (WRITES | STARTS_AGENTS if mode is not RunMode.DEFAULT else set())
 
 
 @pytest.mark.spec("ETS-08")

@@ -1,9 +1,11 @@
 import asyncio
+import itertools
 import shutil
 import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,11 +14,13 @@ from shared.permissions.scope import offered_scope
 from shared.sandbox.command import Command, Finished
 from shared.sandbox.process import ProcessRunner
 from shared.sandbox.redact import redactor
+from shared.testing.clock import FakeClock
 from shared.tools.definition import Permission, Traits
 from shared.tools.result import ErrorType
 from shared.toolsets.code import code_tools
 from shared.toolsets.code.command_call import quoted
 from shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
+from tests.simulation.loop import VirtualLoop
 from tests.unit.sandbox.families import STAYING, is_alive, pids, until
 from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
 
@@ -32,7 +36,6 @@ def test_the_tool_writes_is_dangerous_and_has_two_minutes() -> None:
 
     assert (tool.permission, tool.timeout) == (Permission.WRITE, timedelta(milliseconds=120_000))
     assert {"code", "write", "dangerous"} <= tool.tags
-    assert timedelta(seconds=2) > PROGRESS_EVERY
     assert timedelta(milliseconds=120_000) == DEFAULT_TIMEOUT
 
 
@@ -323,6 +326,27 @@ async def test_a_running_command_reports_what_it_says(tmp_path: Path) -> None:
     assert report["data"]["stdout"] == ["step one"]
     assert report["data"]["stdout_bytes"] == 9
     assert report["data"]["elapsed_ms"] >= 100
+
+
+class SilentHalfMinute:
+    """Runs nothing: a command that says nothing for half a minute of the loop's time."""
+
+    async def run(self, command: Command) -> Finished:
+        await asyncio.sleep(30)
+        return Finished(0, b"", b"", "exited")
+
+
+@pytest.mark.spec("EXE-09")
+def test_a_command_that_says_nothing_is_reported_at_least_every_two_seconds(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, runner=SilentHalfMinute(), progress_every=PROGRESS_EVERY)
+    lost: list[str] = []
+    loop = VirtualLoop(FakeClock(), Random(1), lost.append)  # type: ignore[abstract]  # it has what a call asks of a loop
+
+    result = loop.run(commands.run("/bin/true"))
+
+    assert (result.error, lost) == (None, [])
+    reports_ms = [0, *(report["data"]["elapsed_ms"] for report in commands.progress), 30_000]
+    assert max(later - earlier for earlier, later in itertools.pairwise(reports_ms)) <= 2_000
 
 
 async def test_a_report_that_cannot_be_written_ends_the_command(tmp_path: Path) -> None:

@@ -25,13 +25,14 @@ from shared.tools.pipeline import RunScope, ToolPipeline
 from shared.tools.ports import ToolCall
 from shared.tools.result import ErrorType, ToolResult
 from shared.tools.risk import effective_traits
-from shared.tools.surface import CHILD_TASK_TOOLS, RunMode, SurfaceRequest, compute_surface
+from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
 from shared.toolsets.sources import Surroundings
 from tests.one_loop import OneLoop
 from tests.unit.agents.parts import Notebook, RuleGate
 
 pytestmark = pytest.mark.spec("DAG-01")
 
+CHILD_TASK_TOOLS = {"agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step"}
 PLANNING = {
     *("agent.plan_template", "agent.task_template", "agent.task_create", "agent.task_list", "agent.task_update"),
     *("agent.task_complete", "agent.task_fail", "agent.task_cancel"),
@@ -119,7 +120,7 @@ def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_ru
     for role in Role:
         offered = set(compute_surface(tools.values(), SurfaceRequest(role, allowed_tools=("*",))).tools)
         assert offered & (PLANNING | CHILD_TASK_TOOLS) == (
-            CHILD_TASK_TOOLS if role.is_child else PLANNING | CHILD_TASK_TOOLS
+            CHILD_TASK_TOOLS if role in {Role.SUB, Role.FORK, Role.WORKER} else PLANNING | CHILD_TASK_TOOLS
         )
 
 

@@ -9,22 +9,50 @@ suspected. Every fact has its ``line``, counted from 1, and what belongs to its 
 - ``calls``: ``name`` as imported (``from pickle import loads as f`` makes ``f()`` a ``pickle.loads``), ``keywords`` as
   constants or source text, ``arguments`` as source text
 - ``mutable_defaults``: ``name`` of the function, ``default`` as source text
+
+Source text is copied from the file, on one line, and cut. It is not written from the tree: writing recurses as deep as
+the tree, and a text can be nested deeper than the interpreter recurses.
 """
 
 import ast
+import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from shared.jsontext import Json
+from shared.jsontext import MAX_SAFE_INTEGER, Json
 
 Fact: TypeAlias = dict[str, Json]
 
 KINDS: Final = ("functions", "handlers", "calls", "mutable_defaults")
 
 _BROAD = frozenset({"Exception", "BaseException"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAKERS = frozenset({"list", "dict", "set", "bytearray"})
-MAX_SOURCE_CHARS = 4_000_000
+MAX_SOURCE_CHARS = 500_000
+"""Of one file. Its syntax tree takes up to 800 bytes for each character."""
+MAX_TEXT_CHARS: Final = 80
+
+
+class _Source:
+    """The text of a file, by the places that its syntax tree names: lines from 1, columns in bytes of UTF-8."""
+
+    def __init__(self, text: str) -> None:
+        # As the parser counts: it knows three line ends, `str.splitlines` eleven.
+        self._lines = text.encode().splitlines(keepends=True)
+
+    def of(self, node: ast.expr) -> str:
+        """Return the text of a node on one line, cut to ``MAX_TEXT_CHARS``."""
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        taken = b""
+        for number in range(first, last + 1):
+            line = self._lines[number]
+            end = node.end_col_offset if number == last else len(line)
+            taken += line[node.col_offset if number == first else 0 : end][: 8 * MAX_TEXT_CHARS]
+            if len(taken) > 8 * MAX_TEXT_CHARS:
+                break
+        return " ".join(taken.decode("utf-8", "ignore").split())[:MAX_TEXT_CHARS]
 
 
 def python_outline(source: str) -> dict[str, Json]:
@@ -39,10 +67,10 @@ def python_outline(source: str) -> dict[str, Json]:
         return _nothing(f"line {error.lineno}: {error.msg}")
     except (ValueError, RecursionError, MemoryError) as error:
         return _nothing(f"it cannot be parsed: {type(error).__name__}")
-    aliases = _aliases(nodes)
+    aliases, text = _aliases(nodes), _Source(source)
     found: dict[str, list[Fact]] = {kind: [] for kind in KINDS}
     for node in nodes:
-        for kind, fact in _facts_of(node, aliases):
+        for kind, fact in _facts_of(node, aliases, text):
             found[kind].append(fact)
     ordered = {kind: sorted(facts, key=lambda fact: int(str(fact["line"]))) for kind, facts in found.items()}
     return {**ordered, "problem": ""}
@@ -63,12 +91,12 @@ def _aliases(nodes: Sequence[ast.AST]) -> dict[str, str]:
     return found
 
 
-def _facts_of(node: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, Fact]]:
+def _facts_of(node: ast.AST, aliases: dict[str, str], source: _Source) -> Iterator[tuple[str, Fact]]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             yield "functions", {"line": node.lineno, "name": node.name, "lines": lines}
-            yield from _mutable_defaults(node)
+            yield from _mutable_defaults(node, source)
         case ast.ExceptHandler():
             catches = _catches(node.type)
             if catches:
@@ -77,16 +105,15 @@ def _facts_of(node: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, Fac
         case ast.Call():
             name = _dotted(node.func)
             if name:
-                yield "calls", _call(node, name, aliases)
+                yield "calls", _call(node, name, aliases, source)
 
 
-def _mutable_defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, Fact]]:
+def _mutable_defaults(node: ast.FunctionDef | ast.AsyncFunctionDef, source: _Source) -> Iterator[tuple[str, Fact]]:
     for default in (*node.args.defaults, *node.args.kw_defaults):
         made = default.func.id if isinstance(default, ast.Call) and isinstance(default.func, ast.Name) else ""
         is_literal = isinstance(default, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
         if default is not None and (is_literal or made in _MAKERS):
-            text = ast.unparse(default)[:80]
-            yield "mutable_defaults", {"line": default.lineno, "name": node.name, "default": text}
+            yield "mutable_defaults", {"line": default.lineno, "name": node.name, "default": source.of(default)}
 
 
 def _catches(caught: ast.expr | None) -> str:
@@ -108,18 +135,26 @@ def _does_nothing(statement: ast.stmt) -> bool:
             return False
 
 
-def _call(node: ast.Call, name: str, aliases: dict[str, str]) -> Fact:
+def _call(node: ast.Call, name: str, aliases: dict[str, str], source: _Source) -> Fact:
     root, _, rest = name.partition(".")
     full = aliases.get(root, root) + (f".{rest}" if rest else "")
-    keywords = {one.arg: _plain(one.value) for one in node.keywords if one.arg}
-    arguments: list[Json] = [ast.unparse(one)[:60] for one in node.args[:3]]
+    keywords = {one.arg: _plain(one.value, source) for one in node.keywords if one.arg}
+    arguments: list[Json] = [source.of(one) for one in node.args[:3]]
     return {"line": node.lineno, "name": full, "keywords": keywords, "arguments": arguments}
 
 
-def _plain(value: ast.expr) -> Json:
-    if isinstance(value, ast.Constant) and isinstance(value.value, bool | int | float | str | None):
-        return value.value if not isinstance(value.value, str) else value.value[:80]
-    return ast.unparse(value)[:80]
+def _plain(value: ast.expr, source: _Source) -> Json:
+    """Return a constant that JSON can hold exactly, and the source text of anything else."""
+    match value:
+        case ast.Constant(value=bool() | None as constant):
+            return constant
+        case ast.Constant(value=int() as number) if abs(number) <= MAX_SAFE_INTEGER:
+            return number
+        case ast.Constant(value=float() as number) if math.isfinite(number):
+            return number
+        case ast.Constant(value=str() as text) if not _SURROGATE.search(text[:MAX_TEXT_CHARS]):
+            return text[:MAX_TEXT_CHARS]
+    return source.of(value)
 
 
 def _dotted(node: ast.expr) -> str:

@@ -215,3 +215,22 @@ async def test_two_audits_of_the_same_tree_write_the_same_report(small_project: 
     _, second = await audit(small_project, tmp_path)
 
     assert first["report"].output == second["report"].output
+
+
+async def test_a_hostile_line_does_not_hide_its_package_from_the_report(small_project: Path, tmp_path: Path) -> None:
+    lines = [
+        "deep = f(" + " + ".join(["x"] * 400) + ")",
+        "f(beyond=1e999, half='\\ud800', long=99999999999999999999)",
+    ]
+    for number, line in enumerate(lines):
+        folder = small_project / f"hostile{number}"
+        folder.mkdir()
+        (folder / "planted.py").write_text(f"{PLANTED}\n{line}\n", encoding="utf-8")
+
+    ground, results = await audit(small_project, tmp_path)
+
+    reviews = [f"review[{name}]" for name in (".", "hostile0", "hostile1", "lib", "lib/deep")]
+    assert [ground.ends[name].error for name in reviews] == [None] * len(reviews)
+    for number in range(len(lines)):
+        place = f"hostile{number}/planted.py"
+        assert [line for path, line in findings(results, "swallowed_exception") if path == place] == [10, 17, 31]

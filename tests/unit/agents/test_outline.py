@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from shared.agents.outline import MAX_SOURCE_CHARS, python_outline
+from shared.jsontext import dump, parse_strict
 
 
 def facts(source: str, kind: str) -> list[dict[str, Any]]:
@@ -93,3 +94,31 @@ def test_what_is_not_readable_python_is_a_problem_and_no_crash(source: str, word
 
 def test_an_empty_file_has_no_facts_and_no_problem() -> None:
     assert python_outline("") == {"functions": [], "handlers": [], "calls": [], "mutable_defaults": [], "problem": ""}
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        pytest.param(" + ".join(["x"] * 400), " + ".join(["x"] * 400)[:80], id="a-sum-of-400-terms"),
+        pytest.param("f(" * 90 + ")" * 90, ("f(" * 90)[:80], id="nested-calls"),
+        pytest.param("a,\n    b" * 40, None, id="many-lines"),
+        pytest.param("1e999", "1e999", id="a-number-beyond-floats"),
+        pytest.param("0x" + "f" * 5000, ("0x" + "f" * 5000)[:80], id="a-number-of-5000-digits"),
+        pytest.param("'\\ud800'", "'\\ud800'", id="half-a-character"),
+        pytest.param("'é' + x", "'é' + x", id="columns-after-a-wide-character"),
+    ],
+)
+@pytest.mark.parametrize("place", ["call({0})", "call(key={0})", "def g(a=list({0})): pass"])
+def test_a_line_whatever_it_says_hides_no_fact_of_its_file(argument: str, shown: str | None, place: str) -> None:
+    if shown is None and "(key=" in place:
+        argument = f"[{argument}]"
+    source = f"try: x()\nexcept: pass\n{place.format(argument)}\npickle.loads(y)\n"
+
+    outline = python_outline(source)
+
+    assert outline["problem"] == ""
+    assert [one["line"] for one in facts(source, "handlers")] == [2]
+    assert "pickle.loads" in [one["name"] for one in facts(source, "calls")]
+    assert parse_strict(dump(outline)) == outline, "a step's output is stored as JSON"
+    if shown is not None and place == "call({0})":
+        assert {"line": 3, "name": "call", "keywords": {}, "arguments": [shown]} in facts(source, "calls")

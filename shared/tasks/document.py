@@ -3,8 +3,11 @@
 Owns the border between text and plan: duplicate keys, aliases, tags, depth and size are refused here, each with its
 line. The tree is built from the parser's event stream with a stack of our own, so that a hostile document can neither
 exhaust the C stack nor multiply itself by aliases. Scalars follow YAML 1.2's core schema (``no`` and dates are text).
+A plain scalar that some YAML or JSON reader takes for a number and that has no exact JSON number is refused, so that no
+value is rounded and no number becomes text without a word.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,8 +22,20 @@ from shared.tasks.places import Path, show
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 60
 
-_INT = re.compile(r"[-+]?[0-9]{1,17}\Z")
+_INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
+_FOREIGN_NUMBERS: Mapping[str, re.Pattern[str]] = {
+    "JSON has no such number": re.compile(r"([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)|NaN|[-+]?Infinity)\Z"),
+    "it is a number of another base": re.compile(r"[-+]?0([xX][0-9a-fA-F_]+|[oO][0-7_]+|[bB][01_]+)\Z"),
+    "it is a number with underscores": re.compile(
+        r"(?=.*_)[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?\Z"
+    ),
+    "YAML 1.1 reads it as a number of base 60": re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?\Z"),
+}
+"""Plain scalars that are numbers to YAML 1.1, to YAML 1.2 or to JavaScript, each with why they are not one here."""
+_NUMERIC_STARTS = frozenset("+-.0123456789NI")
+_MAX_INT_DIGITS = len(str(MAX_SAFE_INTEGER))
 _WORDS: Mapping[str, Json] = {
     "": None,
     "~": None,
@@ -88,6 +103,10 @@ def _position(mark: object) -> tuple[int, int]:
 
 def _line(event: yaml.Event) -> int:
     return _position(event.start_mark)[0]
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _refusal(source: str, mark: object, problem: str, remedy: str) -> InvalidPlanError:
@@ -191,12 +210,30 @@ class _Builder:
             return text
         if text in _WORDS:
             return _WORDS[text]
+        if text[0] not in _NUMERIC_STARTS:
+            return text
+        if _FLOAT.match(text):  # every integer, too
+            return self._number(text, event)
+        for reason, pattern in _FOREIGN_NUMBERS.items():
+            if pattern.match(text):
+                remedy = "quote it if it is text; write a plain decimal number if it is one"
+                raise self._error(event, f"{_shown(text)} cannot be used: {reason}", remedy)
+        return text
+
+    def _number(self, text: str, event: yaml.ScalarEvent) -> Json:
+        if _LEADING_ZERO.match(text):
+            remedy = "quote it if it is text; write it without leading zeros if it is a number"
+            raise self._error(event, f"the integer {_shown(text)} begins with 0", remedy)
         if _INT.match(text):
-            number = int(text)
-            if abs(number) > MAX_SAFE_INTEGER:
-                raise self._error(event, f"the integer {text} is beyond 2^53", "quote it")
+            # Counted first: the interpreter refuses to read a few thousand digits.
+            number = int(text) if len(text.lstrip("+-")) <= _MAX_INT_DIGITS else None
+            if number is None or abs(number) > MAX_SAFE_INTEGER:
+                raise self._error(event, f"the integer {_shown(text)} is beyond 2^53", "quote it")
             return number
-        return float(text) if _FLOAT.match(text) and abs(float(text)) != float("inf") else text
+        value = float(text)
+        if not math.isfinite(value):
+            raise self._error(event, f"the number {_shown(text)} is too large for any reader", "quote it if it is text")
+        return value
 
     def _error(self, event: yaml.Event, problem: str, remedy: str) -> InvalidPlanError:
         return _refusal(self._source, event.start_mark, problem, remedy)

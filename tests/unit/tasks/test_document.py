@@ -24,11 +24,81 @@ def test_json_is_read_as_what_it_says(value: object) -> None:
 
 
 def test_words_that_older_yaml_turns_into_something_else_stay_text() -> None:
-    text = "a: no\nb: 2026-01-01\nc: on\nd: 0x10\ne: 1_000\nf: .inf\ng: 012"
+    text = "a: no\nb: 2026-01-01\nc: on\nd: 1.2.3\ne: 10.0.0.1\nf: Infinite\ng: 8080:http\nh: 0xylophone\nj: .git"
 
     value = read_document(text, "plan.yaml").value
 
-    assert value == {"a": "no", "b": "2026-01-01", "c": "on", "d": "0x10", "e": "1_000", "f": ".inf", "g": 12}
+    assert value == {
+        "a": "no",
+        "b": "2026-01-01",
+        "c": "on",
+        "d": "1.2.3",
+        "e": "10.0.0.1",
+        "f": "Infinite",
+        "g": "8080:http",
+        "h": "0xylophone",
+        "j": ".git",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        pytest.param("9007199254740992", 2**53, id="the-largest-integer"),
+        pytest.param("-9007199254740992", -(2**53), id="the-smallest-integer"),
+        pytest.param("+5", 5, id="signed"),
+        pytest.param("0", 0, id="zero"),
+        pytest.param("1e3", 1000.0, id="exponent"),
+        pytest.param(".5", 0.5, id="no-digit-before-the-point"),
+        pytest.param("00.5", 0.5, id="a-fraction-after-two-zeros"),
+        pytest.param("'0x10'", "0x10", id="quoted"),
+    ],
+)
+def test_a_number_is_read_exactly(text: str, value: object) -> None:
+    read = read_document(f"a: {text}", "plan.yaml").value
+
+    assert read == {"a": value}
+    assert [type(one) for one in read.values()] == [type(value)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param("9007199254740993", "beyond 2^53", id="16-digits"),
+        pytest.param("90071992547409930", "beyond 2^53", id="17-digits"),
+        pytest.param("123456789012345678", "beyond 2^53", id="18-digits"),
+        pytest.param("-123456789012345678901234567890", "beyond 2^53", id="30-digits"),
+        pytest.param("9" * 5000, "beyond 2^53", id="5000-digits"),
+        pytest.param("1e999", "too large for any reader", id="beyond-floats"),
+        pytest.param("-1e999", "too large for any reader", id="below-floats"),
+        pytest.param(".inf", "JSON has no such number", id="infinity"),
+        pytest.param("-.INF", "JSON has no such number", id="minus-infinity"),
+        pytest.param(".nan", "JSON has no such number", id="nan"),
+        pytest.param("NaN", "JSON has no such number", id="nan-of-javascript"),
+        pytest.param("-Infinity", "JSON has no such number", id="infinity-of-javascript"),
+        pytest.param("0xff", "another base", id="hexadecimal"),
+        pytest.param("0o17", "another base", id="octal"),
+        pytest.param("-0b101", "another base", id="binary"),
+        pytest.param("017", "begins with 0", id="octal-of-yaml-1.1"),
+        pytest.param("1_000", "underscores", id="underscores"),
+        pytest.param("1_000.5", "underscores", id="a-fraction-with-underscores"),
+        pytest.param("190:20:30", "base 60", id="sexagesimal"),
+        pytest.param("12:30.5", "base 60", id="sexagesimal-fraction"),
+    ],
+)
+@pytest.mark.parametrize("form", ["a: {0}", "a: [x, {0}]", '{{"a": {0}}}'], ids=["block", "flow", "json"])
+def test_a_number_that_cannot_be_kept_is_refused_and_never_rounded_or_made_text(
+    text: str, problem: str, form: str
+) -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        read_document(form.format(text), "p.yaml")
+
+    (offence,) = raised.value.offences
+    assert problem in offence.problem
+    assert text[:40] in offence.problem
+    assert len(offence.problem) < 150
+    assert "quote it" in offence.remedy
+    assert offence.place.startswith("p.yaml:1:")
 
 
 def test_quoted_scalars_are_text_and_blocks_keep_their_lines() -> None:

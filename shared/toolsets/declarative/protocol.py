@@ -50,10 +50,12 @@ def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
     Raises:
         ToolError: ``invalid_output``, names the place and what should stand there.
     """
-    fields = _fields(_document(stdout, max_bytes))
+    document = _document(stdout, max_bytes)
+    fields = _fields(document)
     content = _content(fields.get("content"))
-    summary, data = fields.get("summary"), fields.get("data")
-    if not (content or summary or data is not None or fields.get("error") or fields.get("is_error")):
+    # Of `data` alone null is a value: a look-up that finds nothing says so.
+    summary, data, has_data = fields.get("summary"), fields.get("data"), "data" in document
+    if not (content or summary or has_data or fields.get("error") or fields.get("is_error")):
         raise _wrong("$", "says nothing; give content, summary, data or error")
     metadata: dict[str, Json] = {"tool": fields["metadata"]} if fields.get("metadata") else {}
     failure = _failure(fields, content)
@@ -62,8 +64,10 @@ def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
         return ToolResult(
             tool_call_id, (*result.content, *content), result.summary, data, error=failure, metadata=metadata
         )
-    line = in_a_line(str(summary or ""), MAX_WORDS_CHARS) or _line_of(content, data)
-    return ToolResult(tool_call_id, content or _content_of(line, data), line, data, metadata=metadata)
+    line = in_a_line(str(summary or ""), MAX_WORDS_CHARS) or _line_of(content, data, has_data=has_data)
+    is_bare_null = data is None and has_data and not summary
+    shown = (JsonBlock(data),) if data is not None or is_bare_null else (TextBlock(line),)
+    return ToolResult(tool_call_id, content or shown, line, data, metadata=metadata)
 
 
 def _document(stdout: bytes, max_bytes: int) -> JsonObject:
@@ -200,19 +204,17 @@ def _claimed(given: Mapping[str, Json]) -> ToolFailure:
     return ToolFailure(type_, message, _cut(str(given.get("hint") or "")), kept)
 
 
-def _line_of(content: Sequence[ContentBlock], data: Json) -> str:
+def _line_of(content: Sequence[ContentBlock], data: Json, *, has_data: bool) -> str:
     text = _first_text(content)
     if text:
         return in_a_line(text.partition("\n")[0], MAX_WORDS_CHARS)
-    return "object" if isinstance(data, Mapping) else "done"
+    if isinstance(data, Mapping):
+        return "object"
+    return "null" if data is None and has_data else "done"
 
 
 def _first_text(content: Sequence[ContentBlock]) -> str:
     return next((block.text for block in content if isinstance(block, TextBlock)), "")
-
-
-def _content_of(line: str, data: Json) -> tuple[ContentBlock, ...]:
-    return (JsonBlock(data),) if data is not None else (TextBlock(line),)
 
 
 def _cut(text: str) -> str:

@@ -17,7 +17,7 @@ from shared.permissions.scope import offered_scope
 from shared.tools.definition import ToolContext
 from shared.tools.execution import PROGRESS_EVENT
 from shared.tools.ports import ToolCall, Verdict
-from shared.tools.result import ErrorType, ToolError
+from shared.tools.result import ErrorType, JsonBlock, ToolError
 from shared.tools.surface import SurfaceRequest, compute_surface
 from tests.unit.tools.parts import make_bench, make_identity, make_workplace
 from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
@@ -49,6 +49,16 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.spec("CMD-03")
+async def test_a_program_that_answers_null_has_answered(declared: Declared) -> None:
+    declared.python("print('{\"data\": null}')")
+
+    result = await declared.call(text="which user is that?")
+
+    assert (result.ok, result.data, result.summary) == (True, None, "null")
+    assert result.content == (JsonBlock(None),)
 
 
 @pytest.mark.spec("CMD-03", "CMD-05")

@@ -55,6 +55,8 @@ def test_a_whole_result_is_taken_over() -> None:
         ({"summary": "made it"}, (TextBlock("made it"),), "made it"),
         ({"data": {"n": 1}}, (JsonBlock({"n": 1}),), "object"),
         ({"data": 0}, (JsonBlock(0),), "done"),
+        ({"data": None}, (JsonBlock(None),), "null"),
+        ({"data": None, "summary": "found none"}, (TextBlock("found none"),), "found none"),
         ({"content": [{"kind": "text", "text": "first\nsecond"}]}, (TextBlock("first\nsecond"),), "first"),
     ],
 )
@@ -107,6 +109,7 @@ def test_an_error_without_words_takes_the_summary() -> None:
     ("document", "expected"),
     [
         ({}, "$: says nothing"),
+        ({"summary": None}, "$: says nothing"),
         ([], "$: must be an object"),
         ("done", "$: must be an object"),
         (None, "$: must be an object"),

@@ -3,6 +3,7 @@
 Mermaid draws finer where there is something to draw it; this one opens in any browser and needs no program.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,10 @@ CHAR: Final = 7
 HEIGHT: Final = 44
 GAP_X: Final = 28
 GAP_Y: Final = 56
+GAP_ROWS: Final = 16
+"""Between the rows of one layer, where no edge begins or ends but their own."""
+MAX_WIDTH: Final = 1600
+"""Of a layer. One that is wider is broken into rows, so that a plan of any size has the shape of a page."""
 MARGIN: Final = 20
 MAX_CHARS: Final = 40
 SWEEPS: Final = 4
@@ -50,7 +55,7 @@ def svg(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
     boxes = {step.id: _box(step) for step in plan.steps}
     layers = _layers(plan.steps)
     _order(layers, boxes)
-    width, height = _place(layers, boxes)
+    width, height = _place(_rows(layers, boxes), boxes)
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12" text-anchor="middle">',
@@ -121,22 +126,51 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-def _place(layers: Sequence[Sequence[str]], boxes: Mapping[str, _Box]) -> tuple[int, int]:
-    """Give every box its place; return the size of the picture."""
-    widths = [sum(boxes[name].width for name in layer) + GAP_X * (len(layer) - 1) for layer in layers]
-    width = max(widths, default=0) + 2 * MARGIN + 2 * _bend(layers, boxes)
-    for row, (layer, taken) in enumerate(zip(layers, widths, strict=True)):
-        x = (width - taken) / 2
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Boxes side by side. ``gap`` is the room above them."""
+
+    names: tuple[str, ...]
+    gap: int
+
+
+def _rows(layers: Sequence[Sequence[str]], boxes: Mapping[str, _Box]) -> list[_Row]:
+    """Break each layer into rows: up to ``MAX_WIDTH``, or as wide as the whole picture is high if that is wider."""
+    area = sum((box.width + GAP_X) * (HEIGHT + GAP_ROWS) for box in boxes.values())
+    widest = max(MAX_WIDTH, math.isqrt(area))
+    rows: list[_Row] = []
+    for layer in layers:
+        gap = GAP_Y if rows else 0
+        names: list[str] = []
+        taken = 0
         for name in layer:
-            boxes[name].x, boxes[name].y = x, MARGIN + row * (HEIGHT + GAP_Y)
+            if names and taken + boxes[name].width > widest:
+                rows.append(_Row(tuple(names), gap))
+                names, taken, gap = [], 0, GAP_ROWS
+            names.append(name)
+            taken += boxes[name].width + GAP_X
+        rows.append(_Row(tuple(names), gap))
+    return rows
+
+
+def _place(rows: Sequence[_Row], boxes: Mapping[str, _Box]) -> tuple[int, int]:
+    """Give every box its place; return the size of the picture."""
+    widths = [sum(boxes[name].width for name in row.names) + GAP_X * (len(row.names) - 1) for row in rows]
+    width = max(widths, default=0) + 2 * MARGIN + 2 * _bend(rows, boxes)
+    y = MARGIN
+    for row, taken in zip(rows, widths, strict=True):
+        x, y = (width - taken) / 2, y + row.gap
+        for name in row.names:
+            boxes[name].x, boxes[name].y = x, y
             x += boxes[name].width + GAP_X
-    return width, 2 * MARGIN + len(layers) * HEIGHT + max(0, len(layers) - 1) * GAP_Y
+        y += HEIGHT
+    return width, y + MARGIN
 
 
-def _bend(layers: Sequence[Sequence[str]], boxes: Mapping[str, _Box]) -> int:
-    """Return the room that edges need which go round a layer; none when there are none."""
-    row = {name: number for number, layer in enumerate(layers) for name in layer}
-    edges = [(row[name], row[parent]) for name in row for parent in boxes[name].step.depends_on if parent in row]
+def _bend(rows: Sequence[_Row], boxes: Mapping[str, _Box]) -> int:
+    """Return the room that edges need which go round a row; none when there are none."""
+    at = {name: number for number, row in enumerate(rows) for name in row.names}
+    edges = [(at[name], at[parent]) for name in at for parent in boxes[name].step.depends_on if parent in at]
     return GAP_X if any(low - high > 1 for low, high in edges) else 0
 
 

@@ -69,6 +69,26 @@ def test_text_of_any_kind_stays_text(title: str, kind: StepKind, over: str) -> N
     assert tags <= {"svg", "title", "rect", "g", "text", "path"}
 
 
+@pytest.mark.parametrize("fan", [100, 1_700, 10_000])
+def test_a_wide_plan_has_the_shape_of_a_page(fan: int) -> None:
+    steps = [PlanStep("a"), *(PlanStep(f"review-{n}", depends_on=("a",)) for n in range(fan))]
+    end = PlanStep("end", depends_on=tuple(step.id for step in steps[1:]))
+
+    picture = svg(plan(*steps, end))
+
+    found, root = boxes(picture), ET.fromstring(picture)
+    width, height = float(root.get("width", "")), float(root.get("height", ""))
+    assert width <= max(1_700, 1.2 * height)
+    assert max(left + wide for left, _, wide in found.values()) <= width
+    assert all(found["a"][1] < found[f"review-{n}"][1] < found["end"][1] for n in range(fan))
+    assert len({(left, top) for left, top, _ in found.values()}) == fan + 2
+    by_row: dict[float, list[tuple[float, float]]] = {}
+    for left, top, wide in found.values():
+        by_row.setdefault(top, []).append((left, left + wide))
+    for row in by_row.values():
+        assert all(right < left for (_, right), (left, _) in pairwise(sorted(row)))
+
+
 def test_a_plan_of_ten_thousand_steps_is_drawn() -> None:
     chain = [PlanStep("s0"), *(PlanStep(f"s{n}", depends_on=(f"s{n - 1}",)) for n in range(1, 2000))]
     wide = [PlanStep(f"w{n}", depends_on=("s0",)) for n in range(8000)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.client import View, all_events
@@ -90,7 +91,7 @@ class StepReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskOutcome:
     """How a task stands, read from rows: final when the task has ended. ``reports`` are by step id."""
 
@@ -109,10 +110,18 @@ class TaskOutcome:
     def status(self) -> TaskStatus:
         return self.view.task.status
 
-    @property
+    @cached_property  # which is why the class has no slots
     def outputs(self) -> Mapping[str, Json]:
         """The outputs of completed steps by step id; of a map step the list of its children's, in item order."""
-        return {step.step_id: self._output(step) for step in self.view.steps if step.status is StepStatus.COMPLETED}
+        children: dict[str, list[Json]] = {}
+        for step in self.view.steps:
+            if step.map_key:
+                children.setdefault(step.map_key, []).append(step.output)
+        return {
+            step.step_id: children.get(step.key) or step.output
+            for step in self.view.steps
+            if step.status is StepStatus.COMPLETED
+        }
 
     @property
     def last_steps(self) -> Sequence[Step]:
@@ -158,10 +167,6 @@ class TaskOutcome:
             "denials": [one.as_json() for one in self.denials],
             "undone": [one.as_json() for one in self.undone],
         }
-
-    def _output(self, step: Step) -> Json:
-        children = [child.output for child in self.view.steps if child.map_key == step.key]
-        return children or step.output
 
 
 async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:

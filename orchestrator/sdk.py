@@ -10,7 +10,7 @@ from orchestrator.client import Client, View
 from orchestrator.embedded.starter import attach
 from orchestrator.outcome import TaskOutcome, outcome_of
 from orchestrator.preview import preview_of
-from orchestrator.submission import Submission, submission
+from orchestrator.submission import Submission, program_folder, submission
 from shared.errors import InvalidConfigError, UnavailableError
 from shared.jsontext import Json
 from shared.permissions.consent import Preview, StepGrant
@@ -108,6 +108,8 @@ class Soong:
     ) -> TaskOutcome:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
+        ``project`` is the folder that the steps work in. Relative paths start at the current folder if it lies in the
+        project, otherwise at the project, as in :func:`open_tools`.
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
         (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose own ``asks`` are consented
         to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they stand now. At most
@@ -252,6 +254,7 @@ class Soong:
             catalogue=self._catalogue,
             clock=self._client.clock,
             principal=self._settings.principal,
+            cwd=program_folder(Path(project)),
             step_grants=shown,
         )
 
@@ -263,6 +266,7 @@ class Soong:
             allow=allow,
             catalogue=self._catalogue,
             settings=self._settings,
+            cwd=program_folder(Path(project)),
         )
 
     def _read(self, plan: PlanSource) -> Plan:

@@ -96,3 +96,12 @@ def existing_folder(path: Path) -> Path:
         problem = "is no folder" if folder.exists() else "does not exist"
         raise UsageError(f"--project {str(path)!r} {problem}; name the folder that the steps should work in")
     return folder
+
+
+def program_folder(project: Path) -> Path:
+    """Return where the relative paths of a program's session start: its current folder inside the project.
+
+    A program that stands elsewhere (a server in ``/``) means the project that it names. Raises: UsageError.
+    """
+    folder, here = existing_folder(project), Path(os.path.realpath(Path.cwd()))
+    return here if here.is_relative_to(folder) else folder

@@ -1,6 +1,5 @@
 """Builds direct sessions out of adapters: ``soong tools call``, and the same for programs. No service, no rows."""
 
-import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from orchestrator.direct.folder import FolderLog
 from orchestrator.direct.gate import DirectGate
 from orchestrator.direct.session import DirectSession
-from orchestrator.submission import existing_folder
+from orchestrator.submission import existing_folder, program_folder
 from orchestrator.tool_registry import registry_of, run_sources
 from shared.adapters.artifacts import FolderArtifacts
 from shared.clock import SystemClock
@@ -103,6 +102,7 @@ async def open_tools(
 ) -> AsyncIterator[DirectSession]:
     """Call tools from a program, without a model and without a service.
 
+    Relative paths start at the current folder if it lies in the project, otherwise at the project.
     ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are further sources. What asks is
     asked of ``permission_callback``, the one voice that grants in this session; without it only ``allow`` rules
     (``tool:scope``) do. ``settings`` are those of the README without their prefix.
@@ -171,13 +171,12 @@ def surface_of(registry: ToolRegistry, config: Config, request: DirectRequest) -
 
 def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> Session:
     project = existing_folder(request.project)
-    here = Path(os.path.realpath(Path.cwd()))
     readonly = [tool.name for tool in registry.definitions() if tool.permission is Permission.READONLY]
     allowed = (parse_allow(text, readonly_tools=readonly) for text in request.allow)
     return Session(
         id=new_id("sess"),
         project=str(project),
-        cwd=str(here if here.is_relative_to(project) else project),
+        cwd=str(program_folder(project)),
         answer_mode=AnswerMode.NONE if request.callback is None else AnswerMode.ATTACHED,
         created_us=SystemClock().now_us(),
         policy=policy_of(config).with_rules(allowed).as_json(),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.jsontext import Json
-from soong import Choice, ErrorType, PermissionDecision, PermissionRequest, Soong, TaskStatus
+from soong import Choice, ErrorType, PermissionDecision, PermissionRequest, Soong, TaskStatus, open_tools
 from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(120)
@@ -66,3 +66,50 @@ async def test_a_plan_may_be_a_mapping(service: Deployment) -> None:
         outcome = await soong.run(ECHO)
 
     assert outcome.outputs == {"say": {"a": 1}}
+
+
+RELATIVE: Mapping[str, Json] = {
+    "title": "write beside",
+    "steps": [
+        {
+            "id": "write",
+            "instructions": "write a file",
+            "allowed_tools": ["code.write_file"],
+            "script": [
+                {"call": "code.write_file", "with": {"path": "f.txt", "content": "x"}, "save": "done"},
+                {"finish": {"is_error": "${done.is_error}"}},
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize("where", ["elsewhere", "project", "project/inside"])
+async def test_relative_paths_lead_to_the_same_file_by_a_run_and_by_a_call(
+    service: Deployment, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    project, here = folder / "project", folder / where
+    (project / "inside").mkdir(parents=True)
+    here.mkdir(exist_ok=True)
+    monkeypatch.chdir(here)
+    await service.start_workers(1)
+    home, allow = service.settings.home, [f"code.write_file:{folder}"]
+
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
+        outcome = await soong.run(RELATIVE, project=project, allow=allow)
+    by_run = _taken_away(folder)
+    async with open_tools(project=project, allow=allow, agent_home=home) as tools:
+        await tools.call("code.write_file", {"path": "f.txt", "content": "x"})
+    by_call = _taken_away(folder)
+
+    assert outcome.outputs == {"write": {"is_error": False}}
+    assert by_run == by_call == ["project/f.txt" if where == "elsewhere" else f"{where}/f.txt"]
+
+
+def _taken_away(folder: Path) -> list[str]:
+    """Remove every ``f.txt`` and return where they were."""
+    found = list(folder.rglob("f.txt"))
+    for path in found:
+        path.unlink()
+    return [str(path.relative_to(folder)) for path in found]

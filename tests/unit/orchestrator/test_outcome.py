@@ -1,0 +1,53 @@
+"""What a program is handed of a task that has ended."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from orchestrator.client import View, view_of
+from orchestrator.outcome import TaskOutcome
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Step
+from shared.testing.builders import make_map
+from shared.testing.memory import MemoryStore
+from tests.contract.scene import open_scene
+
+CHILDREN = 2_000
+
+
+class CountedSteps(tuple[Step, ...]):
+    """Steps that count how often one of them is looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        for step in super().__iter__():
+            CountedSteps.looks += 1
+            yield step
+
+
+async def outcome_of_two_maps() -> TaskOutcome:
+    """An ended task with two map steps of 2,000 children each, of which the store holds one."""
+    scene = await open_scene(MemoryStore())
+    task_id = await scene.task(make_map("one"), make_map("two"))
+    view: View = await view_of(scene.store, task_id)
+    one, two = (replace(step, status=StepStatus.COMPLETED) for step in view.steps)
+    children = [
+        replace(one, key=f"{each.key}[{n}]", step_id=f"{each.step_id}[{n}]", map_key=each.key, output={"n": n})
+        for n in range(CHILDREN)
+        for each in (one, two)
+    ]
+    return TaskOutcome(replace(view, steps=CountedSteps((one, two, *children))), (), ())
+
+
+async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
+    outcome = await outcome_of_two_maps()
+    CountedSteps.looks = 0
+
+    lists = [outcome.outputs["one"] for _ in range(100)]
+
+    assert lists[0] == [{"n": n} for n in range(CHILDREN)]
+    assert outcome.outputs["two[7]"] == {"n": 7}
+    assert len(outcome.view.steps) <= CountedSteps.looks <= 3 * len(outcome.view.steps)
+    json.dumps(outcome.outputs)

@@ -56,13 +56,17 @@ class Catalogue:
         return cls(tools_of(surroundings), config=surroundings.config, needs_project=not settings.is_embedded)
 
     @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
     def readonly_tools(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools if tool.permission is Permission.READONLY)
 
     def known(self) -> Known:
         """Return what plans are checked against."""
         return Known(
-            tools=frozenset(tool.name for tool in self.tools),
+            tools=self.names,
             definitions=self.definitions.ids,
             check_script=check_script,
         )

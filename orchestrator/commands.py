@@ -84,13 +84,15 @@ class Commands:
         task_id = command.subject
         which = rerun(await self.tasks.steps(task_id), str(command.detail.get("from") or ""))
         last = [(step, await self.runs.run(step.run_id)) for step in which.attempts]
-        runs = [next_attempt(step, run, is_asked_for=True) for step, run in last]
+        model = str(command.detail.get("model") or "")
+        runs = [next_attempt(step, run, is_asked_for=True, model=model) for step, run in last]
         await self.tasks.retry_task(
             ownership,
             task_id,
             runs,
             again=which.again,
             regrown=which.regrown,
+            model=model,
             now_us=now_us,
             command_id=command.id,
         )

@@ -58,7 +58,10 @@ class Explainer:
         if self.stored is not None:
             return self.stored
         readonly = self.catalogue.readonly_tools
-        return self.catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in self.allow)
+        names = self.catalogue.names
+        return self.catalogue.policy.with_rules(
+            parse_allow(text, readonly_tools=readonly, tools=names) for text in self.allow
+        )
 
     @property
     def workplace(self) -> Workplace:

@@ -147,7 +147,7 @@ class TaskOutcome:
         """Return the document that ``--json`` prints."""
         task = self.view.task
         return {
-            "task": task.id,
+            "id": task.id,
             "session": task.session_id,
             "title": task.title,
             "status": str(task.status),

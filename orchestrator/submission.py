@@ -63,7 +63,7 @@ def submission(
     """
     ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
-    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools) for text in allow]
+    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.names) for text in allow]
     for grant in step_grants:
         rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
     folder = existing_folder(project)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
@@ -207,6 +207,14 @@ def load_settings(**overrides: object) -> Settings:
             f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
         )
         raise InvalidConfigError(f"settings: {wrong}") from error
+
+
+def source_of(name: str) -> Literal["environment", "file", "default"]:
+    """Say where the value of a setting comes from; ``file`` is ``SOONG_<NAME>_FILE``."""
+    variable = f"SOONG_{name.upper()}"
+    if variable in os.environ:
+        return "environment"
+    return "file" if os.environ.get(f"{variable}_FILE") else "default"
 
 
 def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str, ...]:

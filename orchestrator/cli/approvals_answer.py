@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.cli.console import visible
 from orchestrator.cli.ids import deployment, open_store
+from orchestrator.cli.program import program
 from orchestrator.cli.question_text import short_id
 from orchestrator.endings import CHOICES, ending_of, question_of
 from orchestrator.forebears import is_started_by_a_run
@@ -139,7 +140,7 @@ def _outcome(question: Question, choice: Choice) -> Said:
     ending, request = ending_of(question), question.request
     head = f"{short_id(request.id)} {visible(request.tool)}"
     if question.is_pending:
-        later = f"it counts as soon as one runs (soong resume {request.identity.task_id})"
+        later = f"it counts as soon as one runs ({program()} resume {request.identity.task_id})"
         said = f"{CHOICES[choice]}, and no orchestrator has acted on it yet; {later}"
         return Said(ExitCode.DONE, f"{head}: {said}")
     if question.decision is None or (question.decision.author == "grant" and choice is Choice.DENY):

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.approval import Approval
 from orchestrator.cli.console import folded, is_terminal, visible
+from orchestrator.cli.program import program
 from orchestrator.cli.question_text import age_text, facts_of, grant_text, input_lines, quoted, short_id, step_text
 from orchestrator.endings import WAITS, ending_of
 from shared.clock import rfc3339
@@ -127,8 +128,8 @@ def _answering(approval: Approval) -> Iterator[str]:
     if approval.ending.word != WAITS:
         return
     request, key = approval.request, short_id(approval.request.id)
-    once = f"soong approvals allow {key}{' [--session]' if request.offers_session else ''}"
-    yield f"answer it: {once}\n           soong approvals deny {key} [--reason WORDS]"
+    once = f"{program()} approvals allow {key}{' [--session]' if request.offers_session else ''}"
+    yield f"answer it: {once}\n           {program()} approvals deny {key} [--reason WORDS]"
 
 
 def _block(text: str, *, is_full: bool) -> list[str]:

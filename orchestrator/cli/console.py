@@ -5,7 +5,10 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
+from orchestrator.cli.verbosity import Verbosity, chosen
+from shared.errors import Offence
 from shared.jsontext import Json
 
 _KEPT = frozenset("\n\t")
@@ -16,20 +19,31 @@ _UNSEEN = frozenset(
 _RUN = re.compile(" {5,}")
 MAX_MARKS = 3
 """Combining marks on one character; more are piled over the lines around it."""
+_emitted: list[bool] = []
+"""Has an entry once this process has written its JSON document."""
 
 
 def say(text: str = "") -> None:
-    """Tell a person something, beside the result."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    """Tell a person something, beside the result; with --quiet nothing."""
+    if chosen() is not Verbosity.QUIET:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def emit(value: object) -> None:
     """Write the one JSON document of a ``--json`` command."""
+    _emitted.append(True)
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     # A lone surrogate has no bytes; its escape is JSON and says the same.
     sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     sys.stdout.flush()
+
+
+def emit_error(message: str, *, kind: str, exit_code: int, problems: Sequence[Offence] = ()) -> None:
+    """Write the document of a ``--json`` command that came to nothing, unless it has written one already."""
+    if not _emitted:
+        error = {"type": kind, "message": message, "problems": [asdict(one) for one in problems]}
+        emit({"error": error, "exit_code": exit_code})
 
 
 def inert(text: str, *, limit: int = 0) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from orchestrator.cli.console import cut, one_line, say, visible
+from orchestrator.cli.program import program
+from orchestrator.cli.verbosity import Verbosity, chosen
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
 from shared.tasks.pulling import waiting_for_a_puller
@@ -100,7 +102,7 @@ class Lines:
 
 def make_display(*, is_plain: bool) -> Display:
     """Return the live picture when standard output is a terminal, else lines."""
-    if is_plain or not sys.stdout.isatty():
+    if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
         return Lines()
     from orchestrator.cli.live import Live  # rich, only for terminals
 
@@ -113,7 +115,7 @@ def pull_text(view: View) -> str:
     if not number:
         return ""
     steps = "1 step waits" if number == 1 else f"{number} steps wait"
-    return f"{steps} for a puller: soong tasks dispatch {view.task.id}"
+    return f"{steps} for a puller: {program()} tasks dispatch {view.task.id}"
 
 
 def seconds_of(step: Step) -> float | None:

@@ -5,6 +5,7 @@ from shared.errors import NotFoundError, UnavailableError, UsageError
 from shared.runs.record import Run
 from shared.settings import Settings
 from shared.store import Store
+from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 
 MANY = 1000
@@ -40,6 +41,14 @@ async def find_task(store: Store, text: str) -> Task:
     if len(found) > 1:
         raise UsageError(f"{text!r} fits {len(found)} tasks; type more of the id (soong tasks list)")
     return found[0]
+
+
+async def newest_open_task(store: Store) -> Task:
+    """Return the newest task that has not completed. Raises: UsageError when every task has."""
+    for task in await store.tasks(limit=MANY):
+        if task.status is not TaskStatus.COMPLETED:
+            return task
+    raise UsageError("every task has completed; name one to look at: soong tasks list")
 
 
 async def find_run(store: Store, text: str) -> Run:

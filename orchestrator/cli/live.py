@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchestrator.cli.console import cut, one_line, visible
 from orchestrator.cli.display import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
+from orchestrator.cli.program import program
 from orchestrator.cli.prompt import terminal_console
 from orchestrator.client import View
 from shared.sessions.session import ProcessState
@@ -82,7 +83,7 @@ class Live:
         ]
         if len(view.questions) > QUESTIONS_SHOWN:
             more = len(view.questions) - QUESTIONS_SHOWN
-            parts.append(Text(f"  … and {more} more: soong approvals list", style="yellow"))
+            parts.append(Text(f"  … and {more} more: {program()} approvals list", style="yellow"))
         return Group(*parts)
 
     def _title(self, view: View) -> RenderableType:

@@ -8,15 +8,17 @@ import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib import import_module
 from typing import NoReturn
 
-import typer
+from typer import Abort, TyperException
 
-from shared.errors import SoongError, UsageError
+from orchestrator.cli.application import COMPLETE_VARIABLE, build, words_to_complete
+from orchestrator.cli.console import emit_error
+from orchestrator.cli.verbosity import Verbosity, chosen
+from shared.errors import InvalidPlanError, SoongError, UsageError
 from shared.startup import collect_seldom
 
 EXIT_FAILED = 1
@@ -26,54 +28,13 @@ EXIT_INTERRUPTED = 130
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A command before its module is imported. ``module`` has a function ``command`` or a group ``app``."""
-
-    module: str
-    summary: str
-
-
-COMMANDS = {
-    "run": Entry("run", "Run a plan and follow it to its end."),
-    "resume": Entry("resume", "Go on with a paused, interrupted or failed task."),
-    "tasks": Entry("tasks", "List, show, validate, draw and cancel tasks."),
-    "runs": Entry("runs", "List, show and follow the runs of agents."),
-    "tools": Entry("tools", "List, show, explain and call tools, without a model."),
-    "approvals": Entry("approvals", "List, show and answer the questions that wait for a person."),
-    "permissions": Entry("permissions", "Show what decides on calls of tools, and what would become of one."),
-    "audit": Entry("audit", "Export and check who answered and decided what."),
-    "keys": Entry("keys", "List, rotate and end the keys that sign decisions."),
-    "serve": Entry("serve", "Serve the HTTP API of a running service."),
-    "tokens": Entry("tokens", "Make, list and revoke tokens of the HTTP API."),
-    "up": Entry("up", "Start the whole service on this machine and stay."),
-    "down": Entry("down", "Stop the service of this home."),
-    "worker": Entry("worker", "Add a worker process to a service."),
-    "workers": Entry("workers", "List the workers and what each holds."),
-    "project": Entry("project", "Mark a folder, so that only workers that have it work in it."),
-    "caps": Entry("caps", "Limit how much runs at once: by pool, model, agent definition or session."),
-    "metrics": Entry("metrics", "Print what to watch, in Prometheus' text form."),
-    "doctor": Entry("doctor", "Say what is wrong here and how to mend it."),
-    "flower": Entry("flower", "Open Flower on the running service."),
-    "orchestrator": Entry("orchestrator", "Run an orchestrator alone, for deployments."),
-    "migrate": Entry("migrate", "Make or upgrade the database's tables."),
-}
-
-
 def main() -> None:
     """Run the command line; does not return."""
     collect_seldom()
     _open_closed_streams()
     _let_streams_say_everything()
     try:
-        _check_folder()
-        try:
-            build(sys.argv[1:])(prog_name="soong")
-        finally:
-            sys.stdout.flush()  # here, where it can be said that it failed
-    except SoongError as error:
-        sys.stderr.write(f"soong: {error}\n")
-        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+        sys.exit(_run(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -84,6 +45,50 @@ def main() -> None:
         with suppress(OSError):
             sys.stderr.write(f"soong: the output cannot be written: {error.strerror}\n")
         _leave_quietly()
+
+
+def _run(arguments: list[str]) -> int:
+    """Run one command and return the exit code; whatever a user can correct is a sentence, and JSON where asked for."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    try:
+        _check_folder()
+        program = build(words_to_complete() or arguments)
+        try:
+            code = program.main(arguments, prog_name="soong", complete_var=COMPLETE_VARIABLE, standalone_mode=False)
+        finally:
+            sys.stdout.flush()  # here, where it can be said that it failed
+    except SoongError as error:
+        if chosen() is Verbosity.VERBOSE:
+            traceback.print_exc()
+        return _failed(error, arguments)
+    except TyperException as error:
+        return _refused(error, arguments)
+    except Abort:
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: SoongError, arguments: Sequence[str]) -> int:
+    code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+    problems = error.offences if isinstance(error, InvalidPlanError) else ()
+    for line in problems or (error,):
+        sys.stderr.write(f"soong: {line}\n")
+    if "--json" in arguments:
+        emit_error(str(error), kind=type(error).__name__, exit_code=code, problems=problems)
+    return code
+
+
+def _refused(error: TyperException, arguments: Sequence[str]) -> int:
+    """Show what Typer says of a wrong command line."""
+    show = getattr(error, "show", None)
+    if show is None:
+        sys.stderr.write(f"soong: {error.format_message()}\n")
+    else:
+        show()
+    if "--json" in arguments:
+        emit_error(error.format_message(), kind="UsageError", exit_code=EXIT_USAGE)
+    return error.exit_code
 
 
 def _open_closed_streams() -> None:
@@ -114,58 +119,3 @@ def _leave_quietly() -> NoReturn:
         with suppress(OSError):
             os.dup2(nothing, descriptor)
     sys.exit(EXIT_FAILED)
-
-
-def build(arguments: Sequence[str]) -> typer.Typer:
-    """Return the application with the one command that ``arguments`` name; the others stand by their summary."""
-    app = typer.Typer(
-        name="soong",
-        help="Durable task DAGs of agents on Celery workers, with one voice that grants permission.",
-        no_args_is_help=True,
-        add_completion=False,
-        # Rich help costs more time than the rest of the start.
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_options)
-    chosen = next((word for word in arguments if not word.startswith("-")), "")
-    for name, entry in COMMANDS.items():
-        if name == chosen:
-            _mount(app, name, entry)
-        else:
-            app.command(name, help=entry.summary)(_elsewhere)
-    return app
-
-
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
-        from importlib.metadata import version  # slow, and rarely asked
-
-        typer.echo(f"soong {version('soong')}")
-        raise typer.Exit
-
-
-def _options(
-    *,
-    _version: bool = typer.Option(
-        False, "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
-    ),
-) -> None:
-    """Take the options that stand before the command."""
-
-
-def _mount(app: typer.Typer, name: str, entry: Entry) -> None:
-    module = import_module(f"orchestrator.cli.{entry.module}")
-    from shared.log import configure  # after the command's own imports, which a bare --help does not pay
-
-    # A client tells what matters in sentences; what its parts log belongs neither into those nor on standard output.
-    configure("error", process="cli")
-    if hasattr(module, "app"):
-        app.add_typer(module.app, name=name, help=entry.summary, rich_help_panel=None)
-    else:
-        app.command(name, help=entry.summary)(module.command)
-
-
-def _elsewhere() -> None:
-    """Stand in for a command that was not called."""

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.console import cut, folded, inert, visible
+from orchestrator.cli.program import program
 from orchestrator.cli.question_text import (
     GOES_ON,
     MARGIN,
@@ -151,7 +152,8 @@ class TerminalPrompt:
         for line in lines[:MAX_FULL_LINES]:
             self.console.print(Text(line, style=_STYLES.get(line.removeprefix(MARGIN)[:1], ""), overflow="fold"))
         if len(lines) > MAX_FULL_LINES:
-            more = f"… {len(lines) - MAX_FULL_LINES} lines more: soong approvals show {short_id(request.id)} --full"
+            show = f"{program()} approvals show {short_id(request.id)} --full"
+            more = f"… {len(lines) - MAX_FULL_LINES} lines more: {show}"
             self.console.print(Text(f"  {more}", style="bold"))
 
     def _others(self, request: PermissionRequest) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import typer
 
@@ -11,37 +11,50 @@ from orchestrator.cli.console import is_terminal, say, visible
 from orchestrator.cli.run import attached
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from orchestrator.client import Client
+from shared.errors import UsageError
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings, load_settings
+from shared.store import Store
 from shared.tasks.service import TaskService
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 
+LAST: Final = ""
+"""Stands for the newest task that has not completed, where an id is expected."""
 Begin: TypeAlias = Callable[[TaskService, Task], Awaitable[None]]
 """Asks a task's owner for what lets the task go on."""
 
 
 def command(
-    task: str = typer.Argument(..., help="The task's id, or enough of its beginning or end to be the only one."),
+    task: str = typer.Argument("", help="The task's id, or a unique part of its beginning or end."),
     *,
+    is_last: bool = typer.Option(False, "--last", help="The newest task that has not completed."),
+    model: str = typer.Option("", "--model", help="Model of the agent steps that run again."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     detach: bool = typer.Option(False, "--detach", help="Let it go on and do not follow it."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
 ) -> None:
     """Go on with a task: finished steps stay as they are, no work is done twice."""
+    if is_last == bool(task):
+        raise UsageError(f"TASK is {task!r} and --last is {'given' if is_last else 'not given'}; name one of the two")
     settings = load_settings(workers=workers, slots=slots)
-    raise typer.Exit(asyncio.run(go_on(settings, task, _resumed, is_detached=detach, is_json=is_json)))
+
+    async def resumed(tasks: TaskService, found: Task) -> None:
+        if found.status is not TaskStatus.COMPLETED:  # a completed task is only shown
+            await tasks.resume(found, model=model)
+
+    raise typer.Exit(asyncio.run(go_on(settings, task or LAST, resumed, is_detached=detach, is_json=is_json)))
 
 
 async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
     """Let a task go on by what ``begin`` asks of its owner, and follow it; return the exit code."""
-    from orchestrator.cli.ids import find_task, open_store  # late: SQLAlchemy
+    from orchestrator.cli.ids import open_store  # late: SQLAlchemy
 
     store = await open_store(settings)
     try:
         # Looked up before a service is started for it: a wrong id starts nothing.
-        await find_task(store, text)
+        task_id = (await _wanted(store, text)).id
     finally:
         await store.close()
     interrupts = Interrupts()
@@ -56,7 +69,7 @@ async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: boo
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)
     try:
-        task = await find_task(client.store, text)
+        task = await client.store.task(task_id)
         await begin(client.tasks, task)
         return await _follow(client, watch, task, is_detached=is_detached)
     finally:
@@ -64,10 +77,10 @@ async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: boo
         await watch.leave(wait=False)
 
 
-async def _resumed(tasks: TaskService, task: Task) -> None:
-    """Ask for it; a completed task is only shown."""
-    if task.status is not TaskStatus.COMPLETED:
-        await tasks.resume(task)
+async def _wanted(store: Store, text: str) -> Task:
+    from orchestrator.cli.ids import find_task, newest_open_task
+
+    return await (newest_open_task(store) if text == LAST else find_task(store, text))
 
 
 async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool) -> int:

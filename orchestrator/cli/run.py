@@ -5,12 +5,13 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
 import typer
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.cli.console import emit, is_terminal, say, visible
+from orchestrator.cli.plan_file import read_plan
+from orchestrator.cli.program import program
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
 from orchestrator.embedded.starter import Attachment, attach
 from orchestrator.outcome import ExitCode
@@ -20,7 +21,6 @@ from shared.errors import UsageError
 from shared.permissions.consent import Preview, StepGrant
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
-from shared.tasks.reading import load_plan
 
 
 class Answer(StrEnum):
@@ -31,14 +31,8 @@ class Answer(StrEnum):
     NONE = "none"
 
 
-_HOW_ANSWERED: Final = {
-    AnswerMode.NONE: "nobody is asked: what no --allow rule covers is denied",
-    AnswerMode.INBOX: "questions wait for whoever answers: soong approvals watch",
-}
-
-
 def command(
-    plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file."),
+    plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input."),
     *,
     project: Path = typer.Option(Path(), "--project", help="Folder that the steps work in."),
     given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="An input of the plan; may be repeated."),
@@ -76,7 +70,7 @@ def command(
         model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_concurrent
     )
     catalogue = Catalogue.of(settings)
-    read, inputs = load_plan(plan, catalogue.known()), read_inputs(given)
+    read, inputs = read_plan(plan, catalogue.known()), read_inputs(given)
     mode = answer_mode(answer, is_detached=detach)
     grants: Sequence[StepGrant] = ()
     if is_previewed or allowed_steps:
@@ -159,12 +153,18 @@ async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, i
             _tell_detached(prepared.task.id, is_json=is_json)
             return 0
         say(f"task {prepared.task.id}: {visible(prepared.task.title)}")
-        if told := _HOW_ANSWERED.get(prepared.session.answer_mode):
-            say(f"  {told}")
+        _say_who_answers(prepared.session.answer_mode)
         return await watch.follow(prepared.session, prepared.task.id)
     finally:
         await client.close()
         await watch.leave(wait=False)
+
+
+def _say_who_answers(mode: AnswerMode) -> None:
+    if mode is AnswerMode.NONE:
+        say("  nobody is asked: a call that no --allow rule covers is denied")
+    elif mode is AnswerMode.INBOX:
+        say(f"  questions wait for an answer: {program()} approvals watch")
 
 
 async def attached(settings: Settings, interrupts: Interrupts) -> Attachment:
@@ -175,7 +175,7 @@ async def attached(settings: Settings, interrupts: Interrupts) -> Attachment:
 
 def _tell_detached(task_id: str, *, is_json: bool) -> None:
     if is_json:
-        emit({"task": task_id, "status": "running", "exit_code": 0})
+        emit({"id": task_id, "status": "running", "exit_code": 0})
         return
     sys.stdout.write(f"{task_id}\n")
-    say(f"follow it: soong resume {task_id}        look at it: soong tasks show {task_id}")
+    say(f"follow it: {program()} resume {task_id}        look at it: {program()} tasks show {task_id}")

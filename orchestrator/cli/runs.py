@@ -20,6 +20,8 @@ from shared.settings import Settings, load_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+TASK_SHOWN = 8
+"""Characters of a task's id in the list: its end is enough to name it."""
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, or TASK/STEP.")
 
@@ -28,10 +30,10 @@ _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, 
 def list_runs(
     *,
     task: str = typer.Option("", "--task", help="Only the runs of this task."),
-    limit: int = typer.Option(50, "--limit", min=1, help="At most so many, the last ones."),
+    limit: int = typer.Option(50, "--limit", min=1, help="At most this many."),
     is_json: bool = _JSON,
 ) -> None:
-    """List runs in the order they were made."""
+    """List runs, newest first."""
     asyncio.run(_list(task, limit, is_json=is_json))
 
 
@@ -59,7 +61,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
     store = await open_store(load_settings())
     try:
         task_id = (await find_task(store, task)).id if task else ""
-        runs = (await store.runs(task_id=task_id, limit=100_000))[-limit:]
+        runs = (await store.runs(task_id=task_id, limit=100_000))[-limit:][::-1]
     finally:
         await store.close()
     if is_json:
@@ -68,6 +70,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
     rows = [
         (
             run.id,
+            run.identity.task_id[-TASK_SHOWN:],
             run.identity.step_key.partition("/")[2] or run.identity.role,
             str(run.status),
             run.identity.definition,
@@ -76,7 +79,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
         )
         for run in runs
     ]
-    print(table(("run", "step", "status", "agent", "time", "attempt"), rows))
+    print(table(("run", "task", "step", "status", "agent", "time", "attempt"), rows))
 
 
 async def _show(text: str, *, is_json: bool) -> None:

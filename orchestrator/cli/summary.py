@@ -2,6 +2,7 @@
 
 from orchestrator.cli.console import compact, inert, one_line, table, visible
 from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, status_text, time_text
+from orchestrator.cli.program import program
 from orchestrator.client import View
 from orchestrator.outcome import TaskOutcome
 from shared.tasks.status import StepStatus, TaskStatus
@@ -104,8 +105,9 @@ def _next(outcome: TaskOutcome) -> list[str]:
     task = outcome.view.task
     failed = [step for step in outcome.view.steps if step.status is StepStatus.FAILED and step.run_id]
     told = failed or [step for step in outcome.last_steps if step.run_id and step.fence]  # that were ever begun
-    lines = [f"soong tasks show {task.id}"]
-    lines += [f"soong runs tail {step.run_id}    # {one_line(step.step_id, 40)}" for step in told[:2]]
+    name = program()
+    lines = [f"{name} tasks show {task.id}"]
+    lines += [f"{name} runs tail {step.run_id}    # {one_line(step.step_id, 40)}" for step in told[:2]]
     if task.status is not TaskStatus.COMPLETED:
-        lines.append(f"soong resume {task.id}")
+        lines.append(f"{name} resume {task.id}")
     return lines

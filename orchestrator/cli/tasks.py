@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_PLAN = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
 _REASON = typer.Option("", "--reason", help="Why, for whoever reads it later.")
 
@@ -57,12 +58,16 @@ def show(
 
 
 @app.command()
-def validate(plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file."), *, is_json: bool = _JSON) -> None:
-    """Check a plan; nothing is written. Every offence is named with its place and what to do."""
+def validate(
+    plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input."),
+    *,
+    is_json: bool = _JSON,
+) -> None:
+    """Check a plan and name every problem with its place and remedy. Nothing is written."""
     from orchestrator.catalogue import Catalogue
-    from shared.tasks.reading import load_plan
+    from orchestrator.cli.plan_file import read_plan
 
-    read = load_plan(plan, Catalogue.of(load_settings()).known())
+    read = read_plan(plan, Catalogue.of(load_settings()).known())
     if is_json:
         emit(
             {"title": read.title, "inputs": [one.name for one in read.inputs], "steps": [one.id for one in read.steps]}
@@ -88,15 +93,15 @@ def graph(
 ) -> None:
     """Draw a plan, or a task as it stands."""
     from orchestrator.catalogue import Catalogue
+    from orchestrator.cli.plan_file import read_plan
     from shared.tasks.graph import mermaid
     from shared.tasks.picture import svg
-    from shared.tasks.reading import load_plan
 
     statuses: dict[str, StepStatus] = {}
     if plan.startswith("task_") and not Path(plan).exists():
         drawn, statuses = asyncio.run(_drawn(plan))
     else:
-        drawn = load_plan(plan, Catalogue.of(load_settings()).known())
+        drawn = read_plan(Path(plan), Catalogue.of(load_settings()).known())
     sys.stdout.write(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
 
 

@@ -5,6 +5,7 @@ import asyncio
 import typer
 
 from orchestrator.cli.console import say
+from orchestrator.cli.program import program
 from orchestrator.embedded.service import EmbeddedService, Owner
 from orchestrator.embedded.service_file import ServiceHeldError
 from orchestrator.embedded.starter import EXIT_HELD
@@ -30,9 +31,10 @@ def command(
     def ready() -> None:
         say(f"soong is up: {settings.workers} workers of {settings.slots} slots, home {settings.home}")
         if settings.http_port:
-            say(f"  HTTP API: http://{settings.http_host}:{settings.http_port}/v1/   a token: soong tokens create")
+            say(f"  HTTP API: http://{settings.http_host}:{settings.http_port}/v1/")
+            say(f"  a token for it: {program()} tokens create --principal NAME --right run")
         if not ephemeral:
-            say("  run a plan from any terminal: soong run PLAN        stop: Ctrl-C or soong down")
+            say(f"  run a plan from any terminal: {program()} run PLAN        stop: Ctrl-C or {program()} down")
 
     try:
         asyncio.run(service.run(ready))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.cli.console import emit, say, visible
 from orchestrator.cli.display import Display, make_display
+from orchestrator.cli.program import program
 from orchestrator.cli.summary import text_of
 from orchestrator.client import Client, View
 from orchestrator.embedded.control import ask_once
@@ -204,9 +205,9 @@ class Watch:
         await asyncio.gather(pausing, second, return_exceptions=True)
         await self.client.close()  # before the service that it listens to may go
         await self.leave(wait=True)
-        say(f"go on with it: soong resume {task_id}")
+        say(f"continue it: {program()} resume {task_id}")
         if self.is_json:
-            emit({"task": task_id, "status": "interrupted", "exit_code": int(ExitCode.INTERRUPTED)})
+            emit({"id": task_id, "status": "interrupted", "exit_code": int(ExitCode.INTERRUPTED)})
         return ExitCode.INTERRUPTED
 
     async def leave(self, *, wait: bool) -> None:

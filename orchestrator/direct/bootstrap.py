@@ -171,8 +171,10 @@ def surface_of(registry: ToolRegistry, config: Config, request: DirectRequest) -
 
 def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> Session:
     project = existing_folder(request.project)
-    readonly = [tool.name for tool in registry.definitions() if tool.permission is Permission.READONLY]
-    allowed = (parse_allow(text, readonly_tools=readonly) for text in request.allow)
+    definitions = registry.definitions()
+    names = [tool.name for tool in definitions]
+    readonly = [tool.name for tool in definitions if tool.permission is Permission.READONLY]
+    allowed = (parse_allow(text, readonly_tools=readonly, tools=names) for text in request.allow)
     return Session(
         id=new_id("sess"),
         project=str(project),

@@ -147,7 +147,7 @@ class TaskResult(Shape):
 
     model_config = ConfigDict(extra="allow")
 
-    task: str
+    id: str
     status: str
     exit_code: int
     steps: list[AnyObject]

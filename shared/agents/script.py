@@ -31,6 +31,7 @@ from shared.agents.expressions import OPERATIONS
 from shared.errors import InvalidPlanError, Offence, TemplateError
 from shared.jsontext import Json, JsonObject
 from shared.tasks.fields import Fields, kind_of
+from shared.tasks.functions import suggestion
 from shared.tasks.places import Path, show
 from shared.tasks.template import parse_template
 
@@ -104,9 +105,14 @@ def parse_script(script: Sequence[Json]) -> Program:
     return program
 
 
-def check_script(script: Json, input_names: frozenset[str]) -> Sequence[tuple[Path, str, str]]:
-    """Return every offence of a script: its form, and references to names that nothing sets."""
-    reader = _Reader()
+def check_script(
+    script: Json, input_names: frozenset[str], tools: frozenset[str] | None = None
+) -> Sequence[tuple[Path, str, str]]:
+    """Return every problem of a script: its form, unknown tools, and references to names that nothing sets.
+
+    ``tools`` are the tools that exist; None: they are not known here.
+    """
+    reader = _Reader(tools=tools)
     reader.body(script, ())
     return [*reader.offences, *reader.unknown_names(input_names)]
 
@@ -118,6 +124,14 @@ class _Reader:
     offences: list[tuple[Path, str, str]] = field(default_factory=list)
     names: set[str] = field(default_factory=lambda: set(ROOTS))
     seen: list[tuple[Path, Json]] = field(default_factory=list)
+    tools: frozenset[str] | None = None
+
+    def tool(self, fields: Fields) -> str:
+        """Read the name of a call's tool; one that a reference makes is known only when the script runs."""
+        name = fields.text("call", is_required=True)
+        if name and "${" not in name and self.tools is not None and name not in self.tools:
+            self.report((*fields.path, "call"), f"there is no tool {name!r}", suggestion(name, self.tools))
+        return name
 
     def report(self, path: Path, problem: str, remedy: str) -> None:
         self.offences.append((path, problem, remedy))
@@ -172,7 +186,7 @@ def _read_call(reader: _Reader, fields: Fields) -> Call:
         arguments = None
     save = fields.text("save")
     return Call(
-        tool=fields.text("call", is_required=True),
+        tool=reader.tool(fields),
         arguments=arguments or {},
         save=reader.set_name(save) if save else "",
         over=reader.expression(fields, "for_each"),

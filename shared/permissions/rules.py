@@ -6,6 +6,7 @@ Owns the facts that rules speak of and the text forms of a rule. Which rule deci
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -110,11 +111,19 @@ def is_of_step(step: str, wanted: str) -> bool:
     return bool(wanted) and (step == wanted or (step.startswith(f"{wanted}[") and step.endswith("]")))
 
 
-def parse_allow(text: str, *, source: str = "--allow", readonly_tools: Collection[str] = (), home: str = "") -> Rule:
+def parse_allow(
+    text: str,
+    *,
+    source: str = "--allow",
+    readonly_tools: Collection[str] = (),
+    tools: Collection[str] | None = None,
+    home: str = "",
+) -> Rule:
     """Read ``tool:scope`` as an allow rule.
 
     ``tool`` may be a pattern (``code.*``). ``scope`` is an absolute folder or file, ``host:example.org`` or
     ``exact:<the tool's own scope>``. It may be left out only for a tool of ``readonly_tools``.
+    ``tools`` are the tools that exist: the pattern must match one of them; None: they are not known here.
 
     Raises:
         UsageError: says what is wrong and what to write.
@@ -122,6 +131,10 @@ def parse_allow(text: str, *, source: str = "--allow", readonly_tools: Collectio
     pattern, separator, wanted = text.strip().partition(":")
     if not any(char.isalnum() for char in pattern):
         raise UsageError(f"{source} {text!r}: name a tool, for example code.write_file:/absolute/folder")
+    if tools is not None and not any(fnmatchcase(name, pattern) for name in tools):
+        near = get_close_matches(pattern, tools, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else "`soong tools list` shows the tools"
+        raise UsageError(f"{source} {text!r}: there is no tool {pattern!r}; {remedy}")
     if not separator and pattern in readonly_tools:
         return Rule(Effect.ALLOW, pattern, source=source)
     if not wanted.strip():

@@ -130,7 +130,7 @@ def _check_agent(step: PlanStep, path: Path, known: Known, report: Report) -> No
             remedy = suggestion(pattern, known.tools)
             report((*path, "allowed_tools", index), f"there is no tool {pattern!r}", remedy)
     if step.script is not None and known.check_script is not None:
-        for place, problem, remedy in known.check_script(step.script, frozenset(step.inputs)):
+        for place, problem, remedy in known.check_script(step.script, frozenset(step.inputs), known.tools):
             report((*path, "script", *place), problem, remedy)
 
 

@@ -265,10 +265,10 @@ def _child(
     return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
 
 
-def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False) -> NewRun:
+def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False, model: str = "") -> NewRun:
     """Return the run of a step's next attempt: its own agent, the lineage and surface of the last.
 
-    One that somebody has asked for begins anew: it may fail as often as the plan lets it.
+    An attempt that somebody asked for may fail as often as the plan allows. ``model`` replaces the model of an agent.
     """
     identity = RunIdentity(
         session_id=last.identity.session_id,
@@ -281,7 +281,7 @@ def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False) -> NewRun
         task_id=step.task_id,
         step_key=step.key,
         step_title=step.title,
-        model=step.model,
+        model=(model or step.model) if step.model else "",
     )
     further = int(str(step.spec.get("retries", 0))) + 1
     return NewRun(

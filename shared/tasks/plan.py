@@ -104,8 +104,8 @@ class Plan:
         return {step.id: step for step in self.steps}[step_id]
 
 
-ScriptCheck: TypeAlias = Callable[[Json, frozenset[str]], Sequence[tuple[Path, str, str]]]
-"""Looks at a script and the names of the step's inputs; returns (place in it, problem, remedy) for each offence."""
+ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None], Sequence[tuple[Path, str, str]]]
+"""Checks a script against the step's input names and the tools (None: not known); returns (place, problem, remedy)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,18 +91,25 @@ class TaskService:
     async def pause(self, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S) -> None:
         await self.ask(CommandKind.PAUSE, task, {"reason": reason}, limit_s=limit_s)
 
-    async def resume(self, task: Task, *, reason: str = "resumed") -> None:
-        """Let a paused task go on, or give the failed and cancelled steps of an ended one new runs."""
+    async def resume(self, task: Task, *, reason: str = "resumed", model: str = "") -> None:
+        """Continue a paused task, or give the failed and cancelled steps of an ended one new runs, on another model.
+
+        Raises: ConflictError when a model is named for a task that has not ended: its runs keep their models.
+        """
+        if model and not task.status.is_terminal:
+            raise ConflictError(f"task {task.id} is {task.status}: only an ended task takes another model")
         match task.status:
             case TaskStatus.COMPLETED:
                 raise ConflictError(f"task {task.id} is completed: there is nothing left to do")
             case TaskStatus.FAILED | TaskStatus.CANCELLED:
-                await self.retry(task, reason=reason)
+                await self.retry(task, reason=reason, model=model)
             case TaskStatus.PAUSED | TaskStatus.RUNNING:
                 await self.ask(CommandKind.RESUME, task, {"reason": reason})
 
-    async def retry(self, task: Task, *, from_step: str = "", reason: str = "") -> None:
+    async def retry(self, task: Task, *, from_step: str = "", reason: str = "", model: str = "") -> None:
         """Run what did not complete again; with ``from_step`` also that step and all that came of it.
+
+        ``model`` replaces the model of the agent steps that run again; empty: each keeps its own.
 
         Raises: NotFoundError when there is no such step.
         """
@@ -110,7 +117,7 @@ class TaskService:
             raise NotFoundError(f"step of task {task.id}", from_step)
         if task.status is TaskStatus.COMPLETED and not from_step:
             raise ConflictError(f"task {task.id} is completed; name the step to run it again from")
-        await self.ask(CommandKind.RETRY, task, {"reason": reason, "from": from_step})
+        await self.ask(CommandKind.RETRY, task, {"reason": reason, "from": from_step, "model": model})
 
     async def cancel(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
         await self.ask(CommandKind.CANCEL, task, {"reason": reason}, command_id=command_id)

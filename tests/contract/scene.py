@@ -154,7 +154,7 @@ class Scene:
         run = make_retry(await self.store.run((await self.store.step(step_key)).run_id))
         await self.store.retry_step(self.own, step_key, run, not_before_us=not_before_us, now_us=self.now_us)
 
-    async def retry_task(self, task_id: str, *, from_step: str = "", command_id: str = "") -> None:
+    async def retry_task(self, task_id: str, *, from_step: str = "", model: str = "", command_id: str = "") -> None:
         which = rerun(await self.store.steps(task_id), from_step)
         runs = [make_retry(await self.store.run(step.run_id)) for step in which.attempts]
         await self.store.retry_task(
@@ -163,6 +163,7 @@ class Scene:
             runs,
             again=which.again,
             regrown=which.regrown,
+            model=model,
             now_us=self.now_us,
             command_id=command_id,
         )

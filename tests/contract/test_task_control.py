@@ -1,5 +1,7 @@
 """Pausing, resuming, cancelling and retrying a task."""
 
+from dataclasses import replace
+
 import pytest
 
 from shared.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
@@ -484,3 +486,20 @@ async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_a
     assert await scene.store.unrecorded("own_other") == []
     await scene.store.release_owner(scene.own.owner_id)
     assert await scene.store.unrecorded("own_other") == [task_id]
+
+
+@pytest.mark.spec("DAG-08", "DIS-08")
+async def test_retry_on_another_model_sets_it_for_agents_and_for_the_items_of_their_maps(scene: Scene) -> None:
+    agents = replace(make_map("m", depends_on=("list",)), model="old:one")
+    task_id = await scene.task("list", agents, make_step("end", depends_on=("m",), model="old:one"))
+    await scene.fail(await scene.claim_one())
+    await scene.store.settle_failure(scene.own, f"{task_id}/list", FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await finish(scene, task_id)
+
+    await scene.retry_task(task_id, model="new:two")
+
+    assert {name: step.model for name, step in (await scene.steps(task_id)).items()} == {
+        "list": "",
+        "m": "new:two",
+        "end": "new:two",
+    }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.commands import COMMANDS
 from shared.settings import Settings
 from tests.extra import missing
 from worker.process import HAND_BACK_S

@@ -125,18 +125,18 @@ def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: Scene) -> N
     assert done["exit_code"] == 3
     assert denied == {"first", "second"}
     assert written(cli.folder) == ["out/first.md"]
-    events = cli.json("runs", "tail", f"{done['task']}/first")
+    events = cli.json("runs", "tail", f"{done['id']}/first")
     allowed = [event["data"] for event in events if event["type"].endswith("permission_decided")]
     assert [one["choice"] for one in allowed] == ["allow", "deny"]
     assert allowed[0]["source"].startswith("step consent by ")
-    results = cli.run("tasks", "show", done["task"], "--result").stdout
+    results = cli.run("tasks", "show", done["id"], "--result").stdout
     assert "second: completed, partial\n  tools asked for: code.write_file\n  tools given: code.write_file\n" in results
     assert "  denied: code.write_file: permission_no_callback: " in results
     call = ("--tool", "code.write_file", "path=out/z", "content=x")
-    ours = cli.run("permissions", "explain", "--task", f"{done['task']}/first", *call).stdout
-    others = cli.run("permissions", "explain", "--task", f"{done['task']}/second", *call).stdout
+    ours = cli.run("permissions", "explain", "--task", f"{done['id']}/first", *call).stdout
+    others = cli.run("permissions", "explain", "--task", f"{done['id']}/second", *call).stdout
     assert "code.write_file runs without asking" in ours
-    assert f"for step {done['task']}/first (step consent by " in ours
+    assert f"for step {done['id']}/first (step consent by " in ours
     assert "code.write_file asks" in others
 
 

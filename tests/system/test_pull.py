@@ -155,7 +155,7 @@ def test_a_task_says_that_it_waits_for_a_puller_until_one_is_dispatched_on_the_c
             '[{"call": "agent.task_claim_step", "with": {"step_id": "a"}}, {"finish": "I was here"}]'
         )
         text = "title: t\nsteps:\n  - {id: a, claim: pull, instructions: x}\n"
-        task = cli.json("run", cli.plan(text), "--detach")["task"]
+        task = cli.json("run", cli.plan(text), "--detach")["id"]
         shown = cli.run("tasks", "show", task).stdout
 
         refused = cli.run("tasks", "dispatch", task, "--agent", "nobody")

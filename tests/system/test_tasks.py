@@ -40,10 +40,10 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scen
     first = cli.json("run", cli.plan(PLAN))
     steps = {step["id"]: step for step in first["steps"]}
 
-    again = cli.json("tasks", "retry", first["task"], "--from", "each")
+    again = cli.json("tasks", "retry", first["id"], "--from", "each")
 
     after = {step["id"]: step for step in again["steps"]}
-    assert (again["task"], again["status"], again["exit_code"]) == (first["task"], "completed", 0)
+    assert (again["id"], again["status"], again["exit_code"]) == (first["id"], "completed", 0)
     assert after.keys() == steps.keys()
     assert after["end"]["output"] == {"all": [{"hello": "x"}, {"hello": "y"}]}
     assert [after[name]["attempt"] for name in ("list", "other", "end")] == [1, 1, 2]
@@ -52,13 +52,13 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scen
         "other": True,
         "each[x]": False,
     }
-    refused = cli.run("tasks", "retry", first["task"])
+    refused = cli.run("tasks", "retry", first["id"])
     assert refused.returncode != 0
     assert "name the step to run it again from" in refused.stderr
-    over = cli.run("tasks", "cancel", first["task"])
+    over = cli.run("tasks", "cancel", first["id"])
     assert over.returncode == 1
     assert "it is over" in over.stderr
-    unknown = cli.run("tasks", "retry", first["task"], "--from", "nowhere")
+    unknown = cli.run("tasks", "retry", first["id"], "--from", "nowhere")
     assert unknown.returncode == 2
     assert "nowhere" in unknown.stderr
     cli.assert_nothing_left()
@@ -67,13 +67,13 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scen
 @pytest.mark.spec("EVT-02", "DAG-08")
 def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: Scene) -> None:
     done = cli.json("run", cli.plan(PLAN))
-    run = f"{done['task']}/end"
+    run = f"{done['id']}/end"
 
     whole = cli.json("runs", "tail", run)
     rest = cli.json("runs", "tail", run, "--from", "4")
     followed = cli.run("runs", "tail", run, "--from", "4", "--follow", "--json")
-    drawn = cli.run("tasks", "graph", done["task"]).stdout
-    picture = cli.run("tasks", "graph", done["task"], "--format", "svg").stdout
+    drawn = cli.run("tasks", "graph", done["id"]).stdout
+    picture = cli.run("tasks", "graph", done["id"], "--format", "svg").stdout
 
     assert [event["id"] for event in whole] == [str(number) for number in range(1, len(whole) + 1)]
     assert rest == whole[3:]
@@ -155,3 +155,26 @@ async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_g
     assert [entry["tool"] for entry in write["denials"]] == ["code.write_file"]
     assert write["unknown_effects"] == []
     assert (told["output"], told["tools"]) == ({"denied": "permission_no_callback", "how": "partial"}, None)
+
+
+NO_SUCH_MODEL = """
+title: A model that fails
+steps:
+  - id: look
+    model: %s
+    instructions: Say done.
+    script:
+      - {finish: {done: true}}
+"""
+
+
+@pytest.mark.spec("DAG-08", "DIS-08")
+def test_the_last_failed_task_is_resumed_on_another_model(cli: Scene) -> None:
+    failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "nowhere:at-all"))
+
+    resumed = cli.json("resume", "--last", "--model", "script")
+
+    assert failed["exit_code"] == 1
+    assert (resumed["id"], resumed["status"]) == (failed["id"], "completed")
+    runs = cli.json("runs", "list", "--task", failed["id"])
+    assert [run["identity"]["model"] for run in runs if run["identity"]["step_key"]] == ["script", "nowhere:at-all"]

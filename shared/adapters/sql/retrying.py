@@ -63,6 +63,10 @@ REOPEN_SESSION: Final = Statement(
     "reopen session: one that was closed when its tasks were done has work again",
     "UPDATE sessions SET is_closed = 0 WHERE id = :session_id AND is_closed = 1",
 )
+SET_MODEL: Final = Statement(
+    "set model: the steps of agents that are tried again run on another model",
+    "UPDATE steps SET model = :model WHERE key IN @keys AND model <> ''",
+)
 DROP_CHILDREN: Final = Statement(
     "drop children: of map steps that are expanded anew; the runs and logs of the old ones stay",
     "DELETE FROM steps WHERE map_key IN @keys AND map_key <> ''",
@@ -82,12 +86,15 @@ class SqlRetrying:
         *,
         again: Sequence[str] = (),
         regrown: Sequence[str] = (),
+        model: str = "",
         now_us: int,
         command_id: str = "",
     ) -> None:
         def write(tx: Transaction) -> None:
             journal = Journal(now_us)
-            _retry(tx, journal, ownership, task_id, runs, (again, regrown), now_us)
+            keys = _retry(tx, journal, ownership, task_id, runs, (again, regrown), now_us)
+            if model:
+                tx.rows(SET_MODEL, model=model, keys=keys)
             journal.flush(tx)
             command_done(tx, command_id)
 
@@ -102,7 +109,8 @@ def _retry(
     runs: Sequence[NewRun],
     which: tuple[Sequence[str], Sequence[str]],
     now_us: int,
-) -> None:
+) -> Sequence[str]:
+    """Return the keys of the steps that are tried again."""
     was, old_root, _ = owned_task(tx, ownership, task_id)
     again, regrown = which
     status = advance_task(TaskStatus(was), TaskEvent.RETRY)
@@ -124,7 +132,9 @@ def _retry(
         if kind == StepKind.MAP:
             journal.note(root_run_id, EventType.STEP_RETRIED, step=key)
     start_again(tx, journal, [(key, by_step.get(key), None) for key, _ in rows])
-    _open_again(tx, journal, task_id, root_run_id, [key for key, _ in rows], now_us)
+    keys = [key for key, _ in rows]
+    _open_again(tx, journal, task_id, root_run_id, keys, now_us)
+    return keys
 
 
 def drop_children(tx: Transaction, map_keys: Sequence[str]) -> None:

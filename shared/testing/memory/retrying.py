@@ -57,6 +57,7 @@ class MemoryRetrying:
         *,
         again: Sequence[str] = (),
         regrown: Sequence[str] = (),
+        model: str = "",
         now_us: int,
         command_id: str = "",
     ) -> None:
@@ -89,7 +90,13 @@ class MemoryRetrying:
         for step in steps:
             if step.key not in waiting:
                 self._reopen(step.key, now_us)
+        self._set_model(steps, model)
         self.rows.command_done(command_id)
+
+    def _set_model(self, steps: Sequence[Step], model: str) -> None:
+        for step in steps:
+            if model and step.model:
+                self.rows.steps[step.key] = replace(self.rows.step(step.key), model=model)
 
     def _put_back(self, task_id: str, again: Sequence[str], runs: dict[str, NewRun]) -> list[Step]:
         steps = [s for s in self.rows.steps_of(task_id) if s.status in _RETRIED or s.key in again]

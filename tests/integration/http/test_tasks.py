@@ -287,7 +287,7 @@ async def test_the_result_is_what_the_command_line_says(scene: HttpScene, tmp_pa
 
     told = (await scene.caller.get(f"/v1/tasks/{task_id}/result")).json()
 
-    assert (told["task"], told["status"], told["exit_code"]) == (task_id, "cancelled", 1)
+    assert (told["id"], told["status"], told["exit_code"]) == (task_id, "cancelled", 1)
     assert [step["status"] for step in told["steps"]] == ["cancelled", "cancelled"]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from orchestrator.catalogue import Catalogue
 from shared.agents.definition import AgentLimits, builtin_definitions
 from shared.agents.loop import run_agent
 from shared.agents.model import resolve_model
@@ -34,7 +35,7 @@ from shared.toolsets.code.toolset import code_tools
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = Known(
-    tools=frozenset(tool.name for tool in code_tools()),
+    tools=Catalogue().names,
     definitions=builtin_definitions().ids,
     check_script=check_script,
 )

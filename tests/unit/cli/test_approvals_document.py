@@ -9,7 +9,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from orchestrator.cli import approvals
-from orchestrator.cli.main import build
+from orchestrator.cli.application import build
 from orchestrator.endings import ending_of
 from tests.unit.orchestrator.test_endings import WAYS
 
@@ -21,9 +21,7 @@ APPROVALS = typer.main.get_command(approvals.app)
 def parameters(line: str) -> dict[str, object]:
     """Parse a command line without doing what it says."""
     name, *words = shlex.split(line)
-    group = typer.main.get_command(build([name]))
-    assert isinstance(group, TyperGroup)
-    command = group.commands[name]
+    command = build([name]).commands[name]
     if isinstance(command, TyperGroup):
         name, *words = words
         command = command.commands[name]

@@ -1,0 +1,73 @@
+"""``soong config``: every setting with its value and where the value comes from; nothing is changed here."""
+
+from dataclasses import asdict, dataclass
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import typer
+
+from orchestrator.cli.console import emit, table
+from shared.config import CONFIG_FILE, load_config
+from shared.settings import Settings, load_settings, source_of
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+_URLS: Final = frozenset({"database_url", "redis_url"})
+
+
+@dataclass(frozen=True, slots=True)
+class SettingValue:
+    """One setting as it is in force. ``source`` is `environment`, `file` (``SOONG_<NAME>_FILE``) or `default`."""
+
+    name: str
+    value: str
+    source: str
+    description: str
+
+
+@app.callback()
+def _group() -> None:
+    """Show every setting, its value and its source."""
+
+
+@app.command()
+def show(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+    """Show the settings that a command started here uses, and the configuration file of the home."""
+    settings = load_settings()
+    values = settings_in_force(settings)
+    path = settings.home / CONFIG_FILE
+    load_config(settings.home)  # a file that cannot be used is named here, with its place
+    if is_json:
+        emit({"settings": [asdict(one) for one in values], "file": {"path": str(path), "exists": path.exists()}})
+        return
+    print(table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in values]))
+    print(f"\npermissions, tools and hooks: {path}{'' if path.exists() else ' (does not exist: defaults)'}")
+    print("A running service keeps the settings that it was started with.")
+
+
+def settings_in_force(settings: Settings) -> list[SettingValue]:
+    """Return every setting in the order of the README. Passwords in URLs are left out."""
+    return [
+        SettingValue(
+            f"SOONG_{name.upper()}",
+            _text(name, getattr(settings, name)),
+            source_of(name),
+            field.description or "",
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def _text(name: str, value: object) -> str:
+    if name in _URLS:
+        return _without_password(str(value))
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))

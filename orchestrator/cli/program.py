@@ -1,0 +1,25 @@
+"""How this program is called here, for the commands that messages propose: they must work as they are printed."""
+
+import os
+import shlex
+import shutil
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+NAME = "soong"
+
+
+@lru_cache(maxsize=1)
+def program() -> str:
+    """Return what a shell in this folder finds this program by: its name if it is on PATH, else the path to it."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return shlex.join([sys.executable, "-m", NAME])
+    if called.name != NAME or not called.exists():
+        return NAME  # a program of the user's own that uses the SDK
+    found = shutil.which(NAME)
+    if found is not None and Path(found).resolve() == called.resolve():
+        return NAME
+    path, here = called.absolute(), Path.cwd()
+    return shlex.quote(os.path.relpath(path, here) if path.is_relative_to(here) else str(path))

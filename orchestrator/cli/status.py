@@ -1,0 +1,160 @@
+"""``soong status``: one screen on the service of this home, or on the deployment that the environment names."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import typer
+
+from orchestrator.cli.console import emit, one_line
+from orchestrator.cli.display import time_text
+from orchestrator.cli.ids import open_store
+from orchestrator.embedded.control import ask_once
+from orchestrator.embedded.starter import living_service
+from shared.clock import SystemClock, rfc3339
+from shared.errors import UnavailableError, UsageError
+from shared.jsontext import Json
+from shared.sessions.session import ProcessState, Worker
+from shared.settings import Settings, load_settings
+from shared.tasks.figures import Figures
+from shared.tasks.step import Task
+
+TASKS_SHOWN = 5
+_SERVING = frozenset({ProcessState.LIVE, ProcessState.DRAINING})
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What answers. ``state`` is `ready`, `starting`, `stopping`, `servers` (a deployment), `stuck` or `none`."""
+
+    state: str
+    pid: int | None = None
+    kind: str = ""
+    http: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state not in {"none", "stuck"}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The service and what its rows say; the rows are None where there is no database yet."""
+
+    service: ServiceState
+    home: str
+    workers: Sequence[Worker] = ()
+    owners: int = 0
+    figures: Figures | None = None
+    open_tasks: Sequence[Task] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        figures = self.figures or Figures()
+        return {
+            "service": {
+                "state": self.service.state,
+                "pid": self.service.pid,
+                "kind": self.service.kind,
+                "http": self.service.http,
+            },
+            "home": self.home,
+            "orchestrators": self.owners,
+            "workers": {
+                "live": sum(one.state in _SERVING for one in self.workers),
+                "slots": sum(one.slots for one in self.workers),
+                "busy": sum(one.busy for one in self.workers),
+            },
+            "steps": {
+                "ready": sum(pool.ready for pool in figures.pools.values()),
+                "running": sum(pool.running for pool in figures.pools.values()),
+            },
+            "questions": figures.questions,
+            "open_tasks": figures.open_tasks,
+            "tasks": [{"id": one.id, "title": one.title, "status": str(one.status)} for one in self.open_tasks],
+        }
+
+
+def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+    """Show the service, its workers, tasks and questions; exit code 1 when no service runs."""
+    status = asyncio.run(status_of(load_settings()))
+    if is_json:
+        emit(status.as_json())
+    else:
+        print(status_text(status))
+    raise typer.Exit(0 if status.service.is_running else 1)
+
+
+async def status_of(settings: Settings) -> Status:
+    """Ask the service and read the rows. Raises: UnavailableError."""
+    service = await _service_of(settings)
+    try:
+        store = await open_store(settings)
+    except UsageError:  # nothing has run in this home yet
+        return Status(service, str(settings.home))
+    from orchestrator.client_bootstrap import open_figures
+
+    figures = open_figures(settings)
+    try:
+        workers = await store.workers()
+        tasks = [task for task in await store.tasks(limit=100) if not task.status.is_terminal]
+        owners = await store.owners()
+        return Status(service, str(settings.home), workers, len(owners), await figures.figures(), tasks)
+    finally:
+        await figures.close()
+        await store.close()
+
+
+async def _service_of(settings: Settings) -> ServiceState:
+    if settings.database_url:
+        return ServiceState("servers", kind="deployment")
+    try:
+        record = await living_service(settings)
+    except UnavailableError:
+        return ServiceState("stuck")
+    if record is None:
+        return ServiceState("none")
+    kind = "ephemeral" if record.is_ephemeral else "staying"
+    with suppress(UnavailableError):
+        answer = await ask_once(record.control, "status")
+        return ServiceState(str(answer.get("state")), record.pid, kind, str(answer.get("http") or ""))
+    return ServiceState("stopping", record.pid, kind)
+
+
+def status_text(status: Status) -> str:
+    """Return the screen."""
+    found = status.as_json()
+    service = status.service
+    lines = [f"service    {_service_text(service)}", f"home       {status.home}"]
+    if service.http:
+        lines.append(f"HTTP API   http://{service.http}/v1/")
+    if service.is_running and status.figures is not None:
+        workers, steps = found["workers"], found["steps"]
+        assert isinstance(workers, dict)
+        assert isinstance(steps, dict)
+        lines += [
+            f"workers    {workers['live']}, {workers['busy']} of {workers['slots']} slots in use",
+            f"steps      {steps['running']} running, {steps['ready']} ready",
+        ]
+    if status.figures is not None:
+        lines.append(f"questions  {status.figures.questions} waiting")
+        lines.append(f"tasks      {status.figures.open_tasks} open")
+        lines += [_task_line(task) for task in status.open_tasks[:TASKS_SHOWN]]
+    return "\n".join(lines)
+
+
+def _service_text(service: ServiceState) -> str:
+    match service.state:
+        case "none":
+            return "not running; `soong run` starts one, `soong up` starts one that stays"
+        case "stuck":
+            return "holds the home and does not answer; run `soong doctor`"
+        case "servers":
+            return "the deployment that SOONG_DATABASE_URL names"
+        case state:
+            return f"{state}, pid {service.pid}, {service.kind}"
+
+
+def _task_line(task: Task) -> str:
+    age = time_text((SystemClock().now_us() - task.created_us) / 1_000_000)
+    return f"  {task.id}  {task.status}  {age}  {rfc3339(task.created_us)[:19]}  {one_line(task.title, 60)}"

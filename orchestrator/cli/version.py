@@ -1,0 +1,27 @@
+"""``soong version``: what runs here, for reports of problems."""
+
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import typer
+
+from orchestrator.cli.console import emit
+
+
+def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+    """Show the version of this program, of Python, and where it is installed."""
+    found = {
+        "version": version("soong"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+        "location": str(Path(__file__).resolve().parents[2]),
+    }
+    if is_json:
+        emit(found)
+        return
+    print(f"soong {found['version']}")
+    print(f"Python {found['python']} ({found['executable']}), {found['platform']}")
+    print(f"installed in {found['location']}")

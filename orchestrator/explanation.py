@@ -19,6 +19,7 @@ from shared.permissions.explain import CallExplanation, EffectivePolicy, by_poli
 from shared.permissions.policy import Policy
 from shared.permissions.rules import parse_allow
 from shared.permissions.scope import is_too_wide
+from shared.permissions.writable import writable_by_rule
 from shared.sandbox.paths import PathPolicy
 from shared.tools.definition import Target, ToolContext, ToolDefinition, Workplace
 from shared.tools.normalise import failure_of
@@ -70,7 +71,9 @@ class Explainer:
         run_dir = (self.paths.agent_home or project) / "runs" / "<run-id>"
         own = (project,) if is_too_wide(str(cwd), self.home) else tuple(dict.fromkeys((project, cwd)))
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(self.catalogue.config))
-        return Workplace(project, cwd, run_dir, roots)
+        return Workplace(
+            project, cwd, run_dir, roots, writable_by_rule=writable_by_rule(self.policy, self.catalogue.tools)
+        )
 
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""

@@ -21,6 +21,7 @@ from shared.jsontext import Json, JsonObject
 from shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from shared.permissions.policy import Policy
 from shared.permissions.scope import is_too_wide
+from shared.permissions.writable import writable_by_rule
 from shared.runs.events import NewEvent
 from shared.runs.status import EndReason
 from shared.sandbox.programs import DEFAULT_NAMES
@@ -118,7 +119,7 @@ class AgentRuns:
                 await asyncio.to_thread(warm_up, name)
             model = resolve_model(name, _script(claim.spec))
             policy = Policy.from_json(claim.policy).narrowed_by(self._policy)
-            workplace = self._workplace(claim)
+            workplace = self._workplace(claim, policy)
             task = self._task(claim, bound, tools, workplace)
         except InvalidConfigError as error:
             return failed(claim, "worker_incompatible", str(error))
@@ -212,13 +213,14 @@ class AgentRuns:
             is_resumed=claim.is_resumed,
         )
 
-    def _workplace(self, claim: Claim) -> Workplace:
+    def _workplace(self, claim: Claim, policy: Policy) -> Workplace:
         run_dir = self.settings.home / "runs" / claim.identity.run_id
         project, cwd = Path(claim.project), Path(claim.cwd)
         # A person who plans from their home has not thereby opened all of it.
         own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
-        return Workplace(project, cwd, run_dir, roots)
+        by_rule = writable_by_rule(policy, self._registry.definitions())
+        return Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule)
 
     def _pipeline(self, tools: Sequence[ToolDefinition], scope: RunScope, gate: Gate, log: RunCallLog) -> ToolPipeline:
         return ToolPipeline(

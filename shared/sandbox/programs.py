@@ -1,35 +1,64 @@
 """What a child process is given and which program it is: its environment and the absolute path behind ``argv[0]``.
 
-A name is looked up once. The path found is what a person is shown, what is remembered and what is executed; nothing is
-looked up again later, by nobody (CMD-01, CMD-05).
+A name is looked up once per call. The path found is what a person is shown, what is remembered and what is executed; no
+part looks it up again later (CMD-01, CMD-05). A folder that the run can write gives no program by name, neither to us
+nor to a child: a file that the run wrote there would run in place of the program that was meant.
 """
 
 import os
 import stat
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.paths import is_below
+from shared.sandbox.paths import Roots, is_below, write_roots
 
 DEFAULT_NAMES: Final = ("PATH", "HOME", "TMPDIR")
 FALLBACK_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 MAX_PROGRAM_BYTES: Final = 4095
+_MAX_LINKS: Final = 40
+
+SYSTEM_FOLDERS: Final = frozenset(
+    f"{root}{name}"
+    for root in ("/", "/usr/", "/usr/local/", "/opt/homebrew/", "/opt/local/", "/home/linuxbrew/.linuxbrew/")
+    for name in ("bin", "sbin")
+) | {"/snap/bin", "/run/current-system/sw/bin"}
+"""Where an operating system and its package managers put programs."""
+_NIX_STORE: Final = Path("/nix/store")
+
+
+def untrusted_folders(place: Roots) -> tuple[Path, ...]:
+    """Return where a run can write, and what it works on: no program is taken from there by its name."""
+    return (place.project, *write_roots(place), *place.writable_by_rule)
 
 
 def child_environment(
-    names: Collection[str] = (), secret_names: Collection[str] = (), *, declared: Collection[str] = ()
+    names: Collection[str] = (),
+    secret_names: Collection[str] = (),
+    *,
+    declared: Collection[str] = (),
+    untrusted: Collection[Path] = (),
 ) -> dict[str, str]:
     """Return the whole environment of a child: PATH, HOME, TMPDIR and those of the named variables that are set.
 
     ``names`` is what the configuration passes to every program, ``secret_names`` what it marks secret: such a variable
     is left out although it is in ``names``, and passed only when ``declared``, the names in the tool's or hook's own
-    definition, has it. No locale is passed by default: the programs' own default is the same on every machine.
+    definition, has it. No locale is passed by default: the programs' own default is the same on every machine. PATH has
+    no folder that lies in ``untrusted``: the child itself looks up programs there.
     """
     wanted = (*DEFAULT_NAMES, *(name for name in names if name not in secret_names), *declared)
     found = {name: os.environ[name] for name in wanted if name in os.environ}
-    return found | {"PATH": os.pathsep.join(_absolute_folders(found.get("PATH", ""))) or FALLBACK_PATH}
+    return with_trusted_path(found, untrusted)
+
+
+def with_trusted_path(environment: Mapping[str, str], untrusted: Collection[Path]) -> dict[str, str]:
+    """Return an environment whose PATH has no relative folder and none that lies in, or leads into, ``untrusted``."""
+    folders = (
+        folder for folder in _absolute_folders(environment.get("PATH", "")) if not _leads_into(Path(folder), untrusted)
+    )
+    return {**environment, "PATH": os.pathsep.join(folders) or FALLBACK_PATH}
 
 
 def find_program(name: str, environment: Mapping[str, str], *, cwd: Path, untrusted: Collection[Path] = ()) -> Path:
@@ -49,6 +78,44 @@ def find_program(name: str, environment: Mapping[str, str], *, cwd: Path, untrus
     found = Path(os.path.realpath(folder or "/"), last)
     _check_executable(found, name)
     return found
+
+
+def find_own_program(name: str, untrusted: Collection[Path]) -> Path:
+    """Return a program that Soong itself calls for a run: that of our own environment, else the first one on PATH.
+
+    One in a folder of ``untrusted`` is passed over, but for our own environment's, which comes last then: no file tool
+    writes that environment wherever it lies, and the interpreter that runs us is in it.
+
+    Raises:
+        PathRefusedError: there is none.
+    """
+    own = own_folders()
+    environment = {"PATH": os.pathsep.join((*map(str, own), child_environment()["PATH"]))}
+    try:
+        return find_program(name, environment, cwd=Path("/"), untrusted=untrusted)
+    except PathRefusedError:
+        for found in (folder / name for folder in own):
+            outside = [hop for hop in _hops(found) if hop.parent not in own]
+            if _is_executable(found) and not _lies_in(outside, untrusted):
+                return found
+        raise
+
+
+def own_folders() -> tuple[Path, ...]:
+    """Return the folders of our own environment that hold programs, without links."""
+    folders = (Path(sys.executable).parent, Path(sys.prefix, "bin"))
+    return tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
+
+
+def programs_of_the_system(name: str, system: Collection[str] = SYSTEM_FOLDERS) -> list[Path]:
+    """Return the programs of that name on PATH, of the system's own folders for programs and of our own environment.
+
+    For what starts outside any run: nothing says there which other folders on PATH runs will write.
+    """
+    folders = dict.fromkeys(Path(os.path.realpath(folder)) for folder in child_environment()["PATH"].split(os.pathsep))
+    own = own_folders()
+    trusted = (each for each in folders if str(each) in system or is_below(each, _NIX_STORE) or each in own)
+    return [found for folder in trusted if _is_executable(found := folder / name)]
 
 
 def program_identity(program: Path) -> str:
@@ -80,9 +147,23 @@ def _on_path(name: str, environment: Mapping[str, str], untrusted: Collection[Pa
 
 
 def _leads_into(found: Path, roots: Collection[Path]) -> bool:
-    """Say whether a program, or the file it is a link to, lies in one of the folders."""
-    target = Path(os.path.realpath(found))
-    return any(is_below(found, root) or is_below(target, root) for root in roots)
+    """Say whether a program or folder, or anything that its links lead through, lies in one of the folders."""
+    return _lies_in(list(_hops(found)), roots)
+
+
+def _lies_in(paths: Collection[Path], roots: Collection[Path]) -> bool:
+    return any(is_below(path, root) for path in paths for root in roots)
+
+
+def _hops(found: Path) -> Iterator[Path]:
+    """Yield a path and everything that a chain of links leads to from it; the folders of each without links."""
+    for _ in range(_MAX_LINKS):
+        found = Path(os.path.realpath(found.parent), found.name)
+        yield found
+        try:
+            found = found.parent / found.readlink()
+        except OSError:
+            return
 
 
 def _check_executable(found: Path, name: str) -> None:

@@ -9,8 +9,9 @@ the model sees), ``context`` and ``reason``. Nothing on stdout and exit code 0 i
 progress, line by line.
 
 Whatever else it does is a failure of the hook: before a call that denies, after it changes nothing. Programs come from
-the user's configuration and are found once, when a process starts; they start in Soong's own folder with an allowlist
-of variables. One that lies in the project that is worked on is not run.
+the user's configuration; one that cannot be found keeps a process from starting. They start in Soong's own folder with
+an allowlist of variables. One that lies in the project that is worked on is not run; one that is named without a folder
+is found, for each call, past the folders that the run can write, and its own PATH has none of those.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from shared.jsontext import Json, parse_strict
 from shared.sandbox.command import Command, CommandRunner, Finished, Stream
 from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.paths import is_below
-from shared.sandbox.programs import child_environment, find_program
+from shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
 from shared.sandbox.redact import Redactor
 from shared.sandbox.terminal_text import inert_text
 from shared.tools.definition import Progress, Workplace
@@ -114,9 +115,31 @@ class _Found:
     """A hook with its program: what is executed, in what environment, and the files that decide what it does."""
 
     hook: HookConfig
-    argv: tuple[str, ...]
+    program: Path
     environment: Mapping[str, str]
-    files: tuple[Path, ...]
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (str(self.program), *self.hook.command[1:])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        named = (self.program, *(Path(argument) for argument in self.argv[1:] if argument.startswith("/")))
+        return (self.program, *(Path(os.path.realpath(path)) for path in named if path.is_file()))
+
+    def for_run(self, place: Workplace, home: Path) -> "_Found":
+        """Return the hook as it is started for a run.
+
+        Raises:
+            HookFailedError: its program is only where the run can write.
+        """
+        untrusted, name = untrusted_folders(place), self.hook.command[0]
+        try:
+            is_named = "/" not in name
+            program = find_program(name, self.environment, cwd=home, untrusted=untrusted) if is_named else self.program
+        except PathRefusedError as error:
+            raise HookFailedError(f"was not run: {error}; {error.hint}") from error
+        return _Found(self.hook, program, with_trusted_path(self.environment, untrusted))
 
 
 def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig) -> _Found:
@@ -132,9 +155,7 @@ def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig)
     except PathRefusedError as error:
         remedy = f"; {error.hint}" if error.hint else ""
         raise InvalidConfigError(f"{place}.command (the hook {hook.name!r}): {error}{remedy}") from error
-    named = (program, *(Path(argument) for argument in arguments if argument.startswith("/")))
-    files = tuple(Path(os.path.realpath(path)) for path in named if path.is_file())
-    return _Found(hook, (str(program), *arguments), environment, (program, *files))
+    return _Found(hook, program, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,29 +181,30 @@ class _Program:
         return PostOutcome(_blocks(answer.content), answer.context, answer.reason)
 
     async def _ask(self, call: HookCall, more: Mapping[str, Json], kind: type[_A]) -> _A:
-        self._refuse_from_project(call.workplace)
+        found = self.found.for_run(call.workplace, self.home)
+        self._refuse_from_project(found, call.workplace)
         document = {"v": VERSION, "hook": self.found.hook.name, **more, **_told(call)}
         try:
             # ASCII: whatever text a model sends, the program gets valid UTF-8.
             stdin = json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
         except (ValueError, RecursionError) as error:
             raise HookFailedError(f"cannot be told of this call: {error}") from error
-        finished = await self._run(stdin, call.progress)
+        finished = await self._run(found, stdin, call.progress)
         self._check_end(finished)
         return _read(finished.stdout, kind)
 
-    async def _run(self, stdin: bytes, progress: Progress) -> Finished:
+    async def _run(self, found: _Found, stdin: bytes, progress: Progress) -> Finished:
         voice = _Voice(progress, self.redactor)
         folder = -1
         try:
             folder = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            limit = timedelta(seconds=self.found.hook.timeout_s) + _GRACE
+            limit = timedelta(seconds=found.hook.timeout_s) + _GRACE
             finished = await self.runner.run(
                 Command(
-                    argv=self.found.argv,
+                    argv=found.argv,
                     cwd=folder,
                     cwd_path=self.home,
-                    env=self.found.environment,
+                    env=found.environment,
                     timeout=limit,
                     max_stdout_bytes=MAX_ANSWER_BYTES,
                     stdin=stdin,
@@ -214,8 +236,8 @@ class _Program:
             text = "… " + text[-_MAX_SUMMARY_CHARS:].partition("\n")[2]
         return text
 
-    def _refuse_from_project(self, place: Workplace) -> None:
-        for path in self.found.files:
+    def _refuse_from_project(self, found: _Found, place: Workplace) -> None:
+        for path in found.files:
             is_ours = is_below(path, self.home)
             if not is_ours and any(is_below(path, root) for root in (place.project, place.cwd, *place.write_roots)):
                 raise HookFailedError(f"was not run: {path} lies in the project that is worked on; keep it outside")

@@ -79,6 +79,7 @@ class Workplace:
 
     ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
     with ``workspace/`` and ``deliverables/``. Writes inside ``write_roots`` are inside the roots (FS-07).
+    ``writable_by_rule`` are files and folders elsewhere that an allow rule of the session lets its runs write.
     """
 
     project: Path
@@ -86,6 +87,7 @@ class Workplace:
     run_dir: Path
     write_roots: tuple[Path, ...] = ()
     env_allowlist: tuple[str, ...] = ("PATH", "HOME", "TMPDIR", "LANG")
+    writable_by_rule: tuple[Path, ...] = ()
 
 
 class Progress(Protocol):

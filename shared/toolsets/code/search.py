@@ -17,7 +17,7 @@ from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from shared.toolsets.code.confirm import Confirmed, confirmed
 from shared.toolsets.code.left_out import LeftOut, globs, kernel_globs
 from shared.toolsets.code.places import check_object, integer, number_of, permitted, read_target, string, text_of
-from shared.toolsets.code.rg import Matches, Search, search
+from shared.toolsets.code.rg import Matches, Search, program, search
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -78,17 +78,18 @@ async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObje
 def _opened(policy: PathPolicy, located: Located, context: ToolContext, call_input: JsonObject) -> Iterator[Search]:
     """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
     query, glob, path = text_of(call_input, "query"), text_of(call_input, "glob"), located.resolved
+    rg = program(context.workplace)
     if "\0" in query or "\0" in glob:
         raise ToolError(ErrorType.INVALID_INPUT, "query and glob cannot hold a NUL character")
     if stat.S_ISREG(_mode(located)):
         with opened_file(path) as file, opened_directory(path.parent) as folder:
             check_object(context, path, file)
-            yield Search(query, "", folder, path.parent, (), file)
+            yield Search(rg, query, "", folder, path.parent, (), file)
     else:
         sensitive = () if located.is_sensitive else globs(policy, path)
         with opened_directory(path) as folder:
             check_object(context, path, folder)
-            yield Search(query, glob, folder, path, (*sensitive, *kernel_globs(path)))
+            yield Search(rg, query, glob, folder, path, (*sensitive, *kernel_globs(path)))
 
 
 def _mode(located: Located) -> int:

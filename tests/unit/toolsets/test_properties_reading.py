@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shared.sandbox.paths import PathPolicy
 from shared.toolsets.code import rg
+from tests.unit.tools.parts import make_workplace
 from tests.unit.toolsets.examples import fixed
 from tests.unit.toolsets.parts import Project, make_project
 
@@ -91,7 +92,8 @@ _SECRET: Final = PathPolicy().is_sensitive
 
 def rows_of_ripgrep(root: Path, query: str) -> list[tuple[str, int, str]]:
     """Return what rg's JSON output tells of all files that are neither sensitive nor in .git."""
-    argv = [rg.program(), "--no-config", "--json", "--hidden", "--no-ignore", f"--regexp={query}", "."]
+    program = str(rg.program(make_workplace(root)))
+    argv = [program, "--no-config", "--json", "--hidden", "--no-ignore", f"--regexp={query}", "."]
     output = subprocess.run(argv, cwd=root, capture_output=True, check=False, timeout=60).stdout
     records = (json.loads(line) for line in output.splitlines())
     rows = [_row(record["data"]) for record in records if record["type"] == "match"]

@@ -12,7 +12,7 @@ from shared.tools.result import ErrorType
 from shared.toolsets.code import code_tools
 from shared.toolsets.code.confirm import confirmed
 from shared.toolsets.code.rg import Match, program
-from tests.unit.tools.parts import make_bench
+from tests.unit.tools.parts import make_bench, make_workplace
 from tests.unit.toolsets.parts import Project, make_project, text_of
 
 
@@ -306,7 +306,8 @@ async def test_a_search_agrees_with_ripgreps_own_words(
 
     data = await project.data("search", query=query, limit=1000)
 
-    argv = [program(), "--no-config", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
+    rg = str(program(make_workplace(project.root)))
+    argv = [rg, "--no-config", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
     said = subprocess.run(argv, cwd=project.root, capture_output=True, check=False).stdout  # noqa: ASYNC221
     words = sorted(_parsed(said))
     assert [(match["path"], match["line"], match["text"]) for match in data["matches"]] == words

@@ -1,0 +1,28 @@
+"""What the rules of a session let its runs write without asking: programs are not taken from there by their names.
+
+Pure. Which folders a run may write anyway is :mod:`shared.sandbox.paths`.
+"""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from shared.permissions.policy import Policy
+from shared.permissions.rules import Effect, Rule
+from shared.permissions.scope import ScopeKind
+from shared.tools.definition import Permission, ToolDefinition
+
+
+def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[Path, ...]:
+    """Return the files and folders that an allow rule opens to a tool that writes, whichever run has that tool.
+
+    What one run of a session writes another one finds, so a rule for one step counts for all of them.
+    """
+    writing = [tool for tool in tools if tool.permission is Permission.WRITE]
+    scopes = (rule.scope for rule in policy.rules if rule.effect is Effect.ALLOW and _speaks_of(rule, writing))
+    paths = (scope.value for scope in scopes if scope is not None and scope.kind is ScopeKind.PATH)
+    return tuple(map(Path, dict.fromkeys(paths)))
+
+
+def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:
+    return any(fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags for tool in tools)

@@ -132,7 +132,8 @@ class TerminalPrompt:
                 pass
             case word:
                 said = visible(word, limit=40)
-                self.console.print(Text(f"  {said!r} is no answer to this question; ? tells what is", style="dim"))
+                choices = "1, 2 or 3" if request.offers_session else "1 or 3"
+                self.console.print(Text(f"  {said!r} is not an answer; type {choices}, or ? for help", style="dim"))
         return None
 
     def _leave(self, request: PermissionRequest) -> None:

@@ -58,7 +58,7 @@ def facts_of(request: PermissionRequest) -> Iterator[tuple[str, str]]:
     yield "arguments", "" if request.preview else compact(request.arguments, VALUE_CHARS)
     for effect in request.unknown_effects:
         yield "unknown", f"{effect.get('tool')} {effect.get('shown') or ''}: it may or may not have happened already"
-    yield "advice", request.suggested.value.replace("_", " ")
+    yield "advice", f"{request.suggested.value.replace('_', ' ')} (policy)"
 
 
 def grant_text(request: PermissionRequest) -> str:

@@ -89,11 +89,18 @@ def read_document(text: str, source: str) -> Document:
                 return Document(source, parse_strict(text, max_depth=MAX_DEPTH))
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise _refusal(source, mark, f"invalid YAML: {problem}", "mend the syntax at this place") from error
+        raise _refusal(source, mark, f"invalid YAML: {problem}", _syntax_remedy(text, mark)) from error
     except yaml.YAMLError as error:
         raise _refusal(
             source, None, f"invalid YAML: {' '.join(str(error).split())}", "save it as UTF-8 text"
         ) from error
+
+
+def _syntax_remedy(text: str, mark: object) -> str:
+    line = text.splitlines()[_position(mark)[0] - 1 :][:1] if mark is not None else []
+    if line and re.search(r"[{\[,:]\s*\$\{", line[0]):
+        return 'quote the reference: "${…}" (a brace begins a mapping)'
+    return "correct the syntax at this place"
 
 
 def _position(mark: object) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from shared.jsontext import Json, JsonObject
-from shared.tasks.functions import suggestion
+from shared.tasks.functions import nearest, suggestion
 from shared.tasks.places import Path
 from shared.tasks.plan import Report
 
@@ -64,7 +64,7 @@ class Fields:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number or not 0 < float(str(value)) <= high:
-            self._wrong(name, value, f"a number of seconds above 0, at most {high:g}")
+            self._wrong(name, value, f"a number of seconds above 0, at most {high:.15g}")
             return default
         return float(str(value))
 
@@ -109,7 +109,7 @@ class Fields:
             return None
         known = {word.value: word for word in words}
         if value not in known:
-            remedy = suggestion(str(value), known)
+            remedy = nearest(str(value), known).strip() or "write one of them"
             self.report((*self.path, name), f"{value!r} is not one of {', '.join(known)}", remedy)
             return None
         return known[str(value)]

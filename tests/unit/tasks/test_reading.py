@@ -386,3 +386,22 @@ def test_a_step_says_that_it_is_to_be_pulled() -> None:
 def test_what_a_pulled_step_cannot_say_is_refused(step: str, said: str) -> None:
     with pytest.raises(InvalidPlanError, match=said):
         parse(f"- {step}\n")
+
+
+def test_an_unquoted_reference_in_a_flow_mapping_is_answered_with_the_remedy() -> None:
+    text = "title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo, inputs: {x: ${inputs.a}}}\n"
+
+    with pytest.raises(InvalidPlanError, match=r'plan:3:\d+: .*quote the reference: "\$\{…\}"'):
+        parse_plan(text, "plan")
+
+
+def test_a_word_of_a_closed_set_lists_the_set_once() -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        parse_plan("title: T\nsteps:\n- {id: a, kind: foreach, instructions: go}\n", "plan")
+
+    assert str(raised.value) == ("plan:3 steps[0].kind: 'foreach' is not one of agent, python, map; write one of them")
+
+
+def test_a_limit_is_written_out() -> None:
+    with pytest.raises(InvalidPlanError, match="at most 2592000"):
+        parse_plan("title: T\nsteps:\n- {id: a, instructions: go, timeout_s: 9999999}\n", "plan")

@@ -1,30 +1,22 @@
-"""Which test proved which clause: written to ``.spec-results.json`` after each full run, keyed by the tree's content.
+"""Which test carries which id of docs/spec.md, and how it ended: ``.spec-results.json``, keyed by the tree's content.
 
-`make spec` reads it (`tests.architecture.spec_report`). A run of a selection, or one broken off, writes nothing. Where
-several processes share a run (pytest-xdist), each hands its tests their clauses, and the one they report to writes.
+Written after each full run; `make spec` reads it (`tests.architecture.spec_report`). A run of a selection, or one
+broken off, writes nothing. Where several processes share a run (pytest-xdist), the one that they report to writes.
 """
 
 import hashlib
 import itertools
 import json
-import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / ".spec-results.json"
-CLAUSES = ROOT / "docs" / "spec.md"
+from tests.spec_document import ROOT, known_ids
 
-_CLAUSE_LINE = re.compile(r"^- \*\*([A-Z]+-\d+)\*\* ", re.MULTILINE)
+RESULTS = ROOT / ".spec-results.json"
+
 # Options that leave tests out. `-m` is one too, but the project's own addopts hold one: see `_is_full`.
 _SELECTING = ("keyword", "deselect", "collectonly", "lf", "failedfirst", "stepwise", "maxfail", "ignore", "ignore_glob")
-
-
-def clause_ids() -> list[str]:
-    """Return the ids of docs/spec.md in its order."""
-    return _CLAUSE_LINE.findall(CLAUSES.read_text(encoding="utf-8"))
 
 
 def tree_hash() -> str:
@@ -55,21 +47,21 @@ def _markexpr_of(options: list[str]) -> str:
 
 
 class SpecResults:
-    """Collects the outcome of every test that carries ``@pytest.mark.spec``. One a test run."""
+    """Collects the outcome of every test that carries ``@pytest.mark.spec``. One per test run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._known = frozenset(clause_ids())
+        self._known = known_ids()
         self._outcomes: dict[str, dict[str, str]] = {}
         self._tree = ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Hand each test its clauses, and refuse an id that the specification does not have."""
+        """Hand each test its ids, and refuse one that the specification does not have."""
         for item in items:
-            ids = [str(clause) for marker in item.iter_markers("spec") for clause in marker.args]
+            ids = [str(named) for marker in item.iter_markers("spec") for named in marker.args]
             unknown = sorted(set(ids) - self._known)
             if unknown:
-                raise pytest.UsageError(f"{item.nodeid}: docs/spec.md has no clause {', '.join(unknown)}")
+                raise pytest.UsageError(f"{item.nodeid}: docs/spec.md has no {', '.join(unknown)}")
             item.user_properties.append(("spec", " ".join(sorted(set(ids)))))
 
     def pytest_sessionstart(self) -> None:
@@ -78,8 +70,8 @@ class SpecResults:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         ids = str(dict(report.user_properties).get("spec", "")).split()
-        for clause in ids:
-            tests = self._outcomes.setdefault(clause, {})
+        for named in ids:
+            tests = self._outcomes.setdefault(named, {})
             before = tests.get(report.nodeid)
             if report.failed:
                 tests[report.nodeid] = "failed"
@@ -90,7 +82,7 @@ class SpecResults:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         complete = exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED} and not session.shouldstop
         if self._tree and complete and self._outcomes:
-            found = {"tree": self._tree, "clauses": {key: self._outcomes[key] for key in sorted(self._outcomes)}}
+            found = {"tree": self._tree, "marks": {key: self._outcomes[key] for key in sorted(self._outcomes)}}
             RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
     def _is_full(self) -> bool:

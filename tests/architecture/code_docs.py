@@ -28,7 +28,7 @@ from shared.tools.result import RESERVED, ErrorType
 from shared.tools.surface import SurfaceRequest, compute_surface
 from shared.toolsets.sources import Surroundings
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 Status = TypeVar("Status", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)

@@ -1,8 +1,8 @@
-"""`make spec`: one line a clause, ``ID state tests…``, then the totals.
+"""`make spec`: the state of each clause of docs/spec.md, and each obligation that nothing proves.
 
-A clause is *proven* when at least one test that carries its id passed and none failed, or when a record of a longer
-run in ``docs/proofs`` names it; *failing* when one of its tests failed; *missing* otherwise (a skipped test proves
-nothing).
+An obligation is proven by a test that carries its id and passed, or by a record of a longer run that still counts
+(`tests.architecture.spec_proofs`). A clause is *failing* when a test of it failed, *proven* when each of its
+obligations is, *partial* when something of it passed, *missing* otherwise. A skipped test proves nothing.
 """
 
 import argparse
@@ -10,67 +10,71 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from tests.spec_plugin import RESULTS, ROOT, clause_ids, tree_hash
+from tests.architecture.spec_proofs import ProofRecord, ProofRecordError, read_proofs
+from tests.spec_document import ROOT, Clause, Obligation, SpecFormatError, read_clauses
+from tests.spec_plugin import RESULTS, tree_hash
 
-PROOFS = ROOT / "docs" / "proofs"
-State = Literal["proven", "failing", "missing"]
-_PROOF_FIELDS = frozenset({"clauses", "commit", "command", "figures"})
+State = Literal["proven", "partial", "failing", "missing"]
+STATES: tuple[State, ...] = ("proven", "partial", "failing", "missing")
+Marks: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Outcomes by id of the specification and test."""
 
 
 class SpecReportError(RuntimeError):
-    """The report cannot be made; the message says what to mend."""
+    """The report cannot be made; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClauseReport:
-    """One clause with its state and what it stands on."""
+    """One clause: its state, its unproven obligations, its failed tests, and by id what is ``evidence``."""
 
-    clause: str
+    clause: Clause
     state: State
-    evidence: tuple[str, ...]
+    unproven: tuple[Obligation, ...]
+    failed: tuple[str, ...]
+    evidence: Mapping[str, tuple[str, ...]]
 
-    def __str__(self) -> str:
-        return " ".join((self.clause, self.state, *self.evidence))
+    def lines(self, *, with_tests: bool = False) -> Iterator[str]:
+        """Give the clause's line, then one per failed test and per unproven obligation."""
+        count = len(self.clause.obligations)
+        yield f"{self.clause.id} {self.state} {count - len(self.unproven)}/{count}"
+        for test in self.failed:
+            yield f"  failed: {test}"
+        for obligation in self.unproven:
+            yield f"  {obligation.id} has no proof: {obligation.text}"
+        for named, tests in self.evidence.items() if with_tests else ():
+            yield from (f"  {named} by {test}" for test in tests)
 
 
-def judge(clause: str, outcomes: Mapping[str, str], proofs: tuple[str, ...]) -> ClauseReport:
-    """Decide one clause from its tests' outcomes and the proof records that name it."""
-    failed = tuple(sorted(test for test, outcome in outcomes.items() if outcome == "failed"))
-    passed = tuple(sorted(test for test, outcome in outcomes.items() if outcome == "passed"))
+def judge(clause: Clause, marks: Marks, records: Sequence[ProofRecord] = ()) -> ClauseReport:
+    """Decide one clause from the outcomes of its tests and the records that name it."""
+    outcomes = [(named, test, outcome) for named in clause.ids for test, outcome in marks.get(named, {}).items()]
+    failed = tuple(sorted({test for _, test, outcome in outcomes if outcome == "failed"}))
+    evidence = {named: _evidence(named, marks, records) for named in clause.ids}
+    evidence = {named: tests for named, tests in evidence.items() if tests}
+    unproven = tuple(each for each in clause.obligations if each.id not in evidence)
+    state: State = "missing"
     if failed:
-        return ClauseReport(clause, "failing", failed)
-    if passed or proofs:
-        return ClauseReport(clause, "proven", passed + proofs)
-    return ClauseReport(clause, "missing", ())
+        state = "failing"
+    elif not unproven:
+        state = "proven"
+    elif evidence:
+        state = "partial"
+    return ClauseReport(clause, state, unproven, failed, evidence)
 
 
-def read_proofs(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Return the proof records by clause.
-
-    Raises:
-        SpecReportError: a record lacks a field or names a clause that the specification does not have.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    known = frozenset(clause_ids())
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        absent = sorted(_PROOF_FIELDS - record.keys())
-        if absent:
-            raise SpecReportError(f"{path}: the record lacks {', '.join(absent)}; add them")
-        for clause in record["clauses"]:
-            if clause not in known:
-                raise SpecReportError(f"{path}: docs/spec.md has no clause {clause!r}; mend the record")
-            found[clause] = (*found.get(clause, ()), f"docs/proofs/{path.name}")
-    return found
+def _evidence(named: str, marks: Marks, records: Sequence[ProofRecord]) -> tuple[str, ...]:
+    passed = sorted(test for test, outcome in marks.get(named, {}).items() if outcome == "passed")
+    counted = [f"docs/proofs/{record.name}" for record in records if named in record.ids and not record.stale]
+    return (*passed, *counted)
 
 
-def read_results(*, may_run: bool = True) -> dict[str, dict[str, str]]:
-    """Return outcomes by clause and test for this very tree.
+def read_results(*, may_run: bool = True) -> Marks:
+    """Return outcomes by id and test for this very tree.
 
     Args:
         may_run: run the tests when this tree has no result yet.
@@ -94,33 +98,43 @@ def read_results(*, may_run: bool = True) -> dict[str, dict[str, str]]:
     return found
 
 
-def _results_of(tree: str) -> dict[str, dict[str, str]] | None:
+def _results_of(tree: str) -> Marks | None:
     if not RESULTS.exists():
         return None
     record = json.loads(RESULTS.read_text(encoding="utf-8"))
     if record["tree"] != tree:
         return None
-    clauses: dict[str, dict[str, str]] = record["clauses"]
-    return clauses
+    marks: Marks = record["marks"]
+    return marks
+
+
+def report_lines(reports: Sequence[ClauseReport], records: Sequence[ProofRecord], *, with_tests: bool) -> Iterator[str]:
+    """Give the report: clauses, stale records, totals."""
+    for report in reports:
+        yield from report.lines(with_tests=with_tests)
+    for record in records:
+        if record.stale:
+            yield f"docs/proofs/{record.name} is stale and proves nothing: {record.stale}"
+    totals = Counter(report.state for report in reports)
+    count = sum(len(report.clause.obligations) for report in reports)
+    open_ones = sum(len(report.unproven) for report in reports)
+    yield f"{len(reports)} clauses: {', '.join(f'{totals[state]} {state}' for state in STATES)}"
+    yield f"{count} obligations: {count - open_ones} proven, {open_ones} without a proof"
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="spec_report", description=__doc__)
-    parser.add_argument(
-        "--last-run", action="store_true", help="never run the tests; fail when this tree has no result"
-    )
+    parser.add_argument("--last-run", action="store_true", help="fail when this tree has no result; run nothing")
+    parser.add_argument("--tests", action="store_true", help="print the tests and records of each id as well")
     options = parser.parse_args(arguments)
     try:
-        results, proofs = read_results(may_run=not options.last_run), read_proofs(PROOFS)
-    except SpecReportError as error:
+        marks, records = read_results(may_run=not options.last_run), read_proofs()
+        reports = [judge(clause, marks, records) for clause in read_clauses()]
+    except (SpecReportError, ProofRecordError, SpecFormatError) as error:
         print(f"spec: {error}", file=sys.stderr)
         return 1
-    reports = [judge(clause, results.get(clause, {}), proofs.get(clause, ())) for clause in clause_ids()]
-    for report in reports:
-        print(report)
-    totals = Counter(report.state for report in reports)
-    counted = ", ".join(f"{totals[state]} {state}" for state in ("proven", "failing", "missing"))
-    print(f"{len(reports)} clauses: {counted}")
+    for line in report_lines(reports, records, with_tests=options.tests):
+        print(line)
     return 0
 
 

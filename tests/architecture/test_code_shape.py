@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 _CODE_FOLDERS = ("orchestrator", "worker", "shared", "soong", "tests", "benchmarks", "examples")
 _PRODUCT = ("orchestrator", "worker", "shared", "soong")

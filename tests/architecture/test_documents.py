@@ -7,7 +7,7 @@ import pytest
 
 from shared.settings import Settings
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
-from tests.spec_plugin import ROOT, clause_ids
+from tests.spec_document import ROOT, read_clauses
 
 _REMEDY = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
@@ -40,11 +40,18 @@ def test_every_setting_stands_in_the_readme() -> None:
     assert not missing, f"README.md lacks {missing}; put the part 'settings' into it and {_REMEDY}"
 
 
-def test_clause_ids_are_unique() -> None:
-    ids = clause_ids()
+def test_every_clause_names_its_source_and_orders_its_obligations() -> None:
+    clauses = read_clauses()
+    sources = "CARD|S0|S1|S2|S3|S4|OWN"
 
-    assert len(ids) == len(set(ids))
-    assert len(ids) > 100
+    assert len(clauses) > 100
+    assert [
+        clause.id for clause in clauses if not re.match(rf"\((?:{sources})(?:, (?:{sources}))*\) ", clause.text)
+    ] == []
+    for clause in clauses:
+        letters = [each.id.partition(".")[2] for each in clause.obligations]
+        assert "".join(letters) == "abcdefghijklmnopqrstuvwxyz"[: len("".join(letters))], clause.id
+        assert len(letters) != 1 or letters == [""], f"{clause.id} has one obligation: name it by the clause"
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 _PIN = re.compile(r"^([a-zA-Z0-9_.-]+)==([^ ;\\]+)", re.MULTILINE)
 _LOCKED_EXTRAS = ("test", "lint", "build")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.document_examples import Sitting, agrees, perform, sittings
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 PAGES = ("docs/extending.md", "docs/tools.md")
 SITTINGS = [

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 
 def test_import_contracts_hold() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 CHILDREN_ASK: Final = (
     "anthropics/claude-code#36042",

@@ -8,7 +8,7 @@ import pytest
 
 from shared.adapters.sql.rights import WORKER
 from shared.audit.entry import AuditKind
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 PAGE = ROOT / "docs" / "security.md"
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -1,48 +1,184 @@
-"""How clauses are judged."""
+"""How clauses are judged, and which records of longer runs count."""
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.architecture.spec_report import SpecReportError, judge, read_proofs
+from tests.architecture.spec_proofs import MAX_CHANGED_LINES, PROOFS, ProofRecord, ProofRecordError, read_proofs
+from tests.architecture.spec_report import judge, report_lines
+from tests.spec_document import Clause, SpecFormatError, read_clauses
+
+(TWO, ONE) = read_clauses("""
+- **AAA-01** (S0) Two things.
+  - **AAA-01.a** The first
+    of them.
+  - **AAA-01.b** The second.
+- **AAA-02** (S0) One thing.
+""")
 
 
-def test_a_clause_with_a_passing_test_is_proven() -> None:
-    report = judge("PER-05", {"b": "passed", "a": "passed", "c": "skipped"}, ())
-
-    assert str(report) == "PER-05 proven a b"
-
-
-def test_one_failing_test_makes_a_clause_failing() -> None:
-    report = judge("PER-05", {"a": "passed", "b": "failed"}, ("docs/proofs/soak.json",))
-
-    assert str(report) == "PER-05 failing b"
+# -- the document
+def test_a_clause_has_its_obligations_and_one_without_is_its_own() -> None:
+    assert TWO.ids == ("AAA-01", "AAA-01.a", "AAA-01.b")
+    assert [each.text for each in TWO.obligations] == ["The first of them.", "The second."]
+    assert ONE.ids == ("AAA-02",)
+    assert [each.id for each in ONE.obligations] == ["AAA-02"]
 
 
-def test_skipped_tests_prove_nothing() -> None:
-    assert judge("PER-05", {"a": "skipped"}, ()).state == "missing"
+@pytest.mark.parametrize(
+    "text",
+    ["- **AAA-01** x\n- **AAA-01** y", "- **AAA-01** x\n  - **AAA-02.a** y", "  - **AAA-01.a** y"],
+    ids=["twice", "elsewhere", "alone"],
+)
+def test_a_specification_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(SpecFormatError, match=r"AAA-0[12]"):
+        read_clauses(text)
 
 
-def test_a_record_of_a_longer_run_proves_its_clauses(tmp_path: Path) -> None:
-    record = {"clauses": ["OPS-03"], "commit": "0" * 40, "command": "make bench", "figures": {"workers": 4}}
-    (tmp_path / "scale.json").write_text(json.dumps(record))
-
-    proofs = read_proofs(tmp_path)
-
-    assert str(judge("OPS-03", {}, proofs["OPS-03"])) == "OPS-03 proven docs/proofs/scale.json"
+# -- clauses
+def lines(clause: Clause, marks: dict[str, dict[str, str]], *records: ProofRecord) -> list[str]:
+    return list(judge(clause, marks, records).lines())
 
 
-def test_a_record_without_its_commit_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "scale.json").write_text(json.dumps({"clauses": ["OPS-03"], "command": "x", "figures": {}}))
+def test_a_clause_is_proven_when_each_of_its_obligations_has_a_passed_test() -> None:
+    marks = {"AAA-01.a": {"test_a": "passed", "test_c": "skipped"}, "AAA-01.b": {"test_b": "passed"}}
 
-    with pytest.raises(SpecReportError, match="lacks commit"):
-        read_proofs(tmp_path)
+    assert lines(TWO, marks) == ["AAA-01 proven 2/2"]
+    assert lines(ONE, {"AAA-02": {"test": "passed"}}) == ["AAA-02 proven 1/1"]
 
 
-def test_a_record_for_an_unknown_clause_is_refused(tmp_path: Path) -> None:
-    record = {"clauses": ["OPS-99"], "commit": "x", "command": "x", "figures": {}}
-    (tmp_path / "scale.json").write_text(json.dumps(record))
+def test_a_clause_with_an_unproven_obligation_is_partial_and_names_it() -> None:
+    assert lines(TWO, {"AAA-01.a": {"test": "passed"}}) == [
+        "AAA-01 partial 1/2",
+        "  AAA-01.b has no proof: The second.",
+    ]
 
-    with pytest.raises(SpecReportError, match="OPS-99"):
-        read_proofs(tmp_path)
+
+def test_a_mark_of_the_clause_is_evidence_and_proves_no_obligation() -> None:
+    assert lines(TWO, {"AAA-01": {"test": "passed"}}) == [
+        "AAA-01 partial 0/2",
+        "  AAA-01.a has no proof: The first of them.",
+        "  AAA-01.b has no proof: The second.",
+    ]
+
+
+@pytest.mark.parametrize("named", ["AAA-01", "AAA-01.b"])
+def test_one_failed_test_makes_a_clause_failing(named: str) -> None:
+    marks = {"AAA-01.a": {"a": "passed"}, "AAA-01.b": {"b": "passed"}}
+    marks.setdefault(named, {})["broken"] = "failed"
+
+    assert lines(TWO, marks)[:2] == ["AAA-01 failing 2/2", "  failed: broken"]
+
+
+@pytest.mark.parametrize("marks", [{}, {"AAA-02": {"test": "skipped"}}], ids=["none", "skipped"])
+def test_without_a_passed_test_a_clause_is_missing(marks: dict[str, dict[str, str]]) -> None:
+    assert lines(ONE, marks) == ["AAA-02 missing 0/1", "  AAA-02 has no proof: (S0) One thing."]
+
+
+def test_the_report_names_the_tests_when_that_is_asked_for() -> None:
+    report = judge(ONE, {"AAA-02": {"b": "passed", "a": "passed"}})
+
+    assert list(report.lines(with_tests=True))[1:] == ["  AAA-02 by a", "  AAA-02 by b"]
+
+
+# -- records
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with one commit of product code."""
+    folder = tmp_path / "checkout"
+    (folder / "worker").mkdir(parents=True)
+    (folder / "worker" / "a.py").write_text("x = 1\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "one")
+    return folder
+
+
+def written(folder: Path, **fields: Any) -> Path:
+    record = {"clauses": ["OPS-03.a"], "commit": "0" * 40, "command": "make bench", "figures": {"workers": 4}, **fields}
+    (folder / "scale.json").write_text(json.dumps(record))
+    return folder
+
+
+def read_one(checkout: Path, **fields: Any) -> ProofRecord:
+    (record,) = read_proofs(written(checkout.parent, **fields), checkout=checkout)
+    return record
+
+
+def test_a_record_of_a_run_on_this_code_proves_what_it_names(checkout: Path) -> None:
+    record = read_one(checkout, commit=git(checkout, "rev-parse", "--short", "HEAD"))
+
+    (clause,) = read_clauses("- **OPS-03** x\n  - **OPS-03.a** y")
+    report = judge(clause, {}, [record])
+
+    assert record.stale == ""
+    assert list(report.lines(with_tests=True)) == ["OPS-03 proven 1/1", "  OPS-03.a by docs/proofs/scale.json"]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_record_is_stale_when_the_product_has_changed_much_since(checkout: Path, is_committed: bool) -> None:
+    commit = git(checkout, "rev-parse", "HEAD")
+    (checkout / "worker" / "a.py").write_text("x = 2\n" * MAX_CHANGED_LINES)
+    if is_committed:
+        git(checkout, "commit", "--quiet", "--all", "-m", "two")
+
+    record = read_one(checkout, commit=commit)
+
+    assert f"{MAX_CHANGED_LINES + 1} lines of product code changed" in record.stale
+    assert judge(TWO, {}, [ProofRecord("x.json", TWO.ids, commit, record.stale)]).state == "missing"
+    (told,) = [line for line in report_lines([], [record], with_tests=False) if "scale.json" in line]
+    assert told.startswith("docs/proofs/scale.json is stale and proves nothing: ")
+
+
+def test_a_record_survives_a_small_change_a_move_and_any_change_of_tests(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "HEAD")
+    (checkout / "tests").mkdir()
+    (checkout / "tests" / "b.py").write_text("y = 1\n" * MAX_CHANGED_LINES * 2)
+    git(checkout, "mv", "worker/a.py", "worker/c.py")
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "-m", "two")
+
+    assert read_one(checkout, commit=commit).stale == ""
+
+
+def test_a_record_of_a_commit_outside_the_history_is_stale(checkout: Path) -> None:
+    git(checkout, "checkout", "--quiet", "-b", "other")
+    git(checkout, "commit", "--quiet", "--allow-empty", "-m", "beside")
+    beside = git(checkout, "rev-parse", "HEAD")
+    git(checkout, "checkout", "--quiet", "-")
+
+    assert read_one(checkout, commit=beside).stale == f"{beside} is not in the history of HEAD"
+    assert "is not in the history of HEAD" in read_one(checkout).stale
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"commit": ""}, "has no commit"),
+        ({"command": ""}, "has no command"),
+        ({"figures": {}}, "has no figures"),
+        ({"clauses": []}, "has no clauses"),
+        ({"commit": "main"}, "commit is 'main', not 7 to 40 hexadecimal digits"),
+        ({"command": 3}, "command is not a text"),
+        ({"clauses": ["OPS-99"]}, "docs/spec.md has no 'OPS-99'"),
+        ({"clauses": ["OPS-03.z"]}, r"docs/spec.md has no 'OPS-03.z'"),
+    ],
+    ids=str,
+)
+def test_a_record_that_cannot_be_repeated_or_placed_is_an_error(
+    checkout: Path, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ProofRecordError, match=said):
+        read_one(checkout, **fields)
+
+
+def test_the_records_of_this_project_are_sound() -> None:
+    assert read_proofs(PROOFS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 _TESTS = """
 import pytest
@@ -34,7 +34,8 @@ def project(tmp_path: Path) -> Path:
     for name in ("tests/__init__.py", "tests/architecture/__init__.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    for name in ("tests/spec_plugin.py", "tests/architecture/spec_report.py"):
+    parts = ("tests/spec_document.py", "tests/spec_plugin.py")
+    for name in (*parts, "tests/architecture/spec_report.py", "tests/architecture/spec_proofs.py"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "tests" / "conftest.py").write_text(
         "from tests.spec_plugin import SpecResults\n"
@@ -80,10 +81,14 @@ def test_the_command_of_make_test_leaves_results_that_the_report_prints(project:
 
     assert "1 failed, 1 passed" in tests.stdout, tests.stdout + tests.stderr
     assert report.stdout.splitlines() == [
-        "AAA-01 proven tests/test_three.py::test_holds",
-        "AAA-02 failing tests/test_three.py::test_fails",
-        "AAA-03 missing",
-        "3 clauses: 1 proven, 1 failing, 1 missing",
+        "AAA-01 proven 1/1",
+        "AAA-02 failing 0/1",
+        "  failed: tests/test_three.py::test_fails",
+        "  AAA-02 has no proof: A clause.",
+        "AAA-03 missing 0/1",
+        "  AAA-03 has no proof: A clause.",
+        "3 clauses: 1 proven, 0 partial, 1 failing, 1 missing",
+        "3 obligations: 1 proven, 2 without a proof",
     ], report.stderr
 
 

@@ -23,7 +23,7 @@ from tests.simulation.planted import (
 )
 from tests.simulation.runs import Report, simulate
 from tests.simulation.sqlite import sqlite_stores
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 SEEDS = 200
 CHUNK = 25

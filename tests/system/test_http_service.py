@@ -18,7 +18,7 @@ import pytest
 from tests.architecture.document_examples import agrees, perform, sittings
 from tests.extra import missing
 from tests.servers import free_port
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 from tests.system.cli_scene import Scene, scene, until
 
 WRITE = """

@@ -13,7 +13,7 @@ from shared.tasks.plan import Plan
 from shared.tasks.reading import plan_from_json
 from shared.tasks.schema import EVERY_STEP, plan_schema, step_schema
 from shared.tools.schema import schema_offences, validate
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 pytestmark = pytest.mark.spec("DAG-08")
 

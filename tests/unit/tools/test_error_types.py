@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.tools.result import RESERVED, ErrorType
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 
 PACKAGES = ("shared", "worker", "orchestrator")
 NOT_MAKERS = frozenset({"shared/tools/result.py", "shared/tools/describing.py"})

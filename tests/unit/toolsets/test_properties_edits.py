@@ -20,7 +20,7 @@ from shared.toolsets.code.diff_names import FileNames
 from shared.toolsets.code.exact_edits import Edit, apply_edits
 from shared.toolsets.code.line_image import apply_diff
 from shared.toolsets.code.unified_diff import parse_diff
-from tests.spec_plugin import ROOT
+from tests.spec_document import ROOT
 from tests.unit.toolsets.examples import fixed
 from tests.unit.toolsets.hardened_git import Git
 from tests.unit.toolsets.parts import make_project

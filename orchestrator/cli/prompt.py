@@ -283,7 +283,7 @@ def choices(request: PermissionRequest, others: int = 0, columns: int = 80) -> T
     """Return what may be answered, a line each, and the keys that only look."""
     lines = ["  [1] allow once"]
     if request.offers_session:
-        scope = f"[2] allow for this session: {visible(request.scope, limit=VALUE_CHARS)}"
+        scope = f"[2] allow for this session: {visible(request.scope)}"  # all of it, or it would not be offered
         first, *more = folded(scope, columns - len(GOES_ON))
         lines += [f"  {first}", *(f"    {GOES_ON}{piece}" for line in more for piece in folded(line, columns - 8))]
     lines.append("  [3] deny (a reason may follow)")

@@ -89,9 +89,8 @@ def _rule(rule: RuleConfig, place: str, source: str, home: str) -> Rule:
         raise InvalidConfigError(
             f"{place}: an allow rule needs a scope; write an absolute folder or file, host:NAME or exact:TEXT"
         )
-    wanted = rule.scope.strip()
     with _as_config():
-        scope = read_scope(wanted, place, home=home, is_grant=effect is Effect.ALLOW) if wanted else None
+        scope = read_scope(rule.scope, place, home=home, is_grant=effect is Effect.ALLOW) if rule.scope else None
     return Rule(effect, rule.tools, frozenset(rule.tags), scope, source)
 
 

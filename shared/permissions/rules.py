@@ -122,13 +122,14 @@ def parse_allow(
     """Read ``tool:scope`` as an allow rule.
 
     ``tool`` may be a pattern (``code.*``). ``scope`` is an absolute folder or file, ``host:example.org`` or
-    ``exact:<the tool's own scope>``. It may be left out only for a tool of ``readonly_tools``.
+    ``exact:<the tool's own scope>``. It may be left out only for a tool of ``readonly_tools``. It is taken character by
+    character: a blank at its end would name another folder.
     ``tools`` are the tools that exist: the pattern must match one of them; None: they are not known here.
 
     Raises:
         UsageError: says what is wrong and what to write.
     """
-    pattern, separator, wanted = text.strip().partition(":")
+    pattern, separator, wanted = text.lstrip().partition(":")
     if not any(char.isalnum() for char in pattern):
         raise UsageError(f"{source} {text!r}: name a tool, for example code.write_file:/absolute/folder")
     if tools is not None and not any(fnmatchcase(name, pattern) for name in tools):
@@ -139,7 +140,7 @@ def parse_allow(
         return Rule(Effect.ALLOW, pattern, source=source)
     if not wanted.strip():
         raise UsageError(f"{source} {text!r}: say for what, for example {pattern}:/absolute/folder")
-    scope = read_scope(wanted.strip(), f"{source} {text!r}", home=home, is_grant=True)
+    scope = read_scope(wanted, f"{source} {text!r}", home=home, is_grant=True)
     return Rule(Effect.ALLOW, pattern, scope=scope, source=source)
 
 
@@ -149,13 +150,15 @@ def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Sc
     Raises:
         UsageError: begins with ``place``; says what is wrong and what to write.
     """
+    if wanted != wanted.strip():
+        raise UsageError(f"{place}: the scope {wanted!r} begins or ends with a blank; write it without")
     if "*" in wanted.removeprefix("host:*."):
         raise UsageError(f"{place}: a scope is one folder, file or host, not a pattern; write it out")
     for kind in (ScopeKind.HOST, ScopeKind.EXACT):
         prefix = f"{kind}:"
         if wanted.startswith(prefix):
-            value = wanted[len(prefix) :].strip()
-            if not value or value == "*.":
+            value = wanted[len(prefix) :]
+            if not value.strip() or value == "*.":
                 raise UsageError(f"{place}: nothing stands after {prefix!r}")
             return Scope(kind, read_host(value, place) if kind is ScopeKind.HOST else value)
     folder = read_folder(wanted, place, home=home, is_grant=is_grant, or_else=", host:NAME or exact:TEXT")

@@ -9,9 +9,17 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
+from typing import Final
 
 from shared.sandbox.hosts import is_host_within
 from shared.tools.definition import Target
+
+MAX_GRANT_CHARS: Final = 4_000
+"""A session grant that is longer is not offered: a person could not read what it covers."""
+_SHOWS_NOTHING: Final = frozenset(
+    map(chr, (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0xFFFD, 0x1D159))
+) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+"""Printable characters that show nothing, and the one that stands for what could not be read."""
 
 
 class ScopeKind(StrEnum):
@@ -66,10 +74,12 @@ def is_normal(path: str) -> bool:
 def offered_scope(target: Target, home: str) -> str:
     """Return what a session grant would cover, or nothing when none may be offered (PER-08).
 
-    Never for a target without a scope, for ``/``, for a home or a folder that contains one, nor for a pattern.
+    Never for a target without a scope, for ``/``, for a home or a folder that contains one, nor for a pattern; nor for
+    one that a person could take for another. It is the target's own scope, character by character: two targets share a
+    grant only if their scopes are equal.
     """
-    scope = target.scope.strip()
-    if not scope or "*" in scope or not _is_text(scope):
+    scope = target.scope
+    if not scope or "*" in scope or not _is_told_apart(scope):
         return ""
     if target.kind == "path" and not is_normal(scope):
         return ""
@@ -89,6 +99,7 @@ def _paths_of(target: Target) -> list[str]:
     return [path for path in (target.scope, target.shown) if is_normal(path)]
 
 
-def _is_text(name: str) -> bool:
-    """Say whether a name is Unicode without NUL: what cannot be written down cannot be remembered."""
-    return "\0" not in name and not any("\ud800" <= char <= "\udfff" for char in name)
+def _is_told_apart(scope: str) -> bool:
+    """Say whether a scope looks like no other on a screen: no blank at its ends, nothing invisible, no control."""
+    is_seen = scope.isprintable() and _SHOWS_NOTHING.isdisjoint(scope) and len(scope) <= MAX_GRANT_CHARS
+    return is_seen and scope == scope.strip()

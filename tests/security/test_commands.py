@@ -18,14 +18,10 @@ import pytest
 
 from shared.config import CommandsConfig
 from shared.jsontext import dump
-from shared.permissions.gate import scope_of, verdict_of_policy
-from shared.permissions.grants import Grant, GrantBook
-from shared.permissions.policy import Policy, evaluate
-from shared.permissions.rules import Effect
 from shared.permissions.scope import offered_scope
 from shared.sandbox.redact import redactor
-from shared.tools.ports import GateCall, Verdict
 from shared.tools.result import ErrorType, ToolResult
+from tests.security.granting import GrantingGate, granting
 from tests.unit.sandbox.families import is_alive, until
 from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
 
@@ -271,33 +267,9 @@ async def test_row_43_no_piece_of_a_secret_stands_where_output_was_cut(tmp_path:
         assert piece not in everything
 
 
-@dataclass
-class GrantingGate:
-    """A session whose person allows the first command for the session and then is away."""
-
-    book: GrantBook = field(default_factory=GrantBook)
-    asked: list[GateCall] = field(default_factory=list)
-    policy: Policy = field(default_factory=lambda: Policy(is_dangerous_enabled=True))
-
-    async def decide(self, call: GateCall) -> Verdict:
-        verdict = evaluate(self.policy, call)
-        if verdict.effect is not Effect.ASK:
-            return verdict_of_policy(verdict)
-        scope = scope_of(call, self.policy, str(Path.home()))
-        if scope and self.book.find(call.definition.name, scope):
-            return Verdict(is_allowed=True, author="grant")
-        self.asked.append(call)
-        if len(self.asked) > 1:
-            return Verdict(is_allowed=False, author="system", error=ErrorType.PERMISSION_NO_CALLBACK)
-        self.book.add(Grant(call.definition.name, scope, "user", "dec_1"))
-        return Verdict(is_allowed=True, author="person")
-
-
 @pytest.fixture
 def granted(commands: Commands) -> GrantingGate:
-    gate = GrantingGate()
-    commands.bench.gate.decide = gate.decide  # type: ignore[method-assign]  # the real policy and grants in its place
-    return gate
+    return granting(commands.bench)
 
 
 @pytest.mark.spec("PER-08", "PER-04")

@@ -1,9 +1,12 @@
 """What lies within what, and where a session grant may be offered."""
 
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.cli.console import visible
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.scope import Scope, ScopeKind, is_within, offered_scope
 from shared.tools.definition import Target
@@ -54,13 +57,49 @@ def test_within_means_that_the_folders_components_come_first(path: list[str], fo
         (make_path("/work/x", scope="work"), ""),
         (make_path("/work/x", scope="/work/\udcff"), ""),
         (make_path("/work/x", scope="/work/\0"), ""),
+        (make_path("/work/out /x"), ""),
+        (make_path("/work/out\t/x"), ""),
+        (make_path("/work/out\xa0/x"), ""),
+        (make_path("/work/out\x85/x"), ""),
+        (make_path("/work/out /deeper/x"), "/work/out /deeper"),
+        (make_path("/work/o\u200but/x"), ""),
+        (make_path("/work/o\u202eut/x"), ""),
+        (make_path("/work/o\u3164ut/x"), ""),
+        (make_path("/work/o\ufffdut/x"), ""),
+        (make_path(f"/work/{'o' * 4000}/x"), ""),
+        (make_path("/work/my out/x"), "/work/my out"),
+        (make_path("/work/\xe4\u6587/x"), "/work/\xe4\u6587"),
         (Target(kind="command", scope="git status @ /work"), "git status @ /work"),
+        (Target(kind="command", scope="/usr/bin/git -C /x status in /work"), "/usr/bin/git -C /x status in /work"),
+        (Target(kind="command", scope="git status "), ""),
         (Target(kind="host", scope="example.org"), "example.org"),
         (Target(), ""),
     ],
 )
 def test_a_session_grant_is_offered_only_for_a_narrow_scope(target: Target, offered: str) -> None:
     assert offered_scope(target, "/home/someone") == offered
+
+
+BLANKS = " \t\n\r\x0b\x0c\x1c\x85\xa0\u2003\u2028\u3000\u200b\ufeff\u3164\u2800\ufe0f\0\x1b\ufffd"
+NAMES = st.text(st.one_of(st.sampled_from(f"ab.*/\\u{BLANKS}"), st.characters()), min_size=1, max_size=6)
+
+
+@pytest.mark.spec("PER-04", "PER-08")
+@settings(max_examples=400)
+@given(
+    st.sampled_from(["path", "command", "host", "resource"]),
+    st.lists(st.tuples(NAMES, st.sampled_from(["", *BLANKS]), st.sampled_from(["", *BLANKS])), min_size=2, max_size=2),
+)
+def test_different_targets_never_share_a_grant_nor_its_text_on_a_screen(kind: Any, named: list[Any]) -> None:
+    prefix = "/p/" if kind == "path" else ""
+    scopes = [f"{prefix}{before}{name}{after}" for name, before, after in named]
+    first, second = (offered_scope(Target(kind=kind, scope=scope), "/home/someone") for scope in scopes)
+
+    assert first in ("", scopes[0])
+    if first and second and scopes[0] != scopes[1]:
+        assert first != second
+        assert visible(first) != visible(second)
+        assert visible(first).strip() != visible(second).strip()
 
 
 def test_an_exact_scope_covers_that_text_and_no_path() -> None:

@@ -6,16 +6,26 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Final
 
-from shared.errors import UsageError
+from shared.errors import UnavailableError, UsageError
 
 BACKLOG: Final = 128
+
+
+class PortHeldError(UnavailableError):
+    """Another process listens at the address; ``problem`` says which and what to do."""
+
+    def __init__(self, host: str, port: int, problem: str) -> None:
+        self.host = host
+        self.port = port
+        super().__init__(f"the HTTP API cannot listen on {host} port {port}: {problem}")
 
 
 def listen(host: str, port: int, allow_hosts: Sequence[str]) -> socket.socket:
     """Bind a socket. Port 0 takes a free one.
 
     Raises:
-        UsageError: the address cannot be had, or reaches beyond this machine without a host being allowed by name.
+        PortHeldError: another process listens there.
+        UsageError: the address cannot be used, or reaches beyond this machine without a host being allowed by name.
     """
     if not is_loopback(host) and not allow_hosts:
         raise UsageError(
@@ -33,8 +43,11 @@ def listen(host: str, port: int, allow_hosts: Sequence[str]) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        problem = "another program listens there" if taken else str(error.strerror or error)
+        if error.errno == errno.EADDRINUSE:
+            raise PortHeldError(
+                host, port, "another program listens there; end that program, or choose another port"
+            ) from error
+        problem = error.strerror or str(error)
         raise UsageError(f"the HTTP API cannot listen on {host} port {port}: {problem}; choose another") from error
     listener.setblocking(False)
     return listener

@@ -13,7 +13,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from orchestrator.metrics import CONTENT_TYPE
-from shared.errors import UnavailableError, UsageError
+from shared.errors import SoongError, UnavailableError, UsageError
 from shared.log import get_logger
 
 log = get_logger(__name__)
@@ -29,14 +29,14 @@ class MetricsEndpoint:
         self._server = HTTPServer(Application(routes, log_function=_log_nothing))
 
     def start(self, address: str, port: int) -> None:
-        """Begin to listen. Raises: UsageError when the address cannot be had."""
+        """Begin to listen. Raises: UnavailableError when another process does; UsageError, the address is wrong."""
         try:
             self._server.listen(port, address)
         except OSError as error:
             if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}:
                 raise
-            problem = f"metrics cannot listen on {address} port {port}: {error.strerror}; choose another"
-            raise UsageError(problem) from error
+            kind: type[SoongError] = UnavailableError if error.errno == errno.EADDRINUSE else UsageError
+            raise kind(f"metrics cannot listen on {address} port {port}: {error.strerror}; choose another") from error
 
     async def stop(self) -> None:
         self._server.stop()

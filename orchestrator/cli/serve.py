@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+from functools import partial
 
 import typer
 
@@ -40,7 +41,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
     attachment = await attach(settings, may_start=False)
     try:
-        await run(attachment.settings, listener, _until_told(attachment), lambda: _tell(settings, listener))
+        await run(attachment.settings, listener, partial(_until_told, attachment), lambda: _tell(settings, listener))
     finally:
         await attachment.release()
 

@@ -10,7 +10,7 @@ from orchestrator.cli.display import Display, make_display
 from orchestrator.cli.program import program
 from orchestrator.cli.summary import text_of
 from orchestrator.client import Client, View
-from orchestrator.embedded.control import ask_once
+from orchestrator.embedded.control import Ending, ask_once
 from orchestrator.embedded.starter import Attachment, attach, last_words
 from orchestrator.outcome import ExitCode, TaskOutcome, outcome_of
 from shared.errors import UnavailableError
@@ -21,6 +21,8 @@ from shared.tasks.status import TaskStatus
 PAUSE_LIMIT_S = 10.0
 GONE_LIMIT_S = 20.0
 RESTARTS = 3
+SUCCESSOR_S = 30.0
+"""How long a service that takes over is waited for before another is started."""
 LOOK_FOR_REASON_S = 1.0
 NO_WORKER_AFTER_S = 15.0
 
@@ -170,24 +172,31 @@ class Watch:
             self._answering = None
 
     async def _keep_service(self) -> None:
-        """Wait as long as the service lives; start another when it was killed.
+        """Wait as long as the service lives; follow it to its successor, or start another when it was killed.
 
         Raises: UnavailableError when it was told to stop, or dies again and again.
         """
+        assert self._display is not None
         while True:
             if self.attachment.control is None:
                 await asyncio.Event().wait()
                 return
-            is_farewell = await self.attachment.control.ended()
-            if is_farewell:
+            ending = await self.attachment.control.ended()
+            if ending is Ending.STOPPING:
                 raise UnavailableError("the service was stopped; the task goes on when a service runs again")
+            if ending is Ending.HANDED_OVER:
+                self._display.note("`soong up` takes over; going on with it …")
+                await self._attach_again(start_after_s=SUCCESSOR_S)
+                continue
             self._restarts += 1
             if self._restarts > RESTARTS:
                 raise UnavailableError(f"the service died {self._restarts} times{last_words(self.attachment.log)}")
-            assert self._display is not None
             self._display.note("the service died; starting another …")
-            await self.attachment.release()
-            self.attachment = await attach(self.settings)
+            await self._attach_again()
+
+    async def _attach_again(self, *, start_after_s: float = 0.0) -> None:
+        await self.attachment.release()
+        self.attachment = await attach(self.settings, start_after_s=start_after_s)
 
     async def _interrupted(self, task_id: str) -> int:
         """Pause what this command started; a second Ctrl-C ends the service that it started at once."""

@@ -1,4 +1,4 @@
-"""The control socket of an embedded service: who it is, who is attached, stop.
+"""The control socket of an embedded service: who it is, who is attached, stop, hand over.
 
 JSON, a line a message, over a unix socket in a 0700 folder: whoever reaches it is the same user. A connection that has
 said ``attach`` keeps an ephemeral service alive until it closes; a client that dies closes it by dying.
@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from shared.errors import UnavailableError
@@ -16,21 +17,35 @@ from shared.jsontext import Json
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
-FAREWELL = "stopping"
+HAND_OVER = "hand_over"
+
+
+class Ending(StrEnum):
+    """How a service ended, as its clients see it. What is not ``DIED`` is the event that was sent before."""
+
+    DIED = "died"
+    STOPPING = "stopping"
+    HANDED_OVER = "handed_over"
+    """Another service takes the home: attach to that one."""
+
+
+_ENDINGS = {str(ending): ending for ending in Ending}
 
 Answer = Mapping[str, Json]
 
 
 @dataclass(slots=True)
 class ControlServer:
-    """Answers ``hello``, ``attach``, ``status`` and ``stop``.
+    """Answers ``hello``, ``attach``, ``status``, ``stop`` and ``hand_over``.
 
-    ``status`` returns what the service says of itself; ``stop`` begins its stop and returns at once.
+    ``status`` returns what the service says of itself. ``stop`` begins its stop and returns at once; so does
+    ``hand_over``, which says whether it does.
     """
 
     path: Path
     status: Callable[[], Answer]
     stop: Callable[[], None]
+    hand_over: Callable[[], bool]
     attached: int = 0
     ever_attached: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,12 +65,12 @@ class ControlServer:
         self.is_closing = self.is_closing or not self.attached
         return self.is_closing
 
-    async def refuse(self) -> None:
-        """Let nobody else attach, and say farewell to who is: the end of the connection is then no accident."""
+    async def refuse(self, ending: Ending) -> None:
+        """Let nobody else attach, and tell the attached how it ends: the end of the connection is then no accident."""
         self.is_closing = True
         self.path.unlink(missing_ok=True)
         for writer in list(self._writers):
-            writer.write(_line({"event": FAREWELL}))
+            writer.write(_line({"event": str(ending)}))
 
     async def close(self) -> None:
         """Close every connection: clients see the end of the service as the end of theirs."""
@@ -105,6 +120,8 @@ class ControlServer:
             case "stop":
                 self.stop()
                 return {"ok": True}
+            case "hand_over":
+                return {"ok": self.hand_over()}
             case _:
                 return {"ok": False, "problem": f"unknown operation {operation!r}"}
 
@@ -141,13 +158,14 @@ class ControlClient:
             raise UnavailableError("the service closed the connection")
         return answer
 
-    async def ended(self) -> bool:
-        """Return when the service has closed the connection: True when it said that it would, False when it died."""
-        is_farewell = False
+    async def ended(self) -> Ending:
+        """Return how the service ended, when it has closed the connection."""
+        ending = Ending.DIED
         with suppress(OSError, ValueError):
             while line := await self.reader.readline():
-                is_farewell = is_farewell or json.loads(line).get("event") == FAREWELL
-        return is_farewell
+                event = json.loads(line).get("event")
+                ending = _ENDINGS.get(event, ending)
+        return ending
 
     async def close(self) -> None:
         self.writer.close()

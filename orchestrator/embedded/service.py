@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
-from orchestrator.embedded.control import ControlServer
+from orchestrator.embedded.control import ControlServer, Ending
 from orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
+from orchestrator.embedded.handover import take_home
+from orchestrator.embedded.http_port import HttpLock, listen_after_former
 from orchestrator.embedded.leftovers import expire_dead
 from orchestrator.embedded.redis import find_redis, redis_url
 from orchestrator.embedded.service_file import ServiceLock, own_record
 from orchestrator.embedded.supervisor import Supervisor
-from orchestrator.listening import address_of, listen
+from orchestrator.listening import address_of
 from shared.clock import SystemClock
 from shared.errors import UnavailableError
 from shared.jsontext import Json
@@ -64,18 +66,25 @@ class EmbeddedService:
     _supervisor: Supervisor | None = None
     _control: ControlServer | None = None
     _listener: socket.socket | None = None
+    _http_lock: HttpLock | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _ending: Ending = Ending.STOPPING
     _signals: int = 0
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until told to stop (a signal, the control socket) or, if ephemeral, until nobody needs it.
 
+        A staying service takes the home over from an ephemeral one.
+
         Raises:
             ServiceHeldError: the home has a service already; nothing was touched.
             UsageError, UnavailableError: a part cannot be started; what had been started is stopped again.
         """
-        lock = ServiceLock(prepare_home(self.settings))
-        lock.acquire()
+        lock = ServiceLock(prepare_home(self.settings), is_ephemeral=self.is_ephemeral)
+        if self.is_ephemeral:
+            lock.acquire()
+        else:
+            await take_home(lock, self.settings)
         try:
             self._listen_to_signals()
             await self._start(lock)
@@ -89,11 +98,12 @@ class EmbeddedService:
 
     async def _start(self, lock: ServiceLock) -> None:
         folder = prepare_runtime_folder(self.settings)
-        self._control = ControlServer(folder / CONTROL_SOCKET, self._status, self._stop.set)
+        self._control = ControlServer(folder / CONTROL_SOCKET, self._status, self._stop.set, self._hand_over)
         settings = self.settings
         if settings.http_port:
             # Before anything else is started: that the port is taken is a matter of moments.
-            self._listener = listen(settings.http_host, settings.http_port, settings.http_allow_hosts)
+            self._listener = await listen_after_former(settings)
+            self._http_lock = HttpLock(settings.home)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(folder)})
         self._supervisor = Supervisor(settings, folder, self._worker_died)
@@ -103,8 +113,8 @@ class EmbeddedService:
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         await self._supervisor.start_workers(settings.workers, settings.slots)
-        if self._listener is not None:
-            self._supervisor.start_http(self._listener.fileno())
+        if self._listener is not None and self._http_lock is not None:
+            self._supervisor.start_http(self._listener.fileno(), self._http_lock.descriptor)
         await self._control.start()
         self.state = "ready"
         lock.write(
@@ -116,6 +126,13 @@ class EmbeddedService:
                 is_ephemeral=self.is_ephemeral,
             )
         )
+
+    def _hand_over(self) -> bool:
+        """Begin to stop for a staying service; say whether we do."""
+        if self.is_ephemeral:
+            self._ending = Ending.HANDED_OVER
+            self._stop.set()
+        return self.is_ephemeral
 
     async def _until_stopped(self) -> None:
         idle = asyncio.get_running_loop().create_task(self._until_idle()) if self.is_ephemeral else None
@@ -175,8 +192,10 @@ class EmbeddedService:
                 parts.push_async_callback(self._supervisor.stop_http, STOP_MARGIN_S)
             if self._listener is not None:
                 parts.callback(self._listener.close)
+            if self._http_lock is not None:
+                parts.callback(self._http_lock.close)
             if self._control is not None:
-                parts.push_async_callback(self._control.refuse)
+                parts.push_async_callback(self._control.refuse, self._ending)
 
     async def _stop_owner(self) -> None:
         owner, self._owner = self._owner, None  # from now on nobody has to hear of dead workers

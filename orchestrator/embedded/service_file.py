@@ -19,6 +19,7 @@ from shared.errors import ConflictError, InvalidConfigError
 LOCK_FILE = "service.lock"
 RECORD_FILE = "service.json"
 RECORD_VERSION = 1
+EPHEMERAL = b"ephemeral\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,22 @@ class ServiceRecord:
 class ServiceHeldError(ConflictError):
     """Another process holds the home's service lock."""
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(f"a service holds {str(home)!r} already; `soong doctor` says which")
+    def __init__(self, home: Path, problem: str = "a staying service is not replaced") -> None:
+        super().__init__(
+            f"a service holds {str(home)!r} already: {problem}; `soong doctor` shows it, `soong down` stops it"
+        )
 
 
 class ServiceLock:
     """The right to be the service of a home. Held from ``acquire`` to ``release`` or the end of the process."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, is_ephemeral: bool = False) -> None:
         self._home = home
+        self._is_ephemeral = is_ephemeral
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Take the lock without waiting. Raises: ServiceHeldError."""
+        """Take the lock without waiting; its file then says of which kind the holder is. Raises: ServiceHeldError."""
         descriptor = os.open(self._home / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +71,13 @@ class ServiceLock:
             raise InvalidConfigError(
                 f"{str(self._home)!r} cannot be locked ({error.strerror}); a home on a network file system is refused"
             ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, EPHEMERAL if self._is_ephemeral else b"", 0)
         self._descriptor = descriptor
+
+    def is_holder_ephemeral(self) -> bool:
+        """Say whether the process that holds the lock is an ephemeral service, which can be asked to hand over."""
+        return (self._home / LOCK_FILE).read_bytes() == EPHEMERAL
 
     def write(self, record: ServiceRecord) -> None:
         """Replace the record. Only the holder of the lock may."""

@@ -89,9 +89,12 @@ async def attach(
     settings: Settings,
     *,
     may_start: bool = True,
+    start_after_s: float = 0.0,
     tell: Callable[[str], None] = lambda _sentence: None,
 ) -> Attachment:
     """Return a hold on the service of these settings, starting an ephemeral one when there is none.
+
+    With ``start_after_s`` one that is about to be there is waited for so long before another is started.
 
     Raises:
         UnavailableError: there is none and none may be started, or it did not start; says why, with its last words.
@@ -99,7 +102,7 @@ async def attach(
     if settings.database_url:
         return Attachment(settings)
     with _ending_what_was_started() as own:
-        return await _attach(settings, own, may_start=may_start, tell=tell)
+        return await _attach(settings, own, may_start=may_start, start_after_s=start_after_s, tell=tell)
 
 
 @contextmanager
@@ -121,8 +124,11 @@ class _Own:
     started: Attachment | None = None
 
 
-async def _attach(settings: Settings, own: _Own, *, may_start: bool, tell: Callable[[str], None]) -> Attachment:
-    deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+async def _attach(
+    settings: Settings, own: _Own, *, may_start: bool, start_after_s: float, tell: Callable[[str], None]
+) -> Attachment:
+    start_s = asyncio.get_running_loop().time() + start_after_s
+    deadline = start_s + START_LIMIT_S
     while True:
         started = own.started
         joined = await _join(settings)
@@ -133,6 +139,9 @@ async def _attach(settings: Settings, own: _Own, *, may_start: bool, tell: Calla
             return joined
         if not may_start:
             raise UnavailableError("no service is running; start one with `soong up`")
+        if started is None and asyncio.get_running_loop().time() < start_s:
+            await asyncio.sleep(LOOK_EVERY_S)
+            continue
         if started is None:
             tell("starting a service …")
             started = own.started = _start(settings)

@@ -96,11 +96,14 @@ class Supervisor:
             self._workers.append(child)
             self._keep(child, self.worker_died)
 
-    def start_http(self, listener: int) -> None:
-        """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process."""
+    def start_http(self, listener: int, lock: int) -> None:
+        """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process.
+
+        ``lock`` is the descriptor of an HttpLock (:mod:`orchestrator.embedded.http_port`), held as long as it lives.
+        """
         pipe = self._parent_pipe()
-        argv = module_command("orchestrator.http", str(listener), str(pipe))
-        self._http = Child("http", argv, child_environment(self.settings), (listener, pipe))
+        argv = module_command("orchestrator.http", str(listener), str(pipe), str(lock))
+        self._http = Child("http", argv, child_environment(self.settings), (listener, pipe, lock))
         self._keep(self._http, self._nobody_told)
 
     async def stop_http(self, grace_s: float) -> None:

@@ -1,46 +1,50 @@
-"""The HTTP API of an embedded service, as its child: ``python -P -m orchestrator.http LISTENER PARENT``.
+"""The HTTP API of an embedded service, as its child: ``python -P -m orchestrator.http LISTENER PARENT LOCK``.
 
-Both are inherited descriptors: the bound socket, and a pipe whose end says that the service has ended. The rest is in
-the environment, as for every process of a service.
+All are inherited descriptors: the bound socket, a pipe whose end says that the service has ended, and the lock by which
+the next service of the home knows who holds its port. The rest is in the environment, as for every process of a
+service.
 """
 
-import asyncio
 import os
-import signal
+import select
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from orchestrator.logs import configure_logs
-from shared.errors import SoongError
-from shared.settings import load_settings
-from shared.startup import collect_seldom
+
+class ParentPipe:
+    """Watches the pipe from the first moment: until the API serves, the end of the service is ours at once.
+
+    A child that is still starting would otherwise hold the port for as long as its start takes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._tell: Callable[[], object] = lambda: os._exit(0)
+        threading.Thread(target=self._wait, name="soong-parent", daemon=True).start()
+
+    def when_ended(self, tell: Callable[[], object]) -> None:
+        """From now on call ``tell``, in another thread, instead of ending this process."""
+        with self._lock:
+            self._tell = tell
+
+    def _wait(self) -> None:
+        select.select([self._descriptor], [], [])  # nothing is ever written to it: readable means closed
+        with self._lock, suppress(RuntimeError):  # the loop that would be told has ended: nothing is left to tell
+            self._tell()
 
 
 def main(arguments: Sequence[str]) -> int:
-    collect_seldom()
-    from orchestrator.http.running import run  # after it: FastAPI makes many objects
-
-    listener, parent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
-    settings = load_settings()
-    configure_logs(settings, "http")
-    for descriptor in (listener.fileno(), parent):
+    listener, parent, lock = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2])
+    for descriptor in (listener.fileno(), parent, lock):
         os.set_inheritable(descriptor, False)
+    pipe = ParentPipe(parent)
+    from orchestrator.http.child import serve  # imports take seconds on a busy machine: the pipe is watched meanwhile
 
-    async def until_told() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        loop.add_reader(parent, stop.set)  # nothing is ever written to it: readable means closed
-        await run(settings, listener, stop.wait())
-
-    try:
-        asyncio.run(until_told())
-    except SoongError as error:
-        sys.stderr.write(f"soong http: {error}\n")
-        return 1
-    return 0
+    return serve(listener, lock, pipe.when_ended)
 
 
 if __name__ == "__main__":

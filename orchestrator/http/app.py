@@ -33,7 +33,7 @@ def make_app(api: Api, borders: Borders) -> Gate:
     app = _routes()
     app.state.api = api
     add_handlers(app)
-    return Gate(app, borders, api.authenticator, api.limits)
+    return Gate(app, borders, api.authenticator, api.limits, api.requests)
 
 
 def description() -> dict[str, Any]:

@@ -38,12 +38,14 @@ class Api:
     authenticator: Authenticator = field(init=False)
     ears: SharedEars = field(init=False)
     attending: Attending = field(init=False)
+    requests: Room = field(init=False)
     streams: Room = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.authenticator = Authenticator(self.client.store, self.client.clock)
+        self.requests = Room(self.limits.requests, self.limits.requests)
         self.streams = Room(self.limits.streams, self.limits.streams_each)
         self.ears = SharedEars(self.client.switchboard)
         self.attending = Attending(self.client)

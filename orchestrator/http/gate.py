@@ -6,12 +6,15 @@ read whole within a limit of bytes and of time. Whoever has no token is refused 
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final, cast
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from orchestrator.http.authentication import Authenticator
 from orchestrator.http.borders import Borders
@@ -30,7 +33,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-_HEADERS: Final = (
+HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -70,11 +73,13 @@ class Gate:
     inner: App
     borders: Borders
     authenticator: Authenticator
-    limits: Limits = field(default_factory=Limits)
-    room: Room = field(init=False)
+    limits: Limits
+    room: Room
+    underway: set[asyncio.Timeout] = field(default_factory=set)
+    ends_s: float | None = None
+    """When what is under way ends, on the loop's clock; None while the server serves."""
 
     def __post_init__(self) -> None:
-        self.room = Room(self.limits.requests, self.limits.requests)
         if self.borders.origins:
             self.inner = _for_pages(self.inner, sorted(self.borders.origins))
 
@@ -84,17 +89,41 @@ class Gate:
         answer = _Answer(send)
         try:
             with self.room.taken():
-                self.borders.check(scope)
-                if not _is_preflight(scope, self.borders):
-                    await self._authenticate(scope)
-                    receive = await self._read_body(scope, receive)
-                await self.inner(scope, receive, answer.send)
+                await self._until_stopped(self._serve(scope, receive, answer))
         except Exception as error:  # noqa: BLE001  # the edge: whatever failed becomes a problem document
             if scope.get(TOLD):
                 return
             problem = problem_of(error)
             if not answer.is_begun:
                 await problem.response()(cast(Any, scope), cast(Any, receive), cast(Any, answer.refuse))
+
+    def stop(self) -> None:
+        """End what is under way ``stop_s`` from now, each request with an answer of its own."""
+        self.ends_s = asyncio.get_running_loop().time() + self.limits.stop_s
+        for limit in self.underway:
+            limit.reschedule(self.ends_s)
+
+    async def _until_stopped(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Serve a request. Raises: ProblemError (unavailable) when the server stops and does not wait any longer."""
+        limit = asyncio.timeout_at(self.ends_s)
+        try:
+            async with limit:
+                self.underway.add(limit)
+                await serving
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            detail = "the server stops; what was asked for may have been done: look at the rows, then try again"
+            raise ProblemError(Problem.UNAVAILABLE, detail, headers={"Retry-After": "2"}) from None
+        finally:
+            self.underway.discard(limit)
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        self.borders.check(scope)
+        if not _is_preflight(scope, self.borders):
+            await self._authenticate(scope)
+            receive = await self._read_body(scope, receive)
+        await self.inner(scope, receive, answer.send)
 
     async def _authenticate(self, scope: Scope) -> None:
         if scope["path"] in OPEN_PATHS:
@@ -140,7 +169,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.is_begun = True
             given = {name for name, _ in message["headers"]}
-            message["headers"] = [*message["headers"], *(pair for pair in _HEADERS if pair[0] not in given)]
+            message["headers"] = [*message["headers"], *(pair for pair in HEADERS if pair[0] not in given)]
         await self._send(message)
 
     async def refuse(self, message: Message) -> None:
@@ -169,9 +198,20 @@ def _is_preflight(scope: Scope, borders: Borders) -> bool:
     return bool(borders.origins) and scope["method"] == "OPTIONS" and is_asked
 
 
+class _Pages(CORSMiddleware):
+    """What answers pages of other origins; a preflight that asks for too much is refused as every request is."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < HTTPStatus.BAD_REQUEST:
+            return response
+        detail = f"pages of other origins may not send this request: {bytes(response.body).decode()}"
+        return ProblemError(Problem.ORIGIN_NOT_ALLOWED, detail).response()
+
+
 def _for_pages(inner: App, origins: Sequence[str]) -> App:
     """Let the pages of these origins read what they are answered. Never with cookies: there are none."""
-    return CORSMiddleware(
+    return _Pages(
         cast(Any, inner),
         allow_origins=origins,
         allow_methods=("GET", "POST"),

@@ -21,5 +21,7 @@ class Limits:
     """Long polls and streams, so that ordinary requests always find room beside them."""
     streams_each: int = 64
     """Of one principal: nobody takes all."""
+    stop_s: float = 8.0
+    """From the stop of the server to the end of what is under way then."""
     keep_alive_s: float = 15.0
     """Between two signs of life on a stream; so often its caller's token is looked at, too."""

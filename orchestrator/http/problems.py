@@ -68,7 +68,7 @@ class Problem(StrEnum):
 
 
 MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
-    Problem.INVALID_REQUEST: (400, "The body is not the JSON that is read here: a duplicate key, NaN, too deep."),
+    Problem.INVALID_REQUEST: (400, "Not an HTTP/1.1 request, or a body that is not strict JSON: a duplicate key, NaN."),
     Problem.UNAUTHENTICATED: (401, "There is no token, or it is unknown, expired or revoked."),
     Problem.FORBIDDEN: (403, "The token does not carry the right that this needs."),
     Problem.NOT_YOURS: (403, "It belongs to another principal."),
@@ -91,7 +91,7 @@ MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
     Problem.IDEMPOTENCY_KEY_REUSED: (422, "Something else was submitted with this `Idempotency-Key`; take a new one."),
     Problem.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
     Problem.INTERNAL_ERROR: (500, "A fault of ours; `incident` is the same in the server's log."),
-    Problem.UNAVAILABLE: (503, "The database or an orchestrator did not answer; try again later."),
+    Problem.UNAVAILABLE: (503, "The database or an orchestrator did not answer, or the server stops; try again later."),
     Problem.TOO_BUSY: (503, "As many requests or streams are open as are held; see `Retry-After`."),
 }
 """Status and meaning of each code; the documentation is made from it."""

@@ -12,12 +12,16 @@ from shared.settings import Settings
 
 
 async def run(
-    settings: Settings, listener: socket.socket, stop: Awaitable[Any], ready: Callable[[], None] = lambda: None
+    settings: Settings,
+    listener: socket.socket,
+    stop: Callable[[], Awaitable[Any]],
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve the deployment that the settings name until ``stop`` is done.
+    """Serve the deployment that the settings name until ``stop`` returns; it is called once the parts are open.
 
     Raises:
-        InvalidConfigError: no Redis is named, or a host or origin is none.
+        InvalidConfigError: no Redis is named.
+        UsageError: a host or an origin is not valid.
         UnavailableError, SchemaVersionError: the database cannot be used.
     """
     api = Api(await open_client(settings), open_figures(settings))

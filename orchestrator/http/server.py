@@ -4,6 +4,7 @@ Loopback unless told otherwise; TLS and names are the business of what stands in
 """
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +17,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.http.app import make_app
 from orchestrator.http.borders import Borders
 from orchestrator.http.context import Api
+from orchestrator.http.gate import HEADERS
 from orchestrator.http.limits import Limits
+from orchestrator.http.problems import Problem, ProblemError
 from shared.log import get_logger
 from shared.settings import Settings
 
 log = get_logger(__name__)
 
 MAX_HEADER_BYTES: Final = 16 * 1024
-STOP_LIMIT_S: Final = 10
+STOP_MARGIN_S: Final = 2.0
+"""Between the answer to what is under way at a stop and the end of every connection."""
 
 
 class BoundedConnection(H11Protocol):
@@ -47,6 +51,21 @@ class BoundedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
+
+    def send_400_response(self, _msg: str) -> None:
+        """Refuse bytes that are not a request; to a request that is being answered nothing can be said any more."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.abort()
+            return
+        problem = ProblemError(Problem.INVALID_REQUEST, "the bytes received are not an HTTP/1.1 request").response()
+        headers = [*problem.raw_headers, *HEADERS, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=problem.status_code, headers=headers),
+            h11.Data(data=bytes(problem.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch(self) -> None:
         """Give the headers of a request that has begun their time; one whose headers have come has others."""
@@ -79,13 +98,24 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def close_listeners(self) -> None:
+        """Accept nothing more. Connections that are open stay open."""
+        for listening in getattr(self, "servers", ()):  # there are none before its start
+            listening.close()
+
 
 async def serve(
-    api: Api, settings: Settings, listener: socket.socket, stop: Awaitable[Any], ready: Callable[[], None]
+    api: Api,
+    settings: Settings,
+    listener: socket.socket,
+    stop: Callable[[], Awaitable[Any]],
+    ready: Callable[[], None],
 ) -> None:
-    """Serve on a bound socket until ``stop`` is done; then end streams and long polls, and finish what is being read.
+    """Serve on a bound socket until ``stop`` returns; then end streams and long polls, and finish what is under way.
 
-    Raises: UsageError when a host or an origin of the settings is none.
+    The socket is closed at once when that happens, so that a successor can listen while this one still answers.
+
+    Raises: UsageError when a host or an origin of the settings is not valid.
     """
     app = make_app(api, Borders.of(settings.http_allow_hosts, settings.http_origins))
     config = uvicorn.Config(
@@ -100,17 +130,19 @@ async def serve(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=api.limits.idle_s,
-        timeout_graceful_shutdown=STOP_LIMIT_S,
+        timeout_graceful_shutdown=math.ceil(api.limits.stop_s + STOP_MARGIN_S),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = _Server(config)
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.ensure_future(stop)
+    stopping = asyncio.ensure_future(stop())
     try:
         ready()
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        server.close_listeners()
         api.stopping.set()
+        app.stop()
         server.should_exit = True
         stopping.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)

@@ -48,6 +48,10 @@ class HttpScene:
     address: str
     port: int
     caller: httpx.AsyncClient
+    stop: asyncio.Event
+    """Set it and the server stops."""
+    owner: asyncio.Task[None]
+    """Carries out what clients ask of sessions; cancel it and nobody does."""
     clients: list[httpx.AsyncClient] = field(default_factory=list)
     asking: list[asyncio.Task[Verdict]] = field(default_factory=list)
 
@@ -161,10 +165,11 @@ async def open_scene(
         listener = listen("127.0.0.1", 0, ())
         client = Client(served, ring, switchboard, bench.clock, loaded)
         api = Api(client, open_figures(loaded), limits=limits or Limits())
-        scene = await _scene(bench, api, listener)
         loop = asyncio.get_running_loop()
-        bench.tasks.append(loop.create_task(_carry_out(bench)))
-        serving = loop.create_task(serve(api, loaded, listener, stop.wait(), lambda: None))
+        owner = loop.create_task(_carry_out(bench))
+        bench.tasks.append(owner)
+        scene = await _scene(bench, api, listener, stop, owner)
+        serving = loop.create_task(serve(api, loaded, listener, stop.wait, lambda: None))
         try:
             yield scene
         finally:
@@ -181,9 +186,12 @@ async def open_scene(
     await store.close()
 
 
-async def _scene(bench: Bench, api: Api, listener: socket.socket) -> HttpScene:
-    scene = HttpScene(bench, api, address_of(listener), listener.getsockname()[1], httpx.AsyncClient(trust_env=False))
-    await scene.caller.aclose()
+async def _scene(
+    bench: Bench, api: Api, listener: socket.socket, stop: asyncio.Event, owner: asyncio.Task[None]
+) -> HttpScene:
+    nobody = httpx.AsyncClient(trust_env=False)
+    scene = HttpScene(bench, api, address_of(listener), listener.getsockname()[1], nobody, stop, owner)
+    await nobody.aclose()
     scene.caller = await scene.someone(ADA)
     return scene
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded.control import ControlClient, ControlServer, ask_once
+from orchestrator.embedded.control import ControlClient, ControlServer, Ending, ask_once
 from shared.errors import UnavailableError
 
 
@@ -23,7 +23,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 async def server(folder: Path) -> AsyncIterator[ControlServer]:
     stopped = asyncio.Event()
-    one = ControlServer(folder / "control.sock", lambda: {"state": "ready", "pid": 7}, stopped.set)
+    one = ControlServer(folder / "control.sock", lambda: {"state": "ready", "pid": 7}, stopped.set, lambda: False)
     await one.start()
     yield one
     await one.close()
@@ -66,7 +66,7 @@ async def test_a_stopping_service_lets_nobody_attach(server: ControlServer) -> N
     client = await ControlClient.open(server.path)
     assert (await client.ask("hello"))["ok"] is True
 
-    await server.refuse()
+    await server.refuse(Ending.STOPPING)
 
     assert (await client.reader.readline()).rstrip().endswith(b'"event": "stopping"}')
     with pytest.raises(UnavailableError):
@@ -78,10 +78,10 @@ async def test_a_service_that_stops_says_farewell(server: ControlServer) -> None
     client = await ControlClient.open(server.path)
     await client.ask("attach")
 
-    await server.refuse()
+    await server.refuse(Ending.STOPPING)
     await server.close()
 
-    assert await client.ended() is True
+    assert await client.ended() is Ending.STOPPING
     await client.close()
 
 
@@ -91,7 +91,7 @@ async def test_a_service_that_dies_says_nothing(server: ControlServer) -> None:
 
     await server.close()
 
-    assert await client.ended() is False
+    assert await client.ended() is Ending.DIED
     await client.close()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.http.borders import Borders
-from orchestrator.listening import address_of, is_loopback, listen
+from orchestrator.listening import PortHeldError, address_of, is_loopback, listen
 from shared.errors import UsageError
 
 
@@ -14,7 +14,7 @@ def test_it_listens_beyond_this_machine_only_with_a_name(host: str) -> None:
 
 
 def test_a_port_that_is_taken_is_said_so() -> None:
-    with listen("127.0.0.1", 0, ()) as first, pytest.raises(UsageError, match="another program listens there"):
+    with listen("127.0.0.1", 0, ()) as first, pytest.raises(PortHeldError, match="another program listens there"):
         listen("127.0.0.1", first.getsockname()[1], ())
 
 

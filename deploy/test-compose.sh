@@ -92,6 +92,27 @@ via_api() { curl -sf -H "Authorization: Bearer $token" \
 is_done() { [[ "$(via_api)" == *'"status":"completed"'* ]]; }
 until_true 60 is_done || fail "a task of the API's is not done: $(via_api)"
 
+say "a worker has no way out"
+worker="$(compose ps -q worker | grep -v "$victim" | head -n 1)"
+# The outer network's own address answers whoever reaches it, so no route to the world is needed to tell the two apart.
+gateway="$(docker network inspect "${project}_outside" --format '{{(index .IPAM.Config 0).Gateway}}')"
+reaches() { # reaches CONTAINER: print what a connection to the outer network comes to
+  docker exec -i "$1" python -c '
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=3)
+except ConnectionRefusedError:
+    print("reached")
+except OSError as error:
+    print(error)
+else:
+    print("reached")' "$gateway"
+}
+[ "$(reaches "$(compose ps -q api)")" = reached ] || fail "the API does not reach $gateway, so the test shows nothing"
+answer="$(reaches "$worker")"
+echo "$gateway: $answer"
+[ "$answer" != reached ] || fail "a worker has a way out"
+
 say "a worker cannot do in Redis what is not its business"
 forbidden() { # forbidden COMMAND…: as the worker's user
   local answer

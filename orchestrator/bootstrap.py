@@ -24,7 +24,8 @@ from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
 from shared.permissions.signing import KeyFile
 from shared.sandbox.redact import redactor
-from shared.settings import Settings, secret_values
+from shared.sandbox.rooted import RootedFolder
+from shared.settings import ARTIFACTS, RUNS, Settings, secret_values
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
@@ -59,7 +60,8 @@ async def build(settings: Settings) -> Orchestrator:
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
     keys = KeyFile(settings.key_file)
-    folders = RunFolders(store, FolderArtifacts(settings.home / "artifacts"), settings.home / "runs")
+    artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
+    folders = RunFolders(store, artifacts, RootedFolder(settings.data, RUNS), clock)
     client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
     broker = CeleryBroker(make_celery(settings.redis_url), client)
     owner_id = _OwnerId()

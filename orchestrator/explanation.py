@@ -21,6 +21,7 @@ from shared.permissions.rules import parse_allow
 from shared.permissions.scope import is_too_wide
 from shared.permissions.writable import writable_by_rule
 from shared.sandbox.paths import PathPolicy
+from shared.settings import RUNS
 from shared.tools.definition import Target, ToolContext, ToolDefinition, Workplace
 from shared.tools.normalise import failure_of
 from shared.tools.ports import GateCall
@@ -68,7 +69,7 @@ class Explainer:
     def workplace(self) -> Workplace:
         """Return the folders that a run of this project would have; its own are named as in its row."""
         project, cwd = existing_folder(self.project), self.cwd or Path.cwd()
-        run_dir = (self.paths.agent_home or project) / "runs" / "<run-id>"
+        run_dir = (self.paths.data or self.paths.agent_home or project) / RUNS / "<run-id>"
         own = (project,) if is_too_wide(str(cwd), self.home) else tuple(dict.fromkeys((project, cwd)))
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(self.catalogue.config))
         return Workplace(

@@ -63,7 +63,7 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class Deliverable:
-    """A file that a run wrote. ``copy`` is the run's own, kept in the home."""
+    """A file that a run wrote. ``copy`` is the run's own, kept in the data folder."""
 
     run_id: str
     path: str
@@ -169,8 +169,8 @@ class TaskOutcome:
         }
 
 
-async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
-    """Read what the steps' last runs wrote and were denied."""
+async def outcome_of(store: Store, view: View, runs: Path) -> TaskOutcome:
+    """Read what the steps' last runs wrote and were denied; ``runs`` is the folder of the run folders."""
     deliverables: list[Deliverable] = []
     denials: list[Denial] = []
     undone: list[Denial] = []
@@ -188,7 +188,7 @@ async def outcome_of(store: Store, view: View, home: Path) -> TaskOutcome:
                 if event.type == EventType.PERMISSION_DECIDED
             }
             for event in events:
-                deliverables += _deliverables(event, home)
+                deliverables += _deliverables(event, runs)
                 denials += _denials(event, step, decided)
                 undone += _undone(event, step, decided)
     return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone))
@@ -227,11 +227,11 @@ def step_json(step: Step) -> dict[str, Json]:
     }
 
 
-def _deliverables(event: Event, home: Path) -> list[Deliverable]:
+def _deliverables(event: Event, runs: Path) -> list[Deliverable]:
     value = event.data.get("deliverable")
     if not isinstance(value, Mapping):
         return []
-    copy = home / "runs" / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
+    copy = runs / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
     return [Deliverable(event.run_id, str(value.get("path", "")), str(copy))]
 
 

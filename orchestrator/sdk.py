@@ -132,7 +132,7 @@ class Soong:
         if view.task.status is TaskStatus.COMPLETED:
             with contextlib.suppress(UnavailableError):  # asked for, and then done by the next owner
                 await self._client.command(CommandKind.CLOSE, view.task, limit_s=2.0)
-        return await outcome_of(self._client.store, view, self._settings.home)
+        return await outcome_of(self._client.store, view, self._settings.runs)
 
     async def submit(
         self,
@@ -156,7 +156,7 @@ class Soong:
 
     async def wait(self, task_id: str) -> TaskOutcome:
         """Wait until a task has ended or is paused. Raises: NotFoundError."""
-        return await outcome_of(self._client.store, await self._last_view(task_id), self._settings.home)
+        return await outcome_of(self._client.store, await self._last_view(task_id), self._settings.runs)
 
     async def pause(self, task_id: str, *, reason: str = "") -> None:
         """Let nothing of a task start; what runs is handed back.
@@ -220,7 +220,7 @@ class Soong:
 
     async def outcome(self, task_id: str) -> TaskOutcome:
         """Return how a task stands now. Raises: NotFoundError."""
-        return await outcome_of(self._client.store, await self._client.view(task_id), self._settings.home)
+        return await outcome_of(self._client.store, await self._client.view(task_id), self._settings.runs)
 
     async def _last_view(self, task_id: str) -> View:
         last: View | None = None

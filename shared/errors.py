@@ -18,6 +18,7 @@
     │   ├── InvalidTransitionError  a status change outside the table
     │   └── AlreadyConsumedError    a second use of one decision
     ├── ForgedError                 a signature, digest or proof does not hold: a security event
+    ├── ForeignEntryError           a link or the like beneath a folder that workers write: a security event
     ├── UnavailableError            Redis, the database or the service cannot be reached; may be tried again
     ├── SchemaVersionError          the database is newer or older than this program
     └── ToolError                   raised inside a tool; the pipeline turns it into a ToolResult (shared.tools.result)
@@ -156,6 +157,15 @@ class ForgedError(SoongError):
     def __init__(self, message: str, *, what: str = "forged_decision") -> None:
         self.what = what
         super().__init__(message)
+
+
+class ForeignEntryError(SoongError):
+    """Something stands in a folder that workers write where only our own folders and files belong."""
+
+    def __init__(self, path: str, found: str, expected: str) -> None:
+        self.path = path
+        self.found = found
+        super().__init__(f"{path!r} is {found}, expected {expected}; remove it")
 
 
 class UnavailableError(SoongError):

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
@@ -23,6 +23,10 @@ _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS")
 MIN_SECRET_CHARS = 8
 """Shorter values are no secrets worth the name, and redacting them would tear ordinary text apart."""
 
+RUNS: Final = "runs"
+ARTIFACTS: Final = "artifacts"
+"""The parts of the data folder."""
+
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -32,7 +36,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SOONG_", frozen=True, extra="ignore")
 
     agent_home: Path = Field(
-        default=Path("~/.soong"), description="Folder of runs, artifacts, the embedded database and user tools."
+        default=Path("~/.soong"),
+        description="Home: configuration, user tools, skills, the embedded database. Workers only read it.",
+    )
+    data_dir: Path | None = Field(
+        default=None, description="Folder of runs and artifacts, which workers write; empty: the home."
     )
     database_url: str = Field(
         default="", description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home."
@@ -156,6 +164,16 @@ class Settings(BaseSettings):
         return self.agent_home.expanduser().absolute()
 
     @property
+    def data(self) -> Path:
+        """The folder that workers write, absolute, with ``~`` expanded."""
+        return self.home if self.data_dir is None else self.data_dir.expanduser().absolute()
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the runs' own folders."""
+        return self.data / RUNS
+
+    @property
     def key_file(self) -> Path:
         """The deployment's private key: where it is said to be, or in the home."""
         return self.signing_key_file or self.home / "signing.key"
@@ -225,6 +243,18 @@ def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str
     passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
     keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(_SECRET_ENDINGS))
     return tuple({value for value in (*passwords, *keys) if len(value) >= MIN_SECRET_CHARS})
+
+
+def secret_files(settings: Settings) -> tuple[Path, ...]:
+    """Return the files that hold a key or a password of the deployment: the signing key and every SOONG_*_FILE."""
+    named = (
+        value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("SOONG_") and name.endswith("_FILE") and value
+    )
+    return tuple(
+        dict.fromkeys((settings.key_file.absolute(), *(Path(value).expanduser().absolute() for value in named)))
+    )
 
 
 def _secret_files() -> dict[str, str]:

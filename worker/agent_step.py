@@ -214,7 +214,7 @@ class AgentRuns:
         )
 
     def _workplace(self, claim: Claim, policy: Policy) -> Workplace:
-        run_dir = self.settings.home / "runs" / claim.identity.run_id
+        run_dir = self.settings.runs / claim.identity.run_id
         project, cwd = Path(claim.project), Path(claim.cwd)
         # A person who plans from their home has not thereby opened all of it.
         own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)

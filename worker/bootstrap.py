@@ -18,7 +18,8 @@ from shared.config import Config, load_config
 from shared.errors import InvalidConfigError
 from shared.log import configure
 from shared.sandbox.redact import Redactor, redactor
-from shared.settings import Settings, secret_values
+from shared.sandbox.rooted import RootedFolder
+from shared.settings import ARTIFACTS, Settings, secret_values
 from shared.store import Store
 from shared.toolsets.modules import import_own
 from worker.agent_step import AgentRuns
@@ -118,7 +119,7 @@ def _agents(
         ring=ring,
         inbox=inbox,
         incarnation=incarnation,
-        artifacts=FolderArtifacts(settings.home / "artifacts"),
+        artifacts=FolderArtifacts(RootedFolder(settings.data, ARTIFACTS)),
         clock=SystemClock(),
         settings=settings,
         config=config,

@@ -160,7 +160,7 @@ async def read_approval(settings: Settings, text: str) -> "Approval":
     store = await open_store(settings)
     try:
         question = await find_question(store, text)
-        lookout = Lookout(Catalogue.of(settings).tools, settings.home / "runs")
+        lookout = Lookout(Catalogue.of(settings).tools, settings.runs)
         return await approval_of(store, question, lookout)
     finally:
         await store.close()

@@ -153,7 +153,7 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
         ("dangerous", [dangerous]),
         ("network", [f"{network.mode} ({network.source})"]),
         ("may write in", [str(root) for root in effective.write_roots]),
-        ("sensitive", [", ".join(effective.paths.sensitive)]),
+        ("sensitive", [", ".join(effective.paths.sensitive), *effective.own_files()]),
         ("protected", list(effective.protected())),
     ):
         for place, value in enumerate(values):

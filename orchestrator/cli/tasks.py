@@ -217,7 +217,7 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     store = await open_store(settings)
     try:
         task = await find_task(store, text)
-        outcome = await outcome_of(store, await view_of(store, task.id), settings.home)
+        outcome = await outcome_of(store, await view_of(store, task.id), settings.runs)
     finally:
         await store.close()
     if is_json:

@@ -87,7 +87,7 @@ class Watch:
             self._display.close()
         if view is None:
             return await self._interrupted(task_id)
-        return await self._report(await outcome_of(self.client.store, view, self.settings.home))
+        return await self._report(await outcome_of(self.client.store, view, self.settings.runs))
 
     async def _until_ended(self, task_id: str) -> View | None:
         """Return the last view, or None when Ctrl-C came first."""

@@ -29,8 +29,9 @@ from shared.runs.status import EndReason
 from shared.sandbox.process import ProcessRunner
 from shared.sandbox.programs import DEFAULT_NAMES
 from shared.sandbox.redact import Redactor, redactor
+from shared.sandbox.rooted import RootedFolder
 from shared.sessions.session import AnswerMode, Session
-from shared.settings import Settings, load_settings, secret_values
+from shared.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
 from shared.tasks.functions import suggestion
 from shared.tools.command_hooks import hooks_of
 from shared.tools.definition import Permission, ToolAdapter, Workplace
@@ -148,8 +149,9 @@ def build(settings: Settings, config: Config, registry: ToolRegistry, request: D
     clock, secrets = SystemClock(), redactor(secret_values(settings, config.commands.secret_env))
     sitting = _session(registry, config, request)
     scope = _scope(settings, config, sitting, request.role, registry)
-    artifacts = FolderArtifacts(settings.home / "artifacts")
-    log = FolderLog(scope.workplace.run_dir, scope.identity.run_id, artifacts, clock, secrets)
+    artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
+    folder = RootedFolder(settings.data, RUNS) / scope.identity.run_id
+    log = FolderLog(folder, scope.identity.run_id, artifacts, clock, secrets)
     pipeline = ToolPipeline(
         [tool for tool in registry.select(surface.tools) if tool.name not in needs_step],
         scope,
@@ -188,7 +190,7 @@ def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> 
 
 def _scope(settings: Settings, config: Config, session: Session, role: Role, registry: ToolRegistry) -> RunScope:
     identity = RunIdentity(session.id, new_id("run"), new_id("agent"), role, DEFINITION)
-    project, cwd, run_dir = Path(session.project), Path(session.cwd), settings.home / "runs" / identity.run_id
+    project, cwd, run_dir = Path(session.project), Path(session.cwd), settings.runs / identity.run_id
     roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(config))
     by_rule = writable_by_rule(Policy.from_json(session.policy), registry.definitions())
     return RunScope(identity, 0, Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule))

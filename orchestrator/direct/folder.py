@@ -5,29 +5,28 @@ appended when it comes. Results themselves are given back to the caller and kept
 """
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from orchestrator.record import StoredArtifacts, lines_of, make_folders, write_deliverable
 from shared.clock import Clock
-from shared.errors import UnavailableError
+from shared.errors import ForeignEntryError, ForgedError, UnavailableError
 from shared.jsontext import JsonObject, dump
+from shared.log import get_logger
 from shared.permissions.taint import reads_untrusted
 from shared.runs.call_events import ended_event, started_event
 from shared.runs.events import Event, NewEvent
 from shared.sandbox.redact import Redactor
+from shared.sandbox.rooted import RootedFolder
 from shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
 from shared.tools.result import ToolResult
+
+log = get_logger(__name__)
 
 
 class Artifacts(ArtifactStore, StoredArtifacts, Protocol):
     """Where large output and deliverables are put, and read back for the folder."""
-
-
-_NEW = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class FolderLog:
     A write whose start cannot be recorded does not happen.
     """
 
-    folder: Path
+    folder: RootedFolder
     run_id: str
     artifacts: Artifacts
     clock: Clock
@@ -75,7 +74,10 @@ class FolderLog:
             redactor=self.redactor,
         )
         (numbered,) = await self.append((event,))
-        await write_deliverable(self.folder, numbered, self.artifacts)
+        try:
+            await write_deliverable(self.folder, numbered, self.artifacts)
+        except (OSError, ForeignEntryError, ForgedError) as error:  # the call has happened; only its copy is missing
+            log.error("deliverable_left", run=self.run_id, error=str(error))
 
     async def note(self, type: str, data: JsonObject) -> None:
         await self.append((NewEvent(type, data, self.clock.now_us()),))
@@ -93,20 +95,14 @@ class FolderLog:
             ]
             try:
                 await asyncio.to_thread(_append, self.folder, lines_of(numbered))
-            except OSError as error:
-                problem = f"the record of the call cannot be written to {self.folder}: {error.strerror}"
+            except (OSError, ForeignEntryError) as error:
+                problem = f"the record of the call cannot be written to {self.folder.path}: {error}"
                 raise UnavailableError(problem) from error
             self._seq += len(numbered)
             return numbered
 
 
-def _append(folder: Path, files: Mapping[str, Sequence[JsonObject]]) -> None:
+def _append(folder: RootedFolder, files: Mapping[str, Sequence[JsonObject]]) -> None:
     make_folders(folder)
     for name, lines in files.items():
-        data = "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace")
-        descriptor = os.open(folder / name, _NEW, 0o600)
-        try:
-            while data:
-                data = data[os.write(descriptor, data) :]
-        finally:
-            os.close(descriptor)
+        folder.append(name, "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace"))

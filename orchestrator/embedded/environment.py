@@ -20,6 +20,8 @@ def child_environment(settings: Settings, **more: str) -> dict[str, str]:
         environment.pop(f"SOONG_{name.upper()}_FILE", None)
         environment[f"SOONG_{name.upper()}"] = _text(getattr(settings, name))
     environment["SOONG_AGENT_HOME"] = str(settings.home)
+    if settings.data_dir is not None:
+        environment["SOONG_DATA_DIR"] = str(settings.data)
     path = environment.get("PYTHONPATH", "")
     if path:
         environment["PYTHONPATH"] = os.pathsep.join((str(INSTALL_ROOT), path))

@@ -177,7 +177,7 @@ async def show_task(request: Request, task_id: TaskId) -> Response:
 async def task_result(request: Request, task_id: TaskId) -> Response:
     """Say what a task came to: outputs, what was written, denied and unknown; as `soong tasks show --json` does."""
     client = api_of(request).client
-    outcome = await outcome_of(client.store, await view_of(client.store, task_id), client.settings.home)
+    outcome = await outcome_of(client.store, await view_of(client.store, task_id), client.settings.runs)
     return respond(outcome.as_json())
 
 

@@ -1,54 +1,79 @@
-"""Artifacts by content in a local folder (EVT-04): the name of the bytes is their SHA-256."""
+"""Artifacts by content in a local folder (EVT-04): the name of the bytes is their SHA-256.
+
+Every worker writes the folder, so a name proves nothing: the bytes are held to it at each read.
+"""
 
 import asyncio
 import hashlib
-import os
 import re
-import tempfile
 from pathlib import Path
+from typing import Final
 
-from shared.errors import NotFoundError
+from shared.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
+from shared.sandbox.rooted import RootedFolder
 from shared.tools.result import ArtifactRef
 
+MAX_ARTIFACT_BYTES: Final = 256 * 1024 * 1024
+"""Above everything that is stored (deliverables, tool output), so that a file that was put there fills no memory."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class FolderArtifacts:
     """A store in ``<folder>/ab/cdef…``. Writing the same bytes twice changes nothing; a file is whole or absent."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: RootedFolder) -> None:
         self._folder = folder
 
     async def put(self, data: bytes, media_type: str = "application/octet-stream", name: str = "") -> ArtifactRef:
+        """Store the bytes. Raises: UsageError when they are too many, ForeignEntryError, OSError."""
+        if len(data) > MAX_ARTIFACT_BYTES:
+            raise UsageError(f"an artifact of {len(data)} bytes is too large, expected at most {MAX_ARTIFACT_BYTES}")
         digest = hashlib.sha256(data).hexdigest()
         await asyncio.to_thread(self._write, digest, data)
         return ArtifactRef(digest=digest, size_bytes=len(data), media_type=media_type, name=name)
 
     async def get(self, digest: str) -> bytes:
-        """Raises: NotFoundError."""
-        try:
-            return await asyncio.to_thread(self.path_of(digest).read_bytes)
-        except FileNotFoundError:
-            raise NotFoundError("artifact", digest) from None
+        """Return the bytes of that SHA-256.
+
+        Raises:
+            NotFoundError: they are not stored.
+            ForgedError: other bytes lie in their place.
+            ForeignEntryError: no regular file lies in their place.
+        """
+        return await asyncio.to_thread(self._read, digest)
 
     def path_of(self, digest: str) -> Path:
         """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is no digest."""
-        if not _DIGEST.match(digest):
-            raise NotFoundError("artifact", digest)
-        return self._folder / digest[:2] / digest[2:]
+        return self._folder.path / _name_of(digest)
 
     def _write(self, digest: str, data: bytes) -> None:
-        path = self.path_of(digest)
-        if path.exists():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        if not self._is_kept(digest):
+            self._folder.write(_name_of(digest), data)
+
+    def _is_kept(self, digest: str) -> bool:
+        """Say whether the right bytes are there. Whatever else lies in their place is replaced by a write."""
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).rename(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            self._read(digest)
+        except (NotFoundError, ForgedError, ForeignEntryError):
+            return False
+        return True
+
+    def _read(self, digest: str) -> bytes:
+        try:
+            with self._folder.reading(_name_of(digest)) as file:
+                data = file.read(MAX_ARTIFACT_BYTES + 1)
+        except FileNotFoundError:
+            raise NotFoundError("artifact", digest) from None
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise ForgedError(
+                f"the artifact {digest} holds other bytes (SHA-256 {found}); it was changed after it was stored",
+                what="exchanged_artifact",
+            )
+        return data
+
+
+def _name_of(digest: str) -> str:
+    if not _DIGEST.match(digest):
+        raise NotFoundError("artifact", digest)
+    return f"{digest[:2]}/{digest[2:]}"

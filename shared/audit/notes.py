@@ -107,6 +107,12 @@ def of_flood(session_id: str, run_id: str, closed: int) -> AuditNote:
     return AuditNote(AuditKind.SECURITY, data, session_id)
 
 
+def of_tampering(identity: RunIdentity, what: str, problem: str) -> AuditNote:
+    """Tell what was found among a run's files that no part of ours puts there."""
+    data: dict[str, Json] = {"what": what, "run": identity.run_id, "problem": problem}
+    return AuditNote(AuditKind.SECURITY, data, identity.session_id)
+
+
 def of_report(identity: RunIdentity, type_: str, data: Mapping[str, Json]) -> AuditNote:
     """Tell what a worker reported of a run: what it refused to use, or a question that it took back."""
     kind = AuditKind.WITHDRAWN if type_ == EventType.PERMISSION_WITHDRAWN else AuditKind.SECURITY

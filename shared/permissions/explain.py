@@ -15,7 +15,7 @@ from shared.permissions.network import NetworkMode
 from shared.permissions.policy import ASKS, DANGEROUS_ASK, STRICT_ASK, Mode, Policy, PolicyVerdict, evaluate
 from shared.permissions.rules import Effect, Rule
 from shared.sandbox.names import GIT_CONTROLS
-from shared.sandbox.paths import KERNEL_ROOTS, PathPolicy
+from shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
 from shared.tools.definition import ToolDefinition
 from shared.tools.ports import GateCall
 from shared.tools.result import ToolFailure
@@ -57,14 +57,19 @@ class EffectivePolicy:
     def protected(self) -> tuple[str, ...]:
         """Return what no file tool writes, in words."""
         controls = ", ".join(sorted(GIT_CONTROLS))
-        home = () if self.paths.agent_home is None else (f"{self.paths.agent_home}/ but its runs/",)
         return (
             f".git, .git/{{{controls}}}",
             ".mcp.json",
             ".soong/ but its runs/",
-            *home,
-            *map(str, self.paths.controls),
+            *(f"{folder}/ but its runs/" for folder in self.paths.own_folders),
+            *map(str, (*self.paths.controls, *self.paths.secrets)),
         )
+
+    def own_files(self) -> tuple[str, ...]:
+        """Return which of our own files and folders are not read without a question, beside the sensitive names."""
+        read = ", ".join(f"{name}/" for name in sorted(READ))
+        own = (f"{folder}/ but its {read}" for folder in self.paths.own_folders)
+        return (*own, *map(str, self.paths.secrets))
 
     def as_json(self) -> dict[str, Json]:
         """Return a stable form; ``v`` grows when a field changes its meaning."""
@@ -76,7 +81,7 @@ class EffectivePolicy:
             "network": self.policy.network.as_json(),
             "order": [line.as_json() for line in self.lines()],
             "write_roots": [str(root) for root in self.write_roots],
-            "sensitive": list(self.paths.sensitive),
+            "sensitive": [*self.paths.sensitive, *self.own_files()],
             "protected": list(self.protected()),
         }
 

@@ -10,7 +10,8 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from shared.errors import InvalidConfigError
+from shared.errors import ForeignEntryError, InvalidConfigError
+from shared.sandbox.rooted import RootedFolder
 
 MARK: Final = Path(".soong", "project")
 MAX_BYTES: Final = 200
@@ -44,9 +45,9 @@ def mark_project(folder: Path) -> str:
     made = f"prj_{secrets.token_hex(16)}"
     place = folder / MARK
     try:
-        place.parent.mkdir(mode=0o755, exist_ok=True)
-        with place.open("x", encoding="ascii") as file:
-            file.write(f"{made}\n")
+        RootedFolder(folder, is_private=False).create(str(MARK), f"{made}\n".encode("ascii"))
+    except ForeignEntryError as error:
+        raise InvalidConfigError(f"the mark of a project cannot be written: {error}") from error
     except FileExistsError as error:
         if found := project_id(folder):
             return found  # somebody else was faster

@@ -7,9 +7,11 @@ two cannot be raced apart. What no path can tell, a hard link, is :mod:`shared.s
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +19,11 @@ from shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from shared.sandbox.names import GIT_CONTROLS, SENSITIVE, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
+
+_WRITTEN = frozenset({"runs"})
+"""What runs may write of our own folders."""
+READ = _WRITTEN | {"skills"}
+"""What agents read of our own folders without being asked."""
 
 KERNEL_ROOTS = (Path("/proc"), Path("/sys"), Path("/dev"))
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # an ordinary file system that happens to be mounted there
@@ -53,8 +60,10 @@ class Located:
 class PathPolicy:
     """What counts as sensitive and as protected.
 
-    ``agent_home`` is Soong's own folder; None when there is none. ``controls`` are further files and folders that steer
-    us wherever they lie: the programs of configured hooks, the modules that tools come from.
+    ``agent_home`` is Soong's own folder; None when there is none. ``data`` is that of runs and artifacts; None: the
+    home. ``controls`` are files and folders that steer us wherever they are: the programs of configured hooks, the
+    modules that tools come from. ``secrets`` are files of ours whose content opens something, such as the signing key:
+    reading them asks and writing them is refused, whatever they are called.
 
     Raises:
         InvalidConfigError: a sensitive pattern names nothing.
@@ -63,6 +72,8 @@ class PathPolicy:
     agent_home: Path | None = None
     sensitive: tuple[str, ...] = SENSITIVE
     controls: tuple[Path, ...] = ()
+    data: Path | None = None
+    secrets: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         for pattern in self.sensitive:
@@ -89,25 +100,57 @@ class PathPolicy:
         )
 
     def is_sensitive(self, path: str) -> bool:
-        """Say whether any stretch of a path matches a sensitive pattern, as written or under another spelling."""
-        return is_sensitive(path, self.sensitive)
+        """Say whether a path is sensitive: any stretch of it matches a pattern, or it is one of our own files.
+
+        As written or under another spelling. Ours are the secrets, and what lies in the home and in the data folder but
+        for runs and skills, which agents read.
+        """
+        return is_sensitive(path, self.sensitive) or self._is_our_secret(path)
 
     def is_protected(self, path: Path) -> bool:
         """Say whether a path is one of our controls or a repository's, existing or not (FS-09)."""
         parts = tuple(map(plain, path.parts))
-        return is_control(parts) or self._is_in_home(parts) or self._is_listed(parts) or _is_in_git_folder(path, parts)
+        is_ours = self._is_in_own_folder(parts, _WRITTEN) or _is_listed(parts, (*self.controls, *self.secrets))
+        return is_control(parts) or is_ours or _is_in_git_folder(path, parts)
 
-    def _is_in_home(self, parts: tuple[str, ...]) -> bool:
-        if self.agent_home is None:
+    @property
+    def own_folders(self) -> tuple[Path, ...]:
+        """The home and the data folder, which may be one."""
+        return tuple(dict.fromkeys(folder for folder in (self.agent_home, self.data) if folder is not None))
+
+    def secret_places(self) -> Iterator[Path]:
+        """Yield our own files and folders whose content is sensitive, as far as there are any now."""
+        yield from self.secrets
+        for folder in self.own_folders:
+            with suppress(OSError), os.scandir(folder) as entries:
+                yield from (folder / entry.name for entry in entries if plain(entry.name) not in READ)
+
+    def _is_our_secret(self, path: str) -> bool:
+        if not path.startswith("/"):
             return False
+        if path.isascii() and not path.casefold().startswith(_beginnings((*self.secrets, *self.own_folders))):
+            return False  # a search asks this for every file
+        parts = ("/", *map(plain, filter(None, path.split("/"))))
+        return self._is_in_own_folder(parts, READ) or _is_listed(parts, self.secrets)
+
+    def _is_in_own_folder(self, parts: tuple[str, ...], but: frozenset[str]) -> bool:
+        """Say whether a path is one of our folders or lies in it, but for the named entries of the folder."""
         return any(
-            parts[: len(home)] == home and parts[len(home) : len(home) + 1] != ("runs",)
-            for home in _spellings(self.agent_home)
+            parts[: len(place)] == place and (len(parts) == len(place) or parts[len(place)] not in but)
+            for folder in self.own_folders
+            for place in _spellings(folder)
         )
 
-    def _is_listed(self, parts: tuple[str, ...]) -> bool:
-        places = (place for control in self.controls for place in _spellings(control))
-        return any(parts[: len(place)] == place for place in places)
+
+def _is_listed(parts: tuple[str, ...], listed: Iterable[Path]) -> bool:
+    places = (place for each in listed for place in _spellings(each))
+    return any(parts[: len(place)] == place for place in places)
+
+
+@lru_cache(maxsize=64)
+def _beginnings(paths: tuple[Path, ...]) -> tuple[str, ...]:
+    """Return what every spelling of a place begins with, in lower case: a quick look before a thorough one."""
+    return tuple({"/".join(("", *takewhile(str.isascii, place[1:]))) for path in paths for place in _spellings(path)})
 
 
 @lru_cache(maxsize=64)

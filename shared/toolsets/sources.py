@@ -18,7 +18,7 @@ from shared.sandbox.names import SENSITIVE
 from shared.sandbox.paths import PathPolicy
 from shared.sandbox.process import ProcessRunner
 from shared.sandbox.redact import Redactor, redactor
-from shared.settings import Settings, secret_values
+from shared.settings import Settings, secret_files, secret_values
 from shared.tools.definition import ToolAdapter
 from shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from shared.toolsets.code.toolset import CodeTools
@@ -41,6 +41,10 @@ class Surroundings:
     redactor: Redactor = field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
     """``tools.max_timeout_ms``: the longest time that a tool may ask for (EXE-08)."""
+    data: Path | None = None
+    """The folder of runs and artifacts; None: it is the home."""
+    secret_files: tuple[Path, ...] = ()
+    """Files that hold a key or a password of the deployment, wherever they are."""
 
     @classmethod
     def of(cls, settings: Settings, config: Config | None = None) -> "Surroundings":
@@ -52,12 +56,21 @@ class Surroundings:
         wanted = load_config(settings.home) if config is None else config
         secrets = redactor(secret_values(settings, wanted.commands.secret_env))
         limit = timedelta(milliseconds=settings.tool_max_timeout_ms)
-        return cls(settings.home, wanted, modules=settings.tools, redactor=secrets, max_timeout=limit)
+        return cls(
+            settings.home,
+            wanted,
+            modules=settings.tools,
+            redactor=secrets,
+            max_timeout=limit,
+            data=settings.data,
+            secret_files=secret_files(settings),
+        )
 
     @property
     def paths(self) -> PathPolicy:
         controls = (*_hook_files(self.config), *_module_files(self.modules))
-        return PathPolicy(self.home, (*SENSITIVE, *self.config.paths.sensitive), controls)
+        sensitive = (*SENSITIVE, *self.config.paths.sensitive)
+        return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files)
 
 
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:

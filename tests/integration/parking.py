@@ -18,6 +18,7 @@ from shared.jsontext import Json, JsonObject
 from shared.permissions.request import Choice, PermissionRequest
 from shared.permissions.signing import Signer
 from shared.sandbox.redact import Redactor
+from shared.sandbox.rooted import RootedFolder
 from shared.sessions.session import AnswerMode, Ownership
 from shared.settings import Settings
 from shared.store import Store
@@ -122,7 +123,13 @@ class Site:
         incarnation = Incarnation(self.store, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ())
         inbox = DecisionInbox(self.store, self.board, "")
         agents = AgentRuns(
-            self.store, self.board, inbox, incarnation, FolderArtifacts(self.root / "artifacts"), self.clock, own
+            self.store,
+            self.board,
+            inbox,
+            incarnation,
+            FolderArtifacts(RootedFolder(self.root, "artifacts")),
+            self.clock,
+            own,
         )
         process = WorkerProcess(
             store=self.store,

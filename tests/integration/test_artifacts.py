@@ -1,17 +1,20 @@
 """Artifacts lie in a folder under the digest of their bytes."""
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shared.adapters.artifacts import FolderArtifacts
-from shared.errors import NotFoundError
+from shared.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
+from shared.sandbox.rooted import RootedFolder
 
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> FolderArtifacts:
-    return FolderArtifacts(tmp_path / "artifacts")
+    return FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
 
 
 @pytest.mark.spec("EVT-04")
@@ -41,6 +44,82 @@ async def test_a_write_that_fails_leaves_nothing_behind(artifacts: FolderArtifac
     blocked.parent.mkdir()
     blocked.write_text("a file where the folder should be")
 
-    with pytest.raises(OSError, match="exists"):
+    with pytest.raises(ForeignEntryError, match="is a regular file, expected a folder"):
         await artifacts.put(b"x")
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == [blocked.name]
+
+
+def exchanged(path: Path) -> None:
+    path.write_bytes(b"theirs")
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def made_a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def enlarged(path: Path) -> None:
+    os.truncate(path, 1 << 40)  # takes no room on the disk, and more memory than there is if it is read
+
+
+EXCHANGES: list[Callable[[Path], None]] = [exchanged, emptied, linked, made_a_fifo, enlarged]
+
+
+@pytest.mark.spec("EVT-04", "OPS-12")
+@pytest.mark.parametrize("exchange", EXCHANGES)
+async def test_bytes_that_are_not_those_of_the_digest_are_never_returned(
+    artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch, exchange: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr("shared.adapters.artifacts.MAX_ARTIFACT_BYTES", 1 << 20)
+    ref = await artifacts.put(b"ours")
+    exchange(artifacts.path_of(ref.digest))
+
+    with pytest.raises((ForgedError, ForeignEntryError)) as refusal:
+        await artifacts.get(ref.digest)
+
+    assert ref.digest in str(refusal.value) or str(artifacts.path_of(ref.digest)) in str(refusal.value)
+
+
+@pytest.mark.spec("EVT-04", "OPS-12")
+@pytest.mark.parametrize("exchange", EXCHANGES)
+async def test_storing_the_bytes_again_puts_them_right(
+    artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch, exchange: Callable[[Path], None]
+) -> None:
+    """What a worker put there beforehand under the digest of bytes to come is not taken for them."""
+    monkeypatch.setattr("shared.adapters.artifacts.MAX_ARTIFACT_BYTES", 1 << 20)
+    ref = await artifacts.put(b"ours")
+    exchange(artifacts.path_of(ref.digest))
+
+    await artifacts.put(b"ours")
+
+    assert await artifacts.get(ref.digest) == b"ours"
+
+
+@pytest.mark.spec("OPS-12")
+async def test_a_folder_of_artifacts_that_leads_elsewhere_is_not_written(
+    artifacts: FolderArtifacts, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "artifacts").symlink_to("keys")
+
+    with pytest.raises(ForeignEntryError, match="is a link, expected a folder"):
+        await artifacts.put(b"theirs")
+    assert list((tmp_path / "keys").iterdir()) == []
+
+
+async def test_more_than_is_ever_read_is_not_stored(
+    artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.adapters.artifacts.MAX_ARTIFACT_BYTES", 3)
+
+    with pytest.raises(UsageError, match="expected at most 3"):
+        await artifacts.put(b"four")

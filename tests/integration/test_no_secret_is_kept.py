@@ -27,6 +27,7 @@ from shared.jsontext import JsonObject
 from shared.log import configure, get_logger
 from shared.runs.store import CallRow
 from shared.sandbox.redact import redactor
+from shared.sandbox.rooted import RootedFolder
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
 from shared.tasks.reading import plan_from_json
@@ -82,7 +83,7 @@ class Site:
 
     @property
     def artifacts(self) -> FolderArtifacts:
-        return FolderArtifacts(self.root / "artifacts")
+        return FolderArtifacts(RootedFolder(self.root, "artifacts"))
 
     async def submit(self) -> str:
         """Write the task; return its id."""
@@ -219,7 +220,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
     claim, end = await site.work()
 
     get_logger("tests").warning("ended", output=end.output, secret=SECRET)
-    folders = RunFolders(site.store, site.artifacts, site.root / "runs")
+    folders = RunFolders(site.store, site.artifacts, RootedFolder(site.root, "runs"))
     await folders.write(task_id)
     await folders.close()
     assert end.output == {"said": "the token is [redacted]", "ok": False}

@@ -15,11 +15,13 @@ from shared.jsontext import Json
 from shared.runs.events import EventType, NewEvent
 from shared.runs.record import Run, Usage
 from shared.runs.status import EndReason
+from shared.sandbox.rooted import RootedFolder
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Advance, StepEnd
 from shared.testing.builders import open_session, open_task, open_worker
 from shared.testing.clock import START_US
 from shared.testing.memory.store import MemoryStore
+from shared.tools.result import ArtifactRef
 
 
 async def advance(store: MemoryStore, worker_id: str, ends: list[StepEnd], *, claim: int) -> Advance:
@@ -47,13 +49,17 @@ async def ended_run(store: MemoryStore, *events: NewEvent, tool_calls: int = 1) 
     return Ended(task_id, TaskStatus.COMPLETED), claim.identity.run_id
 
 
+def run_folders(store: MemoryStore, root: Path) -> RunFolders:
+    return RunFolders(store, FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs"))
+
+
 def lines(path: Path) -> list[dict[str, Json]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.spec("EVT-03")
 async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
-    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     ref = await artifacts.put(b"# Report", name="report.md")
     deliverable: dict[str, Json] = {"name": "report.md", "digest": ref.digest}
     ended, run_id = await ended_run(
@@ -62,7 +68,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
         NewEvent(EventType.TOOL_COMPLETED, {"tool": "code.write_file", "deliverable": deliverable}, START_US),
         NewEvent(EventType.TOOL_DENIED, {"tool": "code.search", "error": "permission_denied"}, START_US),
     )
-    folders = RunFolders(store, artifacts, tmp_path / "runs")
+    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -84,7 +90,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
 async def test_a_run_without_tool_calls_gets_none(tmp_path: Path) -> None:
     store = MemoryStore()
     ended, run_id = await ended_run(store, tool_calls=0)
-    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    folders = run_folders(store, tmp_path)
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -93,11 +99,11 @@ async def test_a_run_without_tool_calls_gets_none(tmp_path: Path) -> None:
 
 
 async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> None:
-    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     ref = await artifacts.put(b"x", name="x")
     deliverable: dict[str, Json] = {"name": "../../../escaped", "digest": ref.digest}
     ended, run_id = await ended_run(store, NewEvent(EventType.TOOL_COMPLETED, {"deliverable": deliverable}, START_US))
-    folders = RunFolders(store, artifacts, tmp_path / "runs")
+    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -108,14 +114,14 @@ async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> N
 
 @pytest.mark.spec("EVT-03")
 async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> None:
-    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     events = []
     for folder in ("a", "b"):
         ref = await artifacts.put(folder.encode(), name="report.md")
         delivered: dict[str, Json] = {"name": "report.md", "path": f"/p/{folder}/report.md", "digest": ref.digest}
         events.append(NewEvent(EventType.TOOL_COMPLETED, {"deliverable": delivered}, START_US))
     ended, run_id = await ended_run(store, *events)
-    folders = RunFolders(store, artifacts, tmp_path / "runs")
+    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -127,7 +133,7 @@ async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> Non
 
 @pytest.mark.spec("EVT-03")
 async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    store, artifacts = MemoryStore(), FolderArtifacts(tmp_path / "artifacts")
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     ref = await artifacts.put(b"ours", name="x")
     ended, run_id = await ended_run(
         store, NewEvent(EventType.TOOL_COMPLETED, {"deliverable": {"name": "x", "digest": ref.digest}}, START_US)
@@ -138,7 +144,7 @@ async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_pa
     place.mkdir(parents=True)
     (place / "x").symlink_to(victim)
 
-    folders = RunFolders(store, artifacts, tmp_path / "runs")
+    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
     await folders.write(ended.task_id)
     await folders.close()
 
@@ -155,7 +161,7 @@ async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(t
         NewEvent(EventType.TOOL_STARTED, {"tool_call_id": "c1", "input": {"query": "the question"}}, START_US),
         NewEvent(EventType.TOOL_FAILED, {**facts, "summary": "a line of content", "message": "it broke"}, START_US),
     )
-    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    folders = run_folders(store, tmp_path)
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -187,7 +193,7 @@ async def test_a_folder_waits_for_a_database_that_is_away(
     monkeypatch.setattr("orchestrator.record.RETRY_S", (0.01, 0.01, 0.01))
     store = AwayStore()
     ended, run_id = await ended_run(store)
-    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    folders = run_folders(store, tmp_path)
     store.away = away
 
     await folders.write(ended.task_id)
@@ -199,7 +205,7 @@ async def test_a_folder_waits_for_a_database_that_is_away(
 async def test_closing_waits_for_no_database_that_is_away(tmp_path: Path) -> None:
     store = AwayStore()
     ended, _ = await ended_run(store)
-    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    folders = run_folders(store, tmp_path)
     store.away = 100
 
     await folders.write(ended.task_id)
@@ -216,7 +222,7 @@ async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
     before = await store.unrecorded(ownership.owner_id)
 
     for _ in range(2):  # a successor that did not hear of it writes the same again
-        folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+        folders = run_folders(store, tmp_path)
         await folders.write(ended.task_id)
         await folders.close()
 
@@ -231,9 +237,125 @@ async def test_folders_that_cannot_be_written_are_left_to_another_owner(tmp_path
     ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
     await store.finish_task(ownership, ended.task_id, now_us=START_US)
     (tmp_path / "runs").write_text("a file is in the way")
-    folders = RunFolders(store, FolderArtifacts(tmp_path / "artifacts"), tmp_path / "runs")
+    folders = run_folders(store, tmp_path)
 
     await folders.write(ended.task_id)
     await folders.close()
 
     assert await store.unrecorded(ownership.owner_id) == [ended.task_id]
+
+
+async def security(store: MemoryStore, run_id: str) -> list[str]:
+    """Return what the audit log says was found among a run's files."""
+    entries = await store.audit(kinds=["security"])
+    return [str(entry.data["what"]) for entry in entries if entry.data.get("run") == run_id and entry.session_id]
+
+
+def delivery(ref: ArtifactRef, name: str) -> NewEvent:
+    said: dict[str, Json] = {"name": name, "path": f"/p/{name}", "digest": ref.digest}
+    return NewEvent(EventType.TOOL_COMPLETED, {"deliverable": said}, START_US)
+
+
+@pytest.mark.spec("OPS-12", "EVT-03")
+@pytest.mark.parametrize("place", ["deliverables", "logs", "."])
+async def test_a_folder_that_a_worker_made_a_link_leads_no_write_elsewhere_and_is_told(
+    tmp_path: Path, place: str
+) -> None:
+    """A run delivers a file called signing.key, and its worker makes the folder of the copies a link to the keys."""
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
+    ref = await artifacts.put(b"a key of the attacker's", name="signing.key")
+    ended, run_id = await ended_run(store, delivery(ref, "signing.key"))
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "signing.key").write_bytes(b"ours")
+    planted = tmp_path / "runs" / run_id / place
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(keys)
+
+    folders = run_folders(store, tmp_path)
+    await folders.write(ended.task_id)
+    await folders.close()
+
+    assert [path.name for path in keys.iterdir()] == ["signing.key"]
+    assert (keys / "signing.key").read_bytes() == b"ours"
+    assert await security(store, run_id) == ["foreign_entry"]
+
+
+@pytest.mark.spec("OPS-12")
+async def test_one_runs_planted_link_keeps_no_other_run_from_its_folder(tmp_path: Path) -> None:
+    store = MemoryStore()
+    ownership = await open_session(store)
+    task_id = await open_task(store, ownership, "a", "b")
+    worker_id = await open_worker(store)
+    claims = (await advance(store, worker_id, [], claim=2)).claims
+    ends = [
+        StepEnd(
+            claim.step_key,
+            claim.identity.run_id,
+            claim.fence,
+            StepStatus.COMPLETED,
+            EndReason.COMPLETED,
+            usage=Usage(tool_calls=1),
+        )
+        for claim in claims
+    ]
+    await advance(store, worker_id, ends, claim=0)
+    await store.finish_task(ownership, task_id, now_us=START_US)
+    first, second = (claim.identity.run_id for claim in claims)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / min(first, second)).symlink_to(tmp_path)
+
+    folders = run_folders(store, tmp_path)
+    await folders.write(task_id)
+    await folders.close()
+
+    assert (tmp_path / "runs" / max(first, second) / "events.jsonl").exists()
+    assert not (tmp_path / "events.jsonl").exists()
+    assert await store.unrecorded(ownership.owner_id) == [task_id]
+
+
+@pytest.mark.spec("OPS-12", "EVT-04")
+async def test_an_exchanged_artifact_is_not_delivered_and_told(tmp_path: Path) -> None:
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
+    bad, good = await artifacts.put(b"ours", name="a.md"), await artifacts.put(b"other", name="b.md")
+    ended, run_id = await ended_run(store, delivery(bad, "a.md"), delivery(good, "b.md"))
+    artifacts.path_of(bad.digest).write_bytes(b"theirs")
+
+    folders = run_folders(store, tmp_path)
+    await folders.write(ended.task_id)
+    await folders.close()
+
+    copies = tmp_path / "runs" / run_id / "deliverables"
+    assert {path.name: path.read_bytes() for path in copies.iterdir()} == {"b.md": b"other"}
+    assert await security(store, run_id) == ["exchanged_artifact"]
+
+
+@pytest.mark.spec("OPS-12")
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"name": 7, "digest": "x"},
+        {"name": "x", "digest": None},
+        {"name": "x", "digest": "../../../etc/passwd"},
+        {"name": "a\0b", "digest": "good"},
+        {"name": "n" * 5000 + ".md", "digest": "good"},
+        {"name": "..", "digest": "good"},
+    ],
+    ids=["empty", "name", "no digest", "path for a digest", "NUL", "long", "parent"],
+)
+async def test_a_malformed_deliverable_stops_nothing_but_itself(tmp_path: Path, said: dict[str, Json]) -> None:
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
+    ref = await artifacts.put(b"x", name="x")
+    said = {**said, "digest": ref.digest} if said.get("digest") == "good" else said
+    event = NewEvent(EventType.TOOL_COMPLETED, {"deliverable": said}, START_US)
+    ended, run_id = await ended_run(store, event, delivery(ref, "good.md"))
+
+    folders = run_folders(store, tmp_path)
+    await folders.write(ended.task_id)
+    await folders.close()
+
+    folder = tmp_path / "runs" / run_id
+    assert (folder / "deliverables" / "good.md").read_bytes() == b"x"
+    assert len(lines(folder / "events.jsonl")) == len(await store.events(run_id))
+    assert ended.task_id not in folders._given_up

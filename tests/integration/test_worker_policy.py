@@ -19,6 +19,7 @@ from shared.errors import InvalidConfigError
 from shared.jsontext import Json, JsonObject
 from shared.runs.events import Event, EventType
 from shared.runs.status import EndReason
+from shared.sandbox.rooted import RootedFolder
 from shared.sessions.session import AnswerMode
 from shared.settings import load_settings
 from shared.tasks.inputs import bind_step
@@ -92,7 +93,7 @@ class Site:
             ring=board,
             inbox=DecisionInbox(self.store, board, worker_id),
             incarnation=incarnation,
-            artifacts=FolderArtifacts(self.root / "artifacts"),
+            artifacts=FolderArtifacts(RootedFolder(self.root, "artifacts")),
             clock=clock,
             settings=settings,
             config=parse_config(self.worker_config),

@@ -74,11 +74,15 @@ def _candidates(policy: PathPolicy, base: Path) -> Iterator[str]:
 
 
 def _stems(policy: PathPolicy, base: Path) -> Iterator[str]:
-    """Yield each pattern wherever it stands, and its end where the base is its beginning."""
+    """Yield each pattern wherever it stands, its end where the base is its beginning, and our own secrets."""
     for pattern in policy.sensitive:
         parts = tuple(map(_glob, components(pattern)))
         yield f"**/{'/'.join(parts)}"
         yield from (f"/{'/'.join(parts[at:])}" for at in range(1, len(parts)) if _ends(base, pattern, at))
+    for place in policy.secret_places():
+        for each in {place, Path(os.path.realpath(place))}:
+            if is_below(each, base) and each != base:
+                yield f"/{'/'.join(map(_glob, each.relative_to(base).parts))}"
 
 
 def _ends(base: Path, pattern: str, count: int) -> bool:

@@ -47,5 +47,22 @@ def test_a_link_to_the_mark_of_another_project_marks_nothing(tmp_path: Path) -> 
     assert project_id(ours) == ""
 
 
+@pytest.mark.spec("OPS-12")
+def test_a_link_in_the_project_leads_the_mark_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / ".soong").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(InvalidConfigError, match="is a link, expected a folder"):
+        mark_project(tmp_path / "project")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_workers_of_another_user_can_read_a_mark(tmp_path: Path) -> None:
+    mark_project(tmp_path)
+
+    assert ((tmp_path / ".soong").stat().st_mode & 0o777, (tmp_path / MARK).stat().st_mode & 0o777) == (0o755, 0o644)
+
+
 def test_no_file_tool_writes_a_mark(tmp_path: Path) -> None:
     assert is_control((*tmp_path.parts, *MARK.parts))

@@ -1,0 +1,158 @@
+"""Files beneath a folder that several users write (OPS-12).
+
+Owns the calls by which an orchestrator, a client and a worker reach artifacts and run folders. Each folder on the way
+is opened by descriptor and no link is followed, so that nothing that a worker leaves there leads a write or a read of
+another process elsewhere.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from shared.errors import ForeignEntryError
+from shared.sandbox.descriptors import kind_of
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""``O_NONBLOCK`` keeps a FIFO from blocking the open; what is not a regular file is refused afterwards."""
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+_NOT_AS_EXPECTED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
+
+
+@dataclass(frozen=True, slots=True)
+class RootedFolder:
+    """The folder ``root/below``. ``root`` is trusted and may be reached through links; nothing beneath it may be one.
+
+    Names are relative, ``/``-separated, without ``.`` and ``..``. Folders are made with mode 0700, files with 0600; for
+    everybody to read, with 0755 and 0644, when it is not ``is_private``.
+    Every method raises ``ForeignEntryError`` when something else stands where a folder or a regular file is expected,
+    and ``OSError`` when the operating system refuses.
+    """
+
+    root: Path
+    below: str = ""
+    is_private: bool = True
+
+    def __truediv__(self, name: str) -> "RootedFolder":
+        return RootedFolder(self.root, "/".join((*_names(self.below), *_names(name))), self.is_private)
+
+    @property
+    def _modes(self) -> tuple[int, int]:
+        return (0o700, 0o600) if self.is_private else (0o755, 0o644)
+
+    @property
+    def path(self) -> Path:
+        """The folder's path, for showing and for passing on."""
+        return self.root / self.below
+
+    def make(self, name: str = "") -> None:
+        """Make the folder, and those on the way to it, unless they exist."""
+        with self.opened(name, makes=True):
+            pass
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a file in place whole; what had its name before is replaced, also a link, which is not followed."""
+        *folder, last = _names(name)
+        with self.opened("/".join(folder), makes=True) as descriptor:
+            temporary = f".new-{secrets.token_hex(8)}"
+            try:
+                with os.fdopen(os.open(temporary, _NEW, self._modes[1], dir_fd=descriptor), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with _explained(self.path / name, descriptor):
+                    os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=descriptor)
+                raise
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a file that does not exist yet. Raises: FileExistsError."""
+        *folder, last = _names(name)
+        with (
+            self.opened("/".join(folder), makes=True) as descriptor,
+            os.fdopen(os.open(last, _NEW, self._modes[1], dir_fd=descriptor), "wb") as file,
+        ):
+            file.write(data)
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add to a file, made when there is none; a file with a second name (a hard link) is refused."""
+        *folder, last = _names(name)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
+        with self.opened("/".join(folder), makes=True) as descriptor:
+            with _explained(self.path / name, descriptor):
+                file = os.open(last, flags, self._modes[1], dir_fd=descriptor)
+            try:
+                status = os.fstat(file)
+                _refuse_other(self.path / name, status.st_mode, stat.S_ISREG)
+                if status.st_nlink != 1:
+                    raise ForeignEntryError(str(self.path / name), "a hard link", "a file of its own")
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(file, view) :]
+            finally:
+                os.close(file)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[BinaryIO]:
+        """Open a regular file for reading. Raises: FileNotFoundError."""
+        *folder, last = _names(name)
+        with self.opened("/".join(folder)) as descriptor, _explained(self.path / name, descriptor):
+            inner = os.open(last, os.O_RDONLY | _NO_LINK, dir_fd=descriptor)
+        try:
+            _refuse_other(self.path / name, os.fstat(inner).st_mode, stat.S_ISREG)
+            with os.fdopen(inner, "rb", closefd=False) as file:
+                yield file
+        finally:
+            os.close(inner)
+
+    @contextmanager
+    def opened(self, name: str = "", *, makes: bool = False) -> Iterator[int]:
+        """Open the folder, or one beneath it, and yield its descriptor; ``makes`` those that are missing."""
+        if makes:
+            self.root.mkdir(mode=self._modes[0], parents=True, exist_ok=True)
+        current, walked = os.open(self.root, _FOLDER), ""
+        try:
+            for part in (*_names(self.below), *_names(name)):
+                walked = f"{walked}/{part}".lstrip("/")
+                if makes:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, self._modes[0], dir_fd=current)
+                with _explained(self.root / walked, current, stat.S_ISDIR):
+                    inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
+                os.close(current)
+                current = inner
+            yield current
+        finally:
+            os.close(current)
+
+
+@contextmanager
+def _explained(path: Path, folder: int, expected: Callable[[int], bool] = stat.S_ISREG) -> Iterator[None]:
+    """Say what stands at ``path``, an entry of the open folder, when the system refuses it for its kind."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NOT_AS_EXPECTED:
+            _refuse_other(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode, expected)
+        raise
+
+
+def _refuse_other(path: Path, mode: int, expected: Callable[[int], bool]) -> None:
+    if not expected(mode):
+        wanted = "a folder" if expected is stat.S_ISDIR else "a regular file"
+        raise ForeignEntryError(str(path), kind_of(mode), wanted)
+
+
+def _names(path: str) -> tuple[str, ...]:
+    names = tuple(name for name in path.split("/") if name)
+    if path.startswith("/") or {".", ".."} & set(names) or "\0" in path:
+        raise ValueError(f"{path!r} is not a relative path without '.', '..' and NUL")
+    return names

@@ -81,7 +81,7 @@ spec: env ## Print the state of each clause of docs/spec.md
 # What `make test` leaves out for its length, then the long form. The seed is printed: SEED=n draws the same faults again.
 chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then audit
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal -m chaos tests/system tests/security tests/simulation
-	TEST_BUSY_S=0 $(BIN)/python -P -m pytest -m timed tests/system
+	TEST_TIMES=exact $(BIN)/python -P -m pytest -m timed tests/system
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal -m hypothesis --hypothesis-profile explore
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 

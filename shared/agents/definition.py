@@ -1,7 +1,8 @@
 """Agent definitions: what kind of agent a run is, by id (DIS-02).
 
 Owns the values and the registry. A definition is a preference: which tools its runs get is computed by the surface
-(:mod:`shared.tools.surface`). Definitions of users and projects (Markdown with front matter) register here too.
+(:mod:`shared.tools.surface`). The definitions are the built-in ones. A run takes instructions and tools from its
+definition; ``model`` and ``limits`` are kept and not yet read by any run.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ class AgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class AgentDefinition:
-    """``suggested_tools`` None takes the role's default. ``model`` empty takes the session's."""
+    """``suggested_tools`` None takes the role's default."""
 
     id: str
     name: str

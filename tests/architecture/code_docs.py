@@ -69,9 +69,17 @@ def settings() -> str:
 
 
 def tools() -> str:
-    """Return every tool that comes with Soong: what for, arguments, permission, tags, holders, ends."""
+    """Return every tool that a run can have: what for, arguments, permission, tags, holders, ends."""
     registered = registry_of(Surroundings()).definitions()
-    return "\n\n".join(_tool(tool, _holders(registered, tool)) for tool in registered)
+    shown = (tool for tool in registered if tool.name not in _RESERVED_TOOLS)
+    return "\n\n".join(_tool(tool, _holders(registered, tool)) for tool in shown)
+
+
+_RESERVED_TOOLS = frozenset({
+    "agent.plan_template", "agent.task_template", "agent.task_create", "agent.task_list", "agent.task_update",
+    "agent.task_complete", "agent.task_fail", "agent.task_cancel",
+})  # fmt: skip
+"""Registered for agents that plan, of which there are none yet: the reference shows what can be called."""
 
 
 def every_call() -> str:

@@ -27,8 +27,17 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(agent_home=home)
 
 
-async def test_python_is_told() -> None:
-    assert (await checks.check_python(load_settings())).level is Level.OK
+@pytest.mark.spec("OPS-07")
+@pytest.mark.parametrize(("version", "level"), [((3, 10, 14), Level.FAIL), ((3, 11, 0), Level.OK)])
+async def test_a_python_that_is_too_old_fails(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], level: Level
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+
+    finding = await checks.check_python(load_settings())
+
+    assert (finding.check, finding.level) == ("python", level)
+    assert ("install Python 3.11" in finding.remedy) == (level is Level.FAIL)
 
 
 @pytest.mark.spec("OPS-07")

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from orchestrator.http import approval_routes, run_routes, service_routes, session_routes, task_routes
 from orchestrator.http.borders import Borders
 from orchestrator.http.context import Api, Needs
+from orchestrator.http.front_page import POLICY, front_page
 from orchestrator.http.gate import Gate
 from orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemShape, add_handlers
 from orchestrator.http.shapes import respond
@@ -68,6 +69,28 @@ def _routes() -> FastAPI:
     async def openapi(_request: Request) -> Response:
         """Describe this API (OpenAPI 3.1). Needs no token."""
         return respond(_describe(app))
+
+    @app.get(
+        "/",
+        tags=["service"],
+        response_class=Response,
+        responses={200: {"content": {"text/html": {}}, "description": "A page of HTML."}},
+    )
+    async def front(request: Request) -> Response:
+        """Say what this is and how to get a token, for people with a browser. Needs no token."""
+        page = front_page(_describe(app), request.headers["host"])
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": POLICY})
+
+    @app.get(
+        "/docs",
+        tags=["service"],
+        status_code=307,
+        response_class=Response,
+        responses={307: {"description": "Go to `/`."}},
+    )
+    async def docs() -> Response:
+        """Lead to the page at `/`. Needs no token."""
+        return Response(status_code=307, headers={"Location": "/"})
 
     return app
 

@@ -21,8 +21,8 @@ from orchestrator.http.borders import Borders
 from orchestrator.http.limits import Limits
 from orchestrator.http.problems import TOLD, Problem, ProblemError, problem_of
 
-OPEN_PATHS: Final = frozenset({"/v1/health", "/v1/ready", "/v1/openapi.json"})
-"""What is told without a token: that we live, and what can be asked."""
+OPEN_PATHS: Final = frozenset({"/", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json"})
+"""What is shown without a token: that we live, and what can be asked."""
 
 CALLER: Final = "soong.caller"
 """Where a request's scope names who sent it."""

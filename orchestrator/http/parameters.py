@@ -1,8 +1,14 @@
 """Parameters that several routes take: ids in their form, pages, waits."""
 
+import re
+from collections.abc import Callable
 from typing import Annotated, Final
 
 from fastapi import Path, Query
+from pydantic import AfterValidator
+
+from orchestrator.http.problems import MAX_PLACE_CHARS
+from shared.errors import NotFoundError
 
 MAX_LIMIT: Final = 200
 MAX_WAIT_S: Final = 55
@@ -10,10 +16,23 @@ MAX_WAIT_S: Final = 55
 
 ID: Final = r"[0-9a-z]{1,64}"
 
-SessionId = Annotated[str, Path(pattern=rf"^sess_{ID}$")]
-TaskId = Annotated[str, Path(pattern=rf"^task_{ID}$")]
-RunId = Annotated[str, Path(pattern=rf"^run_{ID}$")]
-RequestId = Annotated[str, Path(pattern=rf"^req_{ID}$")]
+
+def _known(prefix: str, kind: str) -> Callable[[str], str]:
+    """Return what looks at an id in a path: text that no row can have as its id names nothing, as an unknown one."""
+    form = re.compile(rf"{prefix}_{ID}")
+
+    def check(text: str) -> str:
+        if form.fullmatch(text) is None:
+            raise NotFoundError(kind, text[:MAX_PLACE_CHARS])
+        return text
+
+    return check
+
+
+SessionId = Annotated[str, AfterValidator(_known("sess", "session")), Path(description="`sess_…`")]
+TaskId = Annotated[str, AfterValidator(_known("task", "task")), Path(description="`task_…`")]
+RunId = Annotated[str, AfterValidator(_known("run", "run")), Path(description="`run_…`")]
+RequestId = Annotated[str, AfterValidator(_known("req", "permission request")), Path(description="`req_…`")]
 
 Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most so many.")]

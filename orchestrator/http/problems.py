@@ -11,7 +11,6 @@ from typing import Final
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -86,7 +85,7 @@ MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
     Problem.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
     Problem.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),
     Problem.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
-    Problem.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each offence."),
+    Problem.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each problem."),
     Problem.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),
     Problem.IDEMPOTENCY_KEY_REUSED: (422, "Something else was submitted with this `Idempotency-Key`; take a new one."),
     Problem.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
@@ -110,7 +109,7 @@ class ErrorShape(BaseModel):
 
     place: str = Field(description="Where: `body.inputs.path`, `query.limit`, a line of the plan.")
     problem: str
-    remedy: str = ""
+    remedy: str = Field(default="", description="What to do about it.")
 
 
 class ProblemShape(BaseModel):
@@ -162,16 +161,9 @@ def problem_of(error: Exception) -> ProblemError:
         case HTTPException():
             code = _BY_STATUS.get(error.status_code, Problem.INVALID_REQUEST)
             return ProblemError(code, str(error.detail), headers=error.headers)
-        case RequestValidationError():
-            return _invalid(error)
         case InvalidPlanError():
-            errors: list[Json] = [
-                {"place": one.place, "problem": one.problem, "remedy": one.remedy}
-                for one in error.offences[:MAX_ERRORS]
-            ]
-            return ProblemError(
-                Problem.INVALID_PLAN, f"the plan has {len(error.offences)} offences", {"errors": errors}
-            )
+            detail = f"the plan has {len(error.offences)} problems"
+            return ProblemError(Problem.INVALID_PLAN, detail, {"errors": plan_errors(error)})
         case SoongError():
             return _of_ours(error)
     incident = uuid4().hex
@@ -196,16 +188,9 @@ def _of_ours(error: SoongError) -> ProblemError:
     return ProblemError(Problem.CONFLICT, "the service refused it; its log says why")
 
 
-def _invalid(error: RequestValidationError) -> ProblemError:
-    errors: list[Json] = [
-        {
-            "place": ".".join(str(part) for part in one["loc"])[:MAX_PLACE_CHARS],
-            "problem": str(one["msg"]),
-            "remedy": "",
-        }
-        for one in error.errors()[:MAX_ERRORS]
-    ]
-    return ProblemError(Problem.INVALID_INPUT, "the request is not what this path takes", {"errors": errors})
+def plan_errors(error: InvalidPlanError) -> list[Json]:
+    """Return what is wrong with a plan, as the errors of a problem document."""
+    return [{"place": one.place, "problem": one.problem, "remedy": one.remedy} for one in error.offences[:MAX_ERRORS]]
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -215,5 +200,5 @@ def add_handlers(app: FastAPI) -> None:
         request.scope[TOLD] = True  # one that nobody thought of is raised again, to whoever stands around us
         return problem_of(error).response()
 
-    for kind in (HTTPException, RequestValidationError, SoongError, Exception):
+    for kind in (HTTPException, SoongError, Exception):
         app.add_exception_handler(kind, answer)

@@ -1,23 +1,30 @@
 """Requests read strictly: JSON as everywhere here, no field and no parameter that is not known, one value each."""
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
-from orchestrator.http.problems import Problem, ProblemError
+from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError
+from orchestrator.http.remedies import errors_of, models_in
 from shared.errors import InvalidJsonError
-from shared.jsontext import parse_strict
+from shared.jsontext import Json, parse_strict
 
 
 class Body(BaseModel):
-    """A request's body: no further field, and no value of another type that could be taken for the right one."""
+    """A request's body: no unknown field, and no value of another type that could be taken for the right one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    async def also_wrong(cls, _request: Request, _given: Mapping[str, Any]) -> Sequence[Json]:
+        """Return what else is wrong with a body whose fields are, so that everything is reported at once."""
+        return ()
 
 
 class StrictRequest(Request):
@@ -37,14 +44,27 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
         known = frozenset(_query_names(self.dependant))
         takes_body = self.body_field is not None
+        body = next(models_in(self.body_field.field_info.annotation), None) if self.body_field is not None else None
 
         async def strictly(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)  # it keeps the body that it has read
             _check_query(strict, known)
             await _check_body(strict, takes_body=takes_body)
-            return await handle(strict)
+            try:
+                return await handle(strict)
+            except RequestValidationError as error:
+                raise await _invalid(strict, error, body) from error
 
         return strictly
+
+
+async def _invalid(request: Request, error: RequestValidationError, body: type[BaseModel] | None) -> ProblemError:
+    errors = errors_of(error.errors(), body)
+    if body is not None and issubclass(body, Body) and isinstance(error.body, Mapping):
+        errors += await body.also_wrong(request, error.body)
+    return ProblemError(
+        Problem.INVALID_INPUT, "the request is not what this path takes", {"errors": errors[:MAX_ERRORS]}
+    )
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:
@@ -55,11 +75,12 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 
 def _check_query(request: Request, known: frozenset[str]) -> None:
     given = [name for name, _ in request.query_params.multi_items()]
+    remedy = f"remove it; this path takes {', '.join(sorted(known))}" if known else "remove it; this path takes none"
     errors: list[Any] = [
-        {"place": f"query.{name}"[:200], "problem": problem, "remedy": ""}
-        for problem, names in (
-            ("there is no such parameter", set(given) - known),
-            ("it stands twice", {name for name in given if given.count(name) > 1}),
+        {"place": f"query.{name}"[:MAX_PLACE_CHARS], "problem": problem, "remedy": what_to_do}
+        for problem, what_to_do, names in (
+            ("there is no such parameter", remedy, set(given) - known),
+            ("it is given twice", "give it once", {name for name in given if given.count(name) > 1}),
         )
         for name in sorted(names)
     ]

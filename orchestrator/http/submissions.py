@@ -4,24 +4,32 @@ A yes given beforehand (PER-17) names the digest of what the preview showed of i
 plan, the rules and the disk as they are at the submission: another one refuses the whole, and nothing is written.
 """
 
+import asyncio
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
+from starlette.requests import Request
 
 from orchestrator.catalogue import Catalogue
-from orchestrator.http.problems import Problem, ProblemError
+from orchestrator.http.context import api_of
+from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError, plan_errors
 from orchestrator.http.strict import Body
 from orchestrator.preview import preview_of
 from orchestrator.submission import Ids, Submission, submission
 from shared.clock import Clock
+from shared.errors import InvalidPlanError, UsageError
 from shared.jsontext import Json, digest
 from shared.permissions.consent import Preview, StepGrant
+from shared.permissions.rules import parse_allow
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings
+from shared.tasks.inputs import bind_inputs
 from shared.tasks.plan import Plan
 from shared.tasks.reading import parse_plan, plan_from_json
 
@@ -34,6 +42,18 @@ PlanSource = Annotated[
 
 class PlanBody(Body):
     plan: PlanSource
+
+    @classmethod
+    async def also_wrong(cls, request: Request, given: Mapping[str, Any]) -> Sequence[Json]:
+        """Return what is wrong with the plan of a body that has a field too many, too few or of another type."""
+        plan = given.get("plan")
+        if not isinstance(plan, dict | str):
+            return ()
+        try:
+            await asyncio.to_thread(read_plan, plan, await api_of(request).catalogue())
+        except InvalidPlanError as error:
+            return plan_errors(error)
+        return ()
 
 
 class PreviewBody(PlanBody):
@@ -81,9 +101,47 @@ def read_plan(source: dict[str, JsonValue] | str, catalogue: Catalogue) -> Plan:
     return parse_plan(source, "plan", known) if isinstance(source, str) else plan_from_json(source, "plan", known)
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A body whose fields, looked at one by one, can be used."""
+
+    plan: Plan
+    project: Path
+
+
+def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Checked:
+    """Look at the project, the plan, its inputs and the rules.
+
+    Raises: ProblemError (forbidden; invalid_plan, invalid_input with everything that is wrong).
+    """
+    project, errors = _project(body.project, settings.http_projects)
+    has_other = bool(errors)
+    plan: Plan | None = None
+    try:
+        plan = read_plan(body.plan, catalogue)
+        bind_inputs(plan, body.inputs)
+    except InvalidPlanError as error:
+        errors += plan_errors(error)
+    for number, rule in enumerate(body.allow):
+        try:
+            parse_allow(rule, readonly_tools=catalogue.readonly_tools, tools=catalogue.names)
+        except UsageError as error:
+            has_other = True
+            errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
+    if plan is None or errors:
+        code = Problem.INVALID_INPUT if has_other else Problem.INVALID_PLAN
+        detail = f"the submission has {len(errors)} problems; `errors` names each"
+        raise ProblemError(code, detail, {"errors": errors[:MAX_ERRORS]})
+    return _Checked(plan, project)
+
+
+def _error(place: str, problem: str, remedy: str) -> Json:
+    return {"place": place, "problem": problem, "remedy": remedy}
+
+
 def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
-    """Look at what a plan will ask for; nothing is written. Raises: InvalidPlanError, UsageError, ProblemError."""
-    return _look(read_plan(body.plan, catalogue), body, catalogue, settings)
+    """Look at what a plan will ask for; nothing is written. Raises: ProblemError."""
+    return _look(_checked(body, catalogue, settings), body, catalogue, settings)
 
 
 def ids_of(key: str, principal: str, body: SubmissionBody) -> Ids:
@@ -110,25 +168,25 @@ def prepared(
     """Make a submission ready to be written.
 
     Raises:
-        InvalidPlanError, UsageError: the plan, an input or a rule is wrong.
-        ProblemError: the project is none that may be used, or a step does not ask for what was shown of it.
+        ProblemError: a field, the plan, an input or a rule is wrong, the project may not be used, or a step does not
+            ask for what was shown of it.
+        UsageError: a step has neither model nor script.
     """
-    plan = read_plan(body.plan, catalogue)
+    checked = _checked(body, catalogue, settings)
     grants: Sequence[StepGrant] = ()
     if body.step_grants:
-        grants = _consented(_look(plan, body, catalogue, settings), body.step_grants)
-    project = _project(body.project, settings.http_projects)
+        grants = _consented(_look(checked, body, catalogue, settings), body.step_grants)
     return submission(
-        plan,
+        checked.plan,
         body.inputs,
-        project=project,
+        project=checked.project,
         answer_mode=AnswerMode(body.answer_mode),
         model=body.model or settings.model,
         allow=body.allow,
         catalogue=catalogue,
         clock=clock,
         principal=principal,
-        cwd=project,
+        cwd=checked.project,
         step_grants=grants,
         ids=ids,
     )
@@ -143,10 +201,15 @@ def preview_document(preview: Preview) -> Mapping[str, Any]:
     return {**preview.as_json(), "steps": steps}
 
 
-def _look(plan: Plan, body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
-    project = _project(body.project, settings.http_projects)
+def _look(checked: _Checked, body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
     return preview_of(
-        plan, body.inputs, project=project, allow=body.allow, catalogue=catalogue, settings=settings, cwd=project
+        checked.plan,
+        body.inputs,
+        project=checked.project,
+        allow=body.allow,
+        catalogue=catalogue,
+        settings=settings,
+        cwd=checked.project,
     )
 
 
@@ -167,16 +230,15 @@ def _grant_digest(grant: StepGrant) -> str:
     return digest(json.dumps(words))  # as escapes: a name on a disk may hold half a character
 
 
-def _project(text: str, roots: tuple[str, ...]) -> Path:
-    """Return the folder of a submission. Raises: ProblemError."""
+def _project(text: str, roots: tuple[str, ...]) -> tuple[Path, list[Json]]:
+    """Return the folder of a submission and what is wrong with it. Raises: ProblemError (forbidden)."""
+    remedy = "write the absolute path of a folder as the server sees it"
     if not text.startswith("/") or "\0" in text:
-        raise ProblemError(
-            Problem.INVALID_INPUT, "`project` is no absolute path; name the folder as the server sees it"
-        )
-    folder = Path(text).resolve()
+        return Path("/"), [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not an absolute path", remedy)]
+    folder = Path(os.path.realpath(text))
     allowed = [Path(root).expanduser().resolve() for root in roots]
     if allowed and not any(folder.is_relative_to(root) for root in allowed):
         raise ProblemError(Problem.FORBIDDEN, "`project` lies in none of the folders of SOONG_HTTP_PROJECTS")
-    if not folder.is_dir():
-        raise ProblemError(Problem.INVALID_INPUT, "`project` is no folder that this server sees")
-    return folder
+    if not os.path.isdir(folder):  # noqa: PTH112  # False for a name that is too long, where pathlib raises
+        return folder, [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not a folder on this server", remedy)]
+    return folder, []

@@ -1,0 +1,161 @@
+"""What somebody sees who calls the API for the first time: a page, ids that name nothing, every mistake at once."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.http.conftest import OpenScene
+from tests.integration.http.scene import HttpScene, code_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
+
+TYPO = {"title": "A typo", "steps": [{"id": "only", "scrpt": [{"finish": "x"}]}]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/tasks/task_0", "/v1/tasks/task_UPPER", "/v1/tasks/nonsense", f"/v1/tasks/task_{'0' * 65}"),
+        *("/v1/tasks/task_%F0%9F%98%80", "/v1/tasks/%ED%A0%80", "/v1/tasks/task_0/graph", "/v1/tasks/x/result"),
+        *("/v1/sessions/sess_0", "/v1/sessions/task_0", "/v1/sessions/x/stream", "/v1/runs/run_0", "/v1/runs/x"),
+        *("/v1/runs/x/nodes", "/v1/runs/x/events", "/v1/runs/x/stream", "/v1/approvals/req_0", "/v1/approvals/x"),
+    ],
+)
+async def test_what_no_row_has_as_its_id_is_not_found_whatever_its_form(scene: HttpScene, path: str) -> None:
+    response = await scene.caller.get(path)
+
+    assert (response.status_code, code_of(response)) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks/x/cancel", "/v1/tasks/x/dispatch", "/v1/sessions/x/close"])
+async def test_steering_what_is_not_there_is_not_found(scene: HttpScene, path: str) -> None:
+    response = await scene.caller.post(path, json={})
+
+    assert (response.status_code, code_of(response)) == (404, "not_found")
+
+
+async def test_an_unknown_id_is_not_told_to_who_may_not_ask(scene: HttpScene) -> None:
+    assert code_of(await scene.with_token("").get("/v1/tasks/x")) == "unauthenticated"
+
+
+def by_place(problem: dict[str, Any]) -> dict[str, str]:
+    """Return the remedies of a problem by place; every error has both and says what is wrong."""
+    errors = problem["errors"]
+    assert all(error["place"] and error["problem"] and error["remedy"] for error in errors), errors
+    assert len({error["place"] for error in errors}) == len(errors), errors
+    return {error["place"]: error["remedy"] for error in errors}
+
+
+async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(scene: HttpScene) -> None:
+    response = await scene.caller.post("/v1/tasks", json={"plan": TYPO, "projct": "/tmp"})
+
+    remedies = by_place(response.json())
+    assert code_of(response) == "invalid_input"
+    assert remedies["body.project"].startswith("add `project`: Absolute path")
+    assert "did you mean 'project'?" in remedies["body.projct"]
+    assert any("did you mean 'script'?" in remedy for place, remedy in remedies.items() if place.startswith("plan"))
+
+
+async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpScene, tmp_path: Path) -> None:
+    plan = {"title": "T", "inputs": {"name": {"type": "string"}}, "steps": [{"id": "a", "script": [{"finish": "x"}]}]}
+    wrong = {"plan": plan, "inputs": {"nme": "Ada"}, "project": str(tmp_path / "no"), "allow": ["code.*:/", "x"]}
+
+    for path in ("/v1/tasks", "/v1/tasks/preview"):
+        response = await scene.caller.post(path, json=wrong)
+
+        places = by_place(response.json())
+        assert code_of(response) == "invalid_input"
+        assert places.keys() == {"body.project", "body.allow.0", "body.allow.1", "input 'nme'", "input 'name'"}
+
+
+async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpScene, tmp_path: Path) -> None:
+    for path, more in (("/v1/tasks", {"project": str(tmp_path)}), ("/v1/tasks/validate", {})):
+        response = await scene.caller.post(path, json={"plan": TYPO, **more})
+
+        assert code_of(response) == "invalid_plan"
+        assert by_place(response.json())
+
+
+@pytest.mark.parametrize(
+    ("body", "remedies"),
+    [
+        ({"plan": 1, "project": "/"}, {"body.plan": "send an object, or send a string"}),
+        ({"plan": TYPO, "project": 1}, {"body.project": "send a string"}),
+        ({"plan": TYPO, "project": "/" * 5_000}, {"body.project": "send at most 4096 characters"}),
+        ({"plan": TYPO, "project": "/" + "a" * 300}, {"body.project": "write the absolute path of a folder"}),
+        ({"plan": TYPO, "project": "/", "allow": "x"}, {"body.allow": "send an array"}),
+        ({"plan": TYPO, "project": "/", "allow": ["x"] * 101}, {"body.allow": "send at most 100 entries"}),
+        (
+            {"plan": TYPO, "project": "/", "answer_mode": "me"},
+            {"body.answer_mode": "write 'inbox', 'attached' or 'none'"},
+        ),
+        (
+            {"plan": TYPO, "project": "/", "step_grants": [{"step": "a", "grant_digst": "x"}]},
+            {
+                "body.step_grants.0.grant_digst": "remove it; did you mean 'grant_digest'?",
+                "body.step_grants.0.grant_digest": "add `grant_digest`: `grant_digest` of the step as it was shown.",
+            },
+        ),
+    ],
+    ids=["plan", "type", "long", "long name", "no list", "long list", "mode", "nested"],
+)
+async def test_every_wrong_field_says_what_to_do(
+    scene: HttpScene, body: dict[str, Any], remedies: dict[str, str]
+) -> None:
+    response = await scene.caller.post("/v1/tasks", json=body)
+
+    told = by_place(response.json())
+    assert response.status_code == 422
+    assert {place: told[place][: len(remedy)] for place, remedy in remedies.items()} == remedies
+
+
+@pytest.mark.parametrize(
+    ("query", "remedy"),
+    [
+        ("limit=100000", "send a number that is at most 200"),
+        ("limit=0", "send a number that is at least 1"),
+        ("limit=many", "send a whole number"),
+        ("limit=1&limit=2", "give it once"),
+        ("sesion=x", "remove it; this path takes cursor, limit, session"),
+    ],
+)
+async def test_every_wrong_parameter_says_what_to_do(scene: HttpScene, query: str, remedy: str) -> None:
+    response = await scene.caller.get(f"/v1/tasks?{query}")
+
+    assert list(by_place(response.json()).values()) == [remedy]
+
+
+async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_elsewhere(scene: HttpScene) -> None:
+    browser = scene.with_token("", **{"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"})
+
+    moved = await browser.get("/docs")
+    page = await browser.get(moved.headers["location"])
+    (link,) = re.findall(r'href="([^"]+)"', page.text)
+
+    assert (moved.status_code, page.status_code) == (307, 200)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "soong tokens create --principal NAME --right read &gt; token\ncurl -H" in page.text
+    assert f"{scene.address}/v1/me" in page.text
+    assert "POST /v1/tasks/{task_id}/cancel" in page.text
+    assert not re.search(r"<script|<link|<img|src=|url\(|https?://(?!127)", page.text)
+    assert (await browser.get(link, headers={"Sec-Fetch-Site": "same-origin"})).json()["openapi"].startswith("3.1")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "sandbox allow-same-origin" in policy  # without it the browser would name the link's origin as another's
+    assert "allow-scripts" not in policy
+
+
+async def test_the_page_is_guarded_as_everything_is(open_http: OpenScene) -> None:
+    async with open_http(http_allow_hosts=("soong.example",)) as scene:
+        browser = scene.with_token("")
+        evil = await browser.get("/", headers={"Host": "evil.example"})
+        page = await browser.get("/", headers={"Host": "soong.example"})
+        framed = await browser.get("/", headers={"Sec-Fetch-Site": "cross-site"})
+        posted = await browser.post("/")
+
+    assert code_of(evil) == "host_not_allowed"
+    assert "https://soong.example/v1/me" in page.text
+    assert code_of(framed) == "origin_not_allowed"
+    assert code_of(posted) == "method_not_allowed"

@@ -139,7 +139,7 @@ async def test_a_path_in_disguise_is_refused(scene: HttpScene, path: str) -> Non
         b"GET /v1/me HTTP/1.0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"GET /v1/me HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
-        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length:5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/tasks HTTP/1.1\r\nHost:localhost\r\nContent-Length:5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
     ],
     ids=["no host", "two hosts", "HTTP/1.0", "TLS", "long header", "two lengths", "negative length"],

@@ -5,19 +5,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.client import Client
+from shared.adapters.artifacts import FolderArtifacts
 from shared.adapters.redis.client import RedisClients
 from shared.adapters.redis.ring import RedisRing
 from shared.adapters.redis.switchboard import RedisSwitchboard
+from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import parse_url
 from shared.adapters.sql.figures import SqlFigures
 from shared.adapters.sql.grants import Roles, grant
+from shared.adapters.sql.retention import SqlRetention
+from shared.adapters.sql.schema import prepare
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
 from shared.sandbox.redact import redactor
-from shared.settings import Settings, secret_values
+from shared.sandbox.rooted import RootedFolder
+from shared.settings import ARTIFACTS, Settings, secret_values
 from shared.store import Store
 from shared.tasks.figures import FigureSource
+from shared.tasks.retention import Retention
 from shared.wire.ring import Ear, Ring
 
 
@@ -78,6 +84,13 @@ def open_figures(settings: Settings) -> FigureSource:
     return SqlFigures(parse_url(settings.effective_database_url))
 
 
+async def open_retention(settings: Settings) -> Retention:
+    """Open what removes rows of what has ended. Raises: UnavailableError, SchemaVersionError."""
+    url = parse_url(settings.effective_database_url)
+    await asyncio.to_thread(prepare, url, migrate=False)
+    return SqlRetention(Database(url))
+
+
 async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "") -> None:
     """Bring the database to this program's schema, and give the named roles their rights on it.
 
@@ -90,6 +103,11 @@ async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "
     roles = Roles(worker, orchestrator, client)
     if roles.named:
         await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
+
+
+def open_artifacts(settings: Settings) -> FolderArtifacts:
+    """Return the artifact store."""
+    return FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
 
 
 def open_broker(settings: Settings) -> object:

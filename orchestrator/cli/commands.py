@@ -99,6 +99,11 @@ GROUPS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "Deployments": {
         "orchestrator": Entry("orchestrator", "Run an orchestrator alone."),
         "migrate": Entry("migrate", "Create or upgrade the tables of the database."),
+        "gc": Entry(
+            "gc",
+            "Remove what has ended, by age and by size.",
+            ("soong gc --older-than 30d --dry-run", "soong gc --older-than 30d --keep 10GiB"),
+        ),
         "keys": Entry("keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)),
     },
     "This program": {

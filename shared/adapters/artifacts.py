@@ -5,7 +5,10 @@ Every worker writes the folder, so a name proves nothing: the bytes are held to 
 
 import asyncio
 import hashlib
+import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +49,41 @@ class FolderArtifacts:
         """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is no digest."""
         return self._folder.path / _name_of(digest)
 
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """Yield digest and size in bytes of each artifact; whatever else lies in the folder is not one."""
+        for prefix in self._names():
+            for name in self._names(prefix):
+                if _DIGEST.match(prefix + name):
+                    with suppress(FileNotFoundError), self._folder.opened(prefix) as folder:
+                        yield prefix + name, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+
+    def remove(self, digest: str, *, unused_since_s: float) -> int | None:
+        """Remove an artifact unless it was written since that moment; return the bytes freed, None when it stays.
+
+        A writer that finds the file there marks it as used. So the file is put aside first and looked at then: one
+        that was marked meanwhile is put back, one that is marked later is no longer found and is written again.
+        """
+        name = digest[2:]
+        aside = f".old-{name}"
+        try:
+            with self._folder.opened(digest[:2]) as folder:
+                if _changed_s(name, folder) >= unused_since_s:
+                    return None
+                os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+                if _changed_s(aside, folder) >= unused_since_s:
+                    os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    return None
+                freed = os.stat(aside, dir_fd=folder, follow_symlinks=False).st_size
+                os.unlink(aside, dir_fd=folder)
+        except (FileNotFoundError, ForeignEntryError):
+            return None
+        return freed
+
+    def _names(self, prefix: str = "") -> list[str]:
+        with suppress(ForeignEntryError):
+            return self._folder.names(prefix)
+        return []
+
     def _write(self, digest: str, data: bytes) -> None:
         if not self._is_kept(digest):
             self._folder.write(_name_of(digest), data)
@@ -54,9 +92,20 @@ class FolderArtifacts:
         """Say whether the right bytes are there. Whatever else lies in their place is replaced by a write."""
         try:
             self._read(digest)
+            self._mark(digest)
         except (NotFoundError, ForgedError, ForeignEntryError):
             return False
         return True
+
+    def _mark(self, digest: str) -> None:
+        """Mark a file as used, so that garbage collection leaves it. Raises: NotFoundError when it has gone."""
+        try:
+            with self._folder.opened(digest[:2]) as folder:
+                os.utime(digest[2:], dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            raise NotFoundError("artifact", digest) from None
+        except PermissionError:
+            pass  # another user's file, which only its owner collects
 
     def _read(self, digest: str) -> bytes:
         try:
@@ -77,3 +126,7 @@ def _name_of(digest: str) -> str:
     if not _DIGEST.match(digest):
         raise NotFoundError("artifact", digest)
     return f"{digest[:2]}/{digest[2:]}"
+
+
+def _changed_s(name: str, folder: int) -> float:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime

@@ -113,6 +113,14 @@ class RootedFolder:
         finally:
             os.close(inner)
 
+    def names(self, name: str = "") -> list[str]:
+        """Return what lies in the folder, or in one beneath it; nothing when it does not exist."""
+        try:
+            with self.opened(name) as descriptor:
+                return os.listdir(descriptor)  # noqa: PTH208  # pathlib lists paths, not descriptors
+        except FileNotFoundError:
+            return []
+
     @contextmanager
     def opened(self, name: str = "", *, makes: bool = False) -> Iterator[int]:
         """Open the folder, or one beneath it, and yield its descriptor; ``makes`` those that are missing."""

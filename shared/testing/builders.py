@@ -167,7 +167,7 @@ def make_task(session_id: str, *steps: NewStep | str, id: str = "", inputs: Json
         plan={"v": 1, "title": "A task"},
         inputs=inputs or {},
         created_us=START_US,
-        root_run=make_run(root),
+        root_run=make_run(replace(root, task_id=task_id)),
         steps=tuple(_homed(step, task_id, session_id, root) for step in named),
     )
 

@@ -1,0 +1,257 @@
+"""Removing what has ended, in SQL (OPS-10). Cold statements; each transaction is bounded by a number of rows.
+
+The audit table is read by nothing here: its chain stays whole.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import psycopg
+from sqlalchemy import literal, select, tuple_
+from sqlalchemy.exc import DBAPIError
+
+from shared.adapters.sql.database import Database
+from shared.adapters.sql.engine import driver_error
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.tables import UNSETTLED, metadata
+from shared.adapters.sql.transaction import Transaction
+from shared.errors import InvalidConfigError
+from shared.tasks.retention import EndedTask, RemovedRows
+
+T = TypeVar("T")
+
+REMOVABLE: Final = f"""
+    t.status IN ('completed', 'failed', 'cancelled') AND t.ended_us < :before_us AND t.is_recorded = 1
+    AND NOT EXISTS (SELECT 1 FROM steps AS s WHERE s.task_id = t.id AND (
+        s.status NOT IN ('completed', 'failed', 'cancelled', 'skipped') OR {UNSETTLED}))
+    AND NOT EXISTS (SELECT 1 FROM runs AS r JOIN permission_requests AS q ON q.run_id = r.id
+        WHERE r.task_id = t.id AND q.state = 'pending')
+    AND NOT EXISTS (SELECT 1 FROM runs AS r JOIN reports AS p ON p.run_id = r.id
+        WHERE r.task_id = t.id AND p.is_taken = 0)
+    AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = t.session_id AND c.subject = t.id
+        AND c.is_ended = 0)
+"""
+ENDED_TASKS: Final = Statement(
+    "ended tasks: a page of those that may be removed, oldest end first",
+    f"""
+    SELECT t.id, t.title, t.ended_us, (SELECT count(*) FROM steps AS n WHERE n.task_id = t.id) FROM tasks AS t
+    WHERE {REMOVABLE} AND (t.ended_us > :after_us OR (t.ended_us = :after_us AND t.id > :after_id))
+    ORDER BY t.ended_us, t.id LIMIT :limit
+    """,
+)
+TASK_ROW: Final = Statement(
+    "task row: held, so that nobody tries it again while it is judged",
+    "SELECT id FROM tasks WHERE id = :task_id /*pg FOR UPDATE */",
+)
+REMOVE_TASK: Final = Statement(
+    "remove task: what is left of it has no task and goes next",
+    f"DELETE FROM tasks WHERE id IN (SELECT t.id FROM tasks AS t WHERE t.id = :task_id AND {REMOVABLE})",
+)
+ORPHANS: Final = Statement(
+    "orphans: tasks that are gone and have runs; the runs go last",
+    """
+    SELECT DISTINCT r.task_id FROM runs AS r
+    WHERE r.task_id <> '' AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.id = r.task_id) LIMIT :limit
+    """,
+)
+REMOVE_STEPS: Final = Statement(
+    "remove steps: a bounded number of one task's",
+    """
+    DELETE FROM steps WHERE key IN (SELECT s.key FROM steps AS s WHERE s.task_id = :task_id LIMIT :limit)
+    RETURNING key
+    """,
+)
+REMOVE_EDGES: Final = Statement("remove edges: of steps that are gone", "DELETE FROM edges WHERE child_key IN @keys")
+RUNS_OF: Final = Statement(
+    "runs of: a bounded number of one task's", "SELECT id FROM runs WHERE task_id = :task_id ORDER BY id LIMIT :limit"
+)
+OF_REQUESTS: Final = "(SELECT q.id FROM permission_requests AS q WHERE q.run_id IN @run_ids)"
+RUN_ROWS: Final = tuple(
+    Statement(f"remove {name}: of runs whose task is gone", f"DELETE FROM {where}")
+    for name, where in (
+        ("consumptions", "consumptions WHERE run_id IN @run_ids"),
+        ("answers", f"answers WHERE request_id IN {OF_REQUESTS}"),
+        ("decisions", f"decisions WHERE request_id IN {OF_REQUESTS}"),
+        ("questions", "permission_requests WHERE run_id IN @run_ids"),
+        ("reports", "reports WHERE run_id IN @run_ids"),
+        ("calls", "calls WHERE run_id IN @run_ids"),
+        ("waits", "waits WHERE parent_run IN @run_ids OR child_run IN @run_ids"),
+        ("nodes", "nodes WHERE run_id IN @run_ids"),
+        ("events", "events WHERE run_id IN @run_ids"),
+        ("runs", "runs WHERE id IN @run_ids"),
+    )
+)
+EMPTY: Final = """
+    s.created_us < :before_us AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.session_id = s.id)
+    AND NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.session_id = s.id)
+    AND NOT EXISTS (SELECT 1 FROM permission_requests AS q WHERE q.session_id = s.id AND q.state = 'pending')
+    AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = s.id AND c.is_ended = 0)
+    AND NOT EXISTS (SELECT 1 FROM responders AS a WHERE a.session_id = s.id)
+"""
+EMPTY_SESSIONS: Final = Statement(
+    "empty sessions: closed ones without anything, held",
+    f"SELECT s.id FROM sessions AS s WHERE s.is_closed = 1 AND {EMPTY} /*pg FOR UPDATE */",
+)
+CLOSE_SESSIONS: Final = Statement(
+    "close sessions: whose tasks are gone; their owners let go of them",
+    f"UPDATE sessions SET is_closed = 1 WHERE id IN (SELECT s.id FROM sessions AS s WHERE s.is_closed = 0 AND {EMPTY})",
+)
+SESSION_ROWS: Final = (
+    Statement("remove limits: of sessions that go", "DELETE FROM caps WHERE scope IN @scopes"),
+    Statement("remove commands: of sessions that go", "DELETE FROM commands WHERE session_id IN @session_ids"),
+    Statement("remove sessions", "DELETE FROM sessions WHERE id IN @session_ids"),
+)
+PROCESS_ROWS: Final = (
+    Statement(
+        "remove workers: that are gone and hold nothing",
+        """
+        DELETE FROM workers WHERE state = 'gone' AND started_us < :before_us
+        AND NOT EXISTS (
+            SELECT 1 FROM steps WHERE steps.worker_id = workers.id AND steps.status IN ('claimed', 'running'))
+        """,
+    ),
+    Statement(
+        "remove owners: that are gone and own nothing",
+        """
+        DELETE FROM owners WHERE state = 'gone' AND started_us < :before_us
+        AND NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.owner_id = owners.id AND sessions.is_closed = 0)
+        """,
+    ),
+    Statement(
+        "remove commands: that were carried out",
+        "DELETE FROM commands WHERE is_ended = 1 AND created_us < :before_us",
+    ),
+)
+RUN_IDS: Final = Statement("run ids: of all runs", "SELECT id FROM runs")
+SIZES: Final = {
+    "sqlite": Statement(
+        "used bytes: pages of the file that hold something",
+        """
+        SELECT (c.page_count - f.freelist_count) * s.page_size
+        FROM pragma_page_count AS c, pragma_freelist_count AS f, pragma_page_size AS s
+        """,
+    ),
+    "postgresql": Statement(
+        "used bytes: of our tables, by the share of their rows that live",
+        """
+        SELECT coalesce(sum(pg_total_relation_size(relid)
+            * (n_live_tup + 1.0) / (n_live_tup + n_dead_tup + 1.0)), 0)::bigint FROM pg_stat_user_tables
+        """,
+    ),
+}
+NAMING: Final = (
+    ("events", "data", ("run_id", "seq")),
+    ("nodes", "payload", ("run_id", "number")),
+    ("calls", "result", ("run_id", "tool_call_id")),
+    ("steps", "output", ("key",)),
+    ("steps", "spec", ("key",)),
+    ("tasks", "inputs", ("id",)),
+    ("tasks", "plan", ("id",)),
+    ("permission_requests", "body", ("id",)),
+)
+"""Columns in which digests of artifacts stand, and what orders their rows."""
+PAGE: Final = 2000
+_NOT_ALLOWED: Final = "42501"
+_DIGEST: Final = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+class SqlRetention:
+    """Implements :class:`shared.tasks.retention.Retention` on both databases. Close it once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._database.close)
+
+    async def ended_tasks(self, *, before_us: int, after: tuple[int, str] = (0, ""), limit: int) -> Sequence[EndedTask]:
+        def read(tx: Transaction) -> list[EndedTask]:
+            rows = tx.rows(ENDED_TASKS, before_us=before_us, after_us=after[0], after_id=after[1], limit=limit)
+            return [EndedTask(*row) for row in rows]
+
+        return await self._database.read(read)
+
+    async def remove_task(self, task_id: str, *, before_us: int) -> bool:
+        def write(tx: Transaction) -> bool:
+            return bool(tx.rows(TASK_ROW, task_id=task_id)) and bool(
+                tx.count(REMOVE_TASK, task_id=task_id, before_us=before_us)
+            )
+
+        return await self._write(write)
+
+    async def remove_rest(self, *, limit: int) -> RemovedRows:
+        def write(tx: Transaction) -> RemovedRows:
+            for (task_id,) in tx.rows(ORPHANS, limit=1):
+                keys = [key for (key,) in tx.rows(REMOVE_STEPS, task_id=task_id, limit=limit)]
+                if keys:
+                    tx.count(REMOVE_EDGES, keys=keys)
+                    return RemovedRows(steps=len(keys))
+                run_ids = [run_id for (run_id,) in tx.rows(RUNS_OF, task_id=task_id, limit=max(1, limit // 20))]
+                for statement in RUN_ROWS:
+                    tx.count(statement, run_ids=run_ids)
+                return RemovedRows(run_ids=run_ids)
+            return RemovedRows()
+
+        return await self._write(write)
+
+    async def remove_sessions(self, *, before_us: int) -> int:
+        def write(tx: Transaction) -> int:
+            session_ids = [row[0] for row in tx.rows(EMPTY_SESSIONS, before_us=before_us)]
+            if session_ids:
+                scopes = [f"session:{session_id}" for session_id in session_ids]
+                for statement in SESSION_ROWS:
+                    named = {"scopes": scopes} if "scopes" in statement.packed else {"session_ids": session_ids}
+                    tx.count(statement, **named)
+            tx.count(CLOSE_SESSIONS, before_us=before_us)
+            return len(session_ids)
+
+        return await self._write(write)
+
+    async def remove_processes(self, *, before_us: int) -> int:
+        return await self._write(lambda tx: sum(tx.count(statement, before_us=before_us) for statement in PROCESS_ROWS))
+
+    async def run_ids(self) -> frozenset[str]:
+        return await self._database.read(lambda tx: frozenset(row[0] for row in tx.rows(RUN_IDS)))
+
+    async def digests(self) -> AsyncIterator[str]:
+        for table, column, order in NAMING:
+            after: Sequence[Any] = ()
+            while True:
+                rows = await self._database.read(_page_of(table, column, order, after))
+                for row in rows:
+                    for digest in _DIGEST.findall(row[0]):
+                        yield digest
+                if len(rows) < PAGE:
+                    break
+                after = row[1:]
+
+    async def _write(self, function: Callable[[Transaction], T]) -> T:
+        try:
+            return await self._database.write(function)
+        except (DBAPIError, psycopg.Error) as error:
+            if getattr(driver_error(error), "sqlstate", None) == _NOT_ALLOWED:
+                raise InvalidConfigError(
+                    "this database role may not remove rows; run `soong gc` with the SOONG_DATABASE_URL of their owner"
+                ) from error
+            raise
+
+    async def used_bytes(self) -> int:
+        statement = SIZES["postgresql" if self._database.is_postgres else "sqlite"]
+        return await self._database.read(lambda tx: int(tx.rows(statement)[0][0]))
+
+
+def _page_of(table: str, column: str, order: Sequence[str], after: Sequence[Any]) -> Callable[[Transaction], list[Any]]:
+    """Return what reads the next rows of a column that name a digest, each with its place in the order."""
+    columns = metadata.tables[table].c
+    keys = [columns[name] for name in order]
+    wanted = (
+        select(columns[column], *keys)
+        .where(columns[column].like("%digest%") | columns[column].like("%artifact%"))
+        .order_by(*keys)
+        .limit(PAGE)
+    )
+    if after:
+        wanted = wanted.where(tuple_(*keys) > tuple_(*(literal(value) for value in after)))
+    return lambda tx: list(tx.execute(wanted))

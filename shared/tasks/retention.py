@@ -1,0 +1,81 @@
+"""What has ended and may be removed: the port of garbage collection (OPS-10).
+
+A task leaves in steps, each a small transaction, so that a service works beside it. The first one takes the task's row:
+from then on nobody finds the task. What is left of it has no task any more, and is found by that, also after a
+collection that was killed.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    """A task that has ended. ``steps`` is the number of its steps."""
+
+    id: str
+    title: str
+    ended_us: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRows:
+    """What one transaction removed. ``run_ids`` are runs whose rows are gone."""
+
+    steps: int = 0
+    run_ids: Sequence[str] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.steps and not self.run_ids
+
+
+class Retention(Protocol):
+    """Removes rows of what has ended. Needs the rights of the tables' owner.
+
+    Every method may raise UnavailableError, and InvalidConfigError when its database role may not remove rows.
+    """
+
+    async def ended_tasks(self, *, before_us: int, after: tuple[int, str] = (0, ""), limit: int) -> Sequence[EndedTask]:
+        """Return tasks that may be removed, oldest end first, after the one of that (ended_us, id).
+
+        A task may be removed when it ended before ``before_us``, its run folders are written, no step is held or
+        waits for its owner, no question of its runs is open, and no command about it is open.
+        """
+        ...
+
+    async def remove_task(self, task_id: str, *, before_us: int) -> bool:
+        """Remove a task's row if it still may be removed; say whether it is gone."""
+        ...
+
+    async def remove_rest(self, *, limit: int) -> RemovedRows:
+        """Remove at most ``limit`` steps or runs of tasks that are gone; nothing removed: nothing is left."""
+        ...
+
+    async def remove_sessions(self, *, before_us: int) -> int:
+        """Remove closed sessions without tasks, with their limits; close open ones. Return how many are gone.
+
+        Only sessions made before ``before_us``. An open session without tasks is closed first, so that its owner lets
+        go of it, and is removed by a later collection.
+        """
+        ...
+
+    async def remove_processes(self, *, before_us: int) -> int:
+        """Remove rows of workers and orchestrators that are gone, and carried-out commands; return how many."""
+        ...
+
+    async def run_ids(self) -> frozenset[str]:
+        """Return the ids of all runs."""
+        ...
+
+    def digests(self) -> AsyncIterator[str]:
+        """Yield each digest that any row names, some more than once."""
+        ...
+
+    async def used_bytes(self) -> int:
+        """Return the bytes that the rows take, without space that removed rows left free."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,340 @@
+"""Garbage collection on both databases: what has ended goes, whatever else there is stays (OPS-10)."""
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from orchestrator.audit import verify
+from orchestrator.client_bootstrap import open_retention
+from orchestrator.retention import GarbageCollector, Limits
+from shared.adapters.artifacts import FolderArtifacts
+from shared.adapters.sql.store import SqlStore, open_store
+from shared.adapters.sql.tables import metadata
+from shared.errors import InvalidConfigError, NotFoundError
+from shared.runs.events import NewEvent
+from shared.sandbox.rooted import RootedFolder
+from shared.settings import load_settings
+from shared.tasks.retention import Retention
+from shared.tasks.status import TaskStatus
+from shared.tasks.step import FailurePolicy
+from shared.testing.builders import make_request
+from tests.contract.scene import Scene, completed, open_scene
+from tests.integration.sql_stores import connected
+from tests.servers import PostgresServer
+
+DAY_US = 86_400_000_000
+SEEDS = 12
+
+
+@dataclass
+class Place:
+    """One deployment with a scene in it, and its collector."""
+
+    url: str
+    home: Path
+    scene: Scene
+    store: SqlStore
+    rows: Retention
+
+    @property
+    def artifacts(self) -> FolderArtifacts:
+        return FolderArtifacts(RootedFolder(self.home, "artifacts"))
+
+    @property
+    def collector(self) -> GarbageCollector:
+        return GarbageCollector(self.rows, self.artifacts, RootedFolder(self.home, "runs"), self.scene.clock)
+
+    @property
+    def all_ended(self) -> Limits:
+        return Limits(self.scene.now_us + 1, grace_s=0.0)
+
+    async def ended_task(self, *steps: str, events: tuple[NewEvent, ...] = ()) -> str:
+        task_id = await self.scene.task(*(steps or ("a", "b")))
+        while claims := await self.scene.claim():
+            await self.scene.advance([completed(claim, "done", events=events) for claim in claims])
+        assert await self.scene.store.finish_task(self.scene.own, task_id, now_us=self.scene.now_us)
+        await self.store.mark_recorded(task_id)
+        return task_id
+
+    def tables(self) -> dict[str, list[Any]]:
+        """Return every row of every table, in an order of its own."""
+        with connected(self.url, is_writer=False) as connection:
+            return {
+                name: sorted(connection.execute(text(f"SELECT * FROM {name}")).all(), key=repr)
+                for name in metadata.tables
+            }
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'soong.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_session_server")
+    with server.fresh_database("soong_gc") as made:
+        yield made
+
+
+@pytest.fixture
+async def place(url: str, tmp_path: Path) -> AsyncIterator[Place]:
+    store = await open_store(url, migrate=True)
+    rows = await open_retention(load_settings(agent_home=tmp_path, database_url=url))
+    yield Place(url, tmp_path, await open_scene(store), store, rows)
+    await rows.close()
+    await store.close()
+
+
+@pytest.mark.spec("OPS-10")
+async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) -> None:
+    before = place.tables()
+    task_id = await place.ended_task(events=(NewEvent("tool_completed", {"x": 1}),))
+    runs = await place.store.runs(task_id=task_id)
+    for run in runs:
+        (place.home / "runs" / run.id / "logs").mkdir(parents=True)
+
+    done = await place.collector.collect(place.all_ended)
+
+    assert (done.tasks, done.steps, done.runs, done.folders) == (1, 2, len(runs), len(runs))
+    with pytest.raises(NotFoundError):
+        await place.store.task(task_id)
+    after = place.tables()
+    assert {name for name in after if after[name] != before[name]} <= {"sessions", "surfaces", "workers"}
+    assert list((place.home / "runs").iterdir()) == []
+
+
+@pytest.mark.spec("OPS-10")
+async def test_age_is_counted_from_the_end(place: Place) -> None:
+    old = await place.ended_task()
+    place.scene.clock.advance(timedelta(days=40))
+    young = await place.ended_task()
+
+    done = await place.collector.collect(Limits(place.scene.now_us - 30 * DAY_US))
+
+    assert done.tasks == 1
+    assert [task.id for task in await place.store.tasks()] == [young]
+    assert old != young
+
+
+OPEN = {
+    "ready": (),
+    "running": ("claim",),
+    "asking": ("claim", "ask"),
+    "paused": ("pause",),
+    "ended and its folders not written": ("claim", "complete", "finish"),
+    "failed and not settled": ("claim", "fail"),
+}
+
+
+@pytest.mark.spec("OPS-10")
+@pytest.mark.parametrize("verbs", OPEN.values(), ids=OPEN.keys())
+async def test_what_is_open_stays_row_for_row(place: Place, verbs: tuple[str, ...]) -> None:
+    await _play(place.scene, await place.scene.task("a"), verbs)
+    before = place.tables()
+
+    done = await place.collector.collect(place.all_ended)
+
+    assert (done.tasks, done.runs) == (0, 0)
+    assert place.tables() == before
+
+
+@pytest.mark.spec("OPS-10")
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: Place, seed: int) -> None:
+    random = Random(seed)  # which history is drawn is no secret
+    histories = [(), *OPEN.values()]
+    open_ids: set[str] = set()
+    for _ in range(random.randint(2, 6)):
+        if random.random() < 0.5:
+            await place.ended_task()
+        else:
+            task_id = await place.scene.task("a")
+            await _play(place.scene, task_id, random.choice(histories))
+            open_ids.add(task_id)
+    before = _rows_of(place.tables(), open_ids)
+
+    await place.collector.collect(place.all_ended)
+
+    assert _rows_of(place.tables(), open_ids) == before
+    assert {task.id for task in await place.store.tasks()} == open_ids
+
+
+@pytest.mark.spec("OPS-10")
+async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> None:
+    task_id = await place.scene.task("a")
+    await _play(place.scene, task_id, ("claim", "fail", "settle", "finish"))
+    await place.store.mark_recorded(task_id)
+    (listed,) = await place.rows.ended_tasks(before_us=place.all_ended.before_us, limit=10)
+
+    await place.scene.retry_task(task_id)
+
+    assert not await place.rows.remove_task(listed.id, before_us=place.all_ended.before_us)
+    assert (await place.store.task(task_id)).status is TaskStatus.RUNNING
+
+
+@pytest.mark.spec("OPS-10")
+async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> None:
+    task_id = await place.ended_task("a", "b", "c")
+    assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
+    await place.rows.remove_rest(limit=1)
+
+    done = await place.collector.collect(place.all_ended)
+
+    assert (done.tasks, done.steps) == (0, 2)
+    assert await place.store.runs(task_id=task_id) == []
+
+
+@pytest.mark.spec("OPS-10")
+async def test_the_audit_log_verifies_afterwards(place: Place) -> None:
+    await place.ended_task()
+    before = place.tables()["audit"]
+
+    await place.collector.collect(place.all_ended)
+
+    assert place.tables()["audit"] == before
+    assert (await verify(place.store, place.store)).holds
+
+
+@pytest.mark.spec("OPS-10")
+async def test_size_removes_the_oldest_until_enough_is_free(place: Place) -> None:
+    sizes = {}
+    for number in range(8):
+        data = bytes([number]) * 400_000
+        ref = await place.artifacts.put(data)
+        event = NewEvent("tool_completed", {"artifacts": [ref.digest]})
+        sizes[await place.ended_task(events=(event,))] = ref.digest
+        place.scene.clock.advance(timedelta(days=1))
+    await place.scene.task("open")
+    used = (await place.collector.preview(place.all_ended)).used_bytes
+
+    done = await place.collector.collect(Limits(0, keep_bytes=used - 1_000_000, grace_s=-60 * DAY_US))
+
+    left = [task.id for task in await place.store.tasks() if task.status is TaskStatus.COMPLETED]
+    assert 0 < done.tasks < 8
+    assert left == list(reversed(list(sizes)))[: len(left)], "the newest stay"
+    assert {digest for digest, _ in place.artifacts.stored()} == {sizes[task_id] for task_id in left}
+
+
+@pytest.mark.spec("OPS-10")
+async def test_an_artifact_stays_as_long_as_any_row_or_folder_names_it(place: Place) -> None:
+    named = [await place.artifacts.put(name.encode() * 100) for name in ("removed", "kept", "direct", "nobody")]
+    await place.ended_task(events=(NewEvent("tool_completed", {"artifacts": [named[0].digest, named[1].digest]}),))
+    place.scene.clock.advance(timedelta(days=2))
+    await place.ended_task(events=(NewEvent("tool_completed", {"artifacts": [named[1].digest]}),))
+    direct = place.home / "runs" / "run_direct"
+    direct.mkdir(parents=True)
+    (direct / "events.jsonl").write_text(f'{{"data": {{"digest": "{named[2].digest}"}}}}\n')
+    os.utime(direct, (4e9, 4e9))
+
+    await place.collector.collect(Limits(place.scene.now_us - DAY_US, grace_s=-60 * DAY_US))
+
+    assert {digest for digest, _ in place.artifacts.stored()} == {named[1].digest, named[2].digest}
+
+
+@pytest.mark.spec("OPS-10")
+async def test_a_young_artifact_stays_though_no_row_names_it_yet(place: Place) -> None:
+    ref = await place.artifacts.put(b"just written")
+
+    await place.collector.collect(Limits(place.scene.now_us + 1))
+
+    assert [digest for digest, _ in place.artifacts.stored()] == [ref.digest]
+
+
+async def test_an_artifact_that_is_written_again_counts_as_young(tmp_path: Path) -> None:
+    store = FolderArtifacts(RootedFolder(tmp_path))
+    ref = await store.put(b"the same bytes")
+    os.utime(store.path_of(ref.digest), (1, 1))
+
+    await store.put(b"the same bytes")
+
+    assert store.remove(ref.digest, unused_since_s=time.time() - 60) is None
+    assert await store.get(ref.digest) == b"the same bytes"
+
+
+@pytest.mark.spec("OPS-10")
+async def test_a_link_among_the_run_folders_is_neither_followed_nor_emptied(place: Place) -> None:
+    task_id = await place.ended_task()
+    run = (await place.store.runs(task_id=task_id))[0]
+    elsewhere = place.home / "precious"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("keep")
+    (place.home / "runs").mkdir()
+    (place.home / "runs" / run.id).symlink_to(elsewhere)
+
+    await place.collector.collect(place.all_ended)
+
+    assert (elsewhere / "file").read_text() == "keep"
+
+
+@pytest.mark.spec("OPS-10")
+async def test_a_closed_session_without_tasks_goes_with_its_limits(place: Place) -> None:
+    await place.ended_task()
+    await place.scene.store.close_session(place.scene.own)
+
+    done = await place.collector.collect(place.all_ended)
+
+    assert done.sessions == 1
+    assert place.tables()["sessions"] == []
+    assert [row for row in place.tables()["caps"] if "session:" in repr(row)] == []
+
+
+async def test_a_role_that_may_not_remove_rows_is_answered_in_a_sentence(
+    postgres_session_server: PostgresServer, tmp_path: Path
+) -> None:
+    with postgres_session_server.fresh_database("soong_gc_role") as url:
+        await (await open_store(url, migrate=True)).close()
+        with connected(url) as connection, connection.begin():
+            connection.execute(text("DROP ROLE IF EXISTS gc_reader"))
+            connection.execute(text("CREATE ROLE gc_reader LOGIN"))
+            connection.execute(text("GRANT SELECT ON ALL TABLES IN SCHEMA public TO gc_reader"))
+        rows = await open_retention(load_settings(agent_home=tmp_path, database_url=_as_role(url, "gc_reader")))
+        try:
+            with pytest.raises(InvalidConfigError, match="may not remove rows"):
+                await rows.remove_processes(before_us=1)
+        finally:
+            await rows.close()
+
+
+async def _play(scene: Scene, task_id: str, verbs: tuple[str, ...]) -> None:
+    claim = None
+    for verb in verbs:
+        match verb:
+            case "claim":
+                claim = next(one for one in await scene.claim() if one.identity.task_id == task_id)
+            case "ask":
+                assert claim is not None
+                await scene.raised(make_request(claim))
+            case "complete":
+                assert claim is not None
+                await scene.complete(claim)
+            case "fail":
+                assert claim is not None
+                await scene.fail(claim)
+            case "settle":
+                assert claim is not None
+                await scene.store.settle_failure(
+                    scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
+                )
+            case "finish":
+                await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+            case "pause":
+                await scene.store.pause_task(scene.own, task_id, reason="", now_us=scene.now_us)
+
+
+def _rows_of(tables: dict[str, list[Any]], task_ids: set[str]) -> dict[str, list[Any]]:
+    """Return the rows that name one of the tasks or one of their runs."""
+    runs = {row.id for row in tables["runs"] if row.task_id in task_ids}
+    names = task_ids | runs
+    return {name: [row for row in rows if any(one in repr(row) for one in names)] for name, rows in tables.items()}
+
+
+def _as_role(url: str, role: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{role}@{rest.rpartition('@')[2]}"

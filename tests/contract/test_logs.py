@@ -147,7 +147,7 @@ async def test_call_is_in_the_ledger_before_it_has_a_result(scene: Scene) -> Non
     assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_started"
 
 
-@pytest.mark.spec("EXE-06")
+@pytest.mark.spec("EXE-06.b")
 async def test_end_of_a_call_writes_result_node_and_event_together(scene: Scene) -> None:
     claim = await scene.start("a")
     await scene.store.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
@@ -169,7 +169,7 @@ async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(sce
     assert len(await scene.store.nodes(claim.identity.run_id)) == 1
 
 
-@pytest.mark.spec("PER-19", "EXE-02")
+@pytest.mark.spec("PER-19", "EXE-02.c")
 async def test_the_end_of_a_call_brings_its_row(scene: Scene) -> None:
     claim = await scene.start("a")
     row = make_call(claim, "call_read", is_write=False)

@@ -52,6 +52,8 @@ class Site:
     worker_config: str = ""
     allow: Sequence[str] = ()
     worker_settings: Mapping[str, Any] = field(default_factory=dict)
+    later_client_config: str | None = None
+    """What the client's configuration becomes once the step is planned."""
     store: MemoryStore = field(default_factory=MemoryStore)
 
     @property
@@ -81,6 +83,8 @@ class Site:
         await self.store.register_owner(owner)
         await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
         await self.store.create_task(prepared.task)
+        if self.later_client_config is not None:
+            (self.root / "client" / "config.toml").write_text(self.later_client_config, encoding="utf-8")
         return await self._work()
 
     async def _work(self) -> tuple[StepEnd, list[Event]]:
@@ -254,6 +258,35 @@ async def test_a_worker_with_a_wrong_configuration_does_not_start(tmp_path: Path
         await site.run(READ, tools=["code.read_file"])
 
 
+@pytest.mark.spec("ETS-01.e")
+@pytest.mark.parametrize("changes", [False, True])
+async def test_a_change_of_the_configuration_counts_from_the_next_run(tmp_path: Path, changes: bool) -> None:
+    hidden = '[tools]\nhidden = ["code.read_file"]\n'
+    site = Site(tmp_path, client_config=hidden if not changes else "", later_client_config=hidden)
+
+    end, _ = await site.run(READ, tools=["code.read_file"])
+
+    assert error_of(end) == ("" if changes else "tool_not_available")
+
+
+@pytest.mark.spec("ETS-01.h", "SKL-01.b")
+async def test_loading_a_skill_adds_its_text_and_no_tool(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    skill = site.project / ".soong" / "skills" / "writing" / "SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text("---\nname: writing\ndescription: d\nallowed-tools: [code.write_file]\n---\nWrite it.\n")
+    load: JsonObject = {"call": "internal.load_skill", "with": {"name": "writing"}, "save": "loaded"}
+
+    end, events = await site.run(load, WRITE, tools=["internal.load_skill"])
+
+    ends = [event.type for event in events if event.type in (EventType.TOOL_COMPLETED, EventType.TOOL_DENIED)]
+    (run_id,) = {event.run_id for event in events}
+    assert (error_of(end), ends) == ("tool_not_available", [EventType.TOOL_COMPLETED, EventType.TOOL_DENIED])
+    (text,) = [str(node.payload["text"]) for node in await site.store.nodes(run_id) if node.kind == "skill"]
+    assert text.endswith("\n\nWrite it.")
+    assert not (site.project / "out" / "a.md").exists()
+
+
 # -- settings of the worker that every run of it is under
 LOOK: JsonObject = {"call": "code.list_dir", "with": {"path": "${workplace.project}"}, "save": "done"}
 
@@ -272,7 +305,7 @@ async def test_a_run_has_the_turns_that_its_workers_setting_gives_it(
     assert end.end_reason is reason
 
 
-@pytest.mark.spec("EXE-08", "CMD-02")
+@pytest.mark.spec("EXE-08.a", "CMD-02")
 @pytest.mark.parametrize("limit", ["tool_timeout_ms", "tool_max_timeout_ms"])
 async def test_a_tool_has_the_time_that_its_workers_settings_give_it(tmp_path: Path, limit: str) -> None:
     tool: JsonObject = {
@@ -294,7 +327,7 @@ async def test_a_tool_has_the_time_that_its_workers_settings_give_it(tmp_path: P
     assert error_of(end) == "timeout"
 
 
-@pytest.mark.spec("RES-03")
+@pytest.mark.spec("RES-03.b")
 async def test_a_result_has_the_size_that_its_workers_setting_gives_it(tmp_path: Path) -> None:
     site = Site(tmp_path, worker_settings={"max_result_chars": 1_000})
     (tmp_path / "project").mkdir()

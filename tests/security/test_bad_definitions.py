@@ -53,7 +53,7 @@ VERDICTS: list[tuple[str, Any, bool]] = [
 ]
 
 
-@pytest.mark.spec("SCH-01", "SCH-03")
+@pytest.mark.spec("SCH-01.a", "SCH-03")
 @pytest.mark.parametrize(
     ("arguments", "is_valid"), [row[1:] for row in VERDICTS], ids=[name for name, _, _ in VERDICTS]
 )
@@ -73,7 +73,7 @@ async def test_a_value_has_the_verdict_that_json_schema_gives(arguments: Any, is
     assert len(reached) == len(bench.gate.asked) == int(is_valid)
 
 
-@pytest.mark.spec("REG-02")
+@pytest.mark.spec("REG-02.b")
 @pytest.mark.parametrize(
     "name",
     [
@@ -119,7 +119,7 @@ def test_an_alias_hides_no_other_tool(alias: str) -> None:
     assert registry.get("test.x") is None
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.c")
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -140,7 +140,7 @@ def test_two_names_are_two_names_for_a_provider_and_come_back_as_they_were(first
     assert [table.to_canonical(name) for name in told] == [first, second]
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.c")
 def test_row_49_a_collision_that_an_alphabet_leaves_no_way_round_is_refused() -> None:
     names = [f"x.{chr(97 + first)}{chr(97 + second)}" for first in range(26) for second in range(26)]
 

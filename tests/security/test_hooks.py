@@ -166,7 +166,7 @@ async def test_cancelling_the_call_ends_the_program_and_all_it_started(programs:
     assert hook_runs(bench)[0]["outcome"] == "cancelled"
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.a")
 async def test_a_program_inside_the_project_is_not_run(programs: Programs) -> None:
     script = programs.sh("touch ran")
     planted = programs.project / "check.script"
@@ -179,7 +179,7 @@ async def test_a_program_inside_the_project_is_not_run(programs: Programs) -> No
     assert not (programs.home / "ran").exists()
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.a")
 async def test_a_link_to_a_program_inside_the_project_is_not_run(programs: Programs) -> None:
     planted = programs.project / "tool"
     planted.write_text(f"#!/bin/sh\ntouch {programs.home}/ran\n", encoding="utf-8")
@@ -225,7 +225,7 @@ async def test_a_secret_in_a_rewrite_is_in_no_event(programs: Programs) -> None:
     assert SECRET not in str(bench.log.notes)
 
 
-@pytest.mark.spec("RES-03", "EXE-13")
+@pytest.mark.spec("RES-03.c", "EXE-13")
 async def test_after_a_sensitive_read_a_program_is_not_told_what_was_read(programs: Programs) -> None:
     programs.python("open('told.json', 'w').write(json.dumps(told))", stage="post")
     tool = make_tool(target=lambda _context, _input: Target("path", "/home/.env", "/home/.env", is_sensitive=True))

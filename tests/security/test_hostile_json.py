@@ -51,7 +51,7 @@ def deep_object(depth: int) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.spec("SCH-03", "RES-04")
+@pytest.mark.spec("SCH-03.a", "RES-04")
 @pytest.mark.parametrize("make", ARGUMENTS.values(), ids=ARGUMENTS)
 async def test_hostile_arguments_are_invalid_input_and_nobody_is_asked(scene: Scene, make: Callable[[], Json]) -> None:
     async with asyncio.timeout(60):

@@ -45,7 +45,7 @@ def events(cli: Scene) -> list[tuple[str, str]]:
         return [(str(kind), str(data)) for kind, data in rows]
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.a")
 def test_a_hook_of_the_configuration_stops_a_run(cli: Scene) -> None:
     cli.home.mkdir(parents=True, exist_ok=True)
     hook = program(cli.home, """printf '{"action": "stop", "reason": "not after ten"}'""")

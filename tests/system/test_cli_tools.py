@@ -66,7 +66,7 @@ def cli() -> Iterator[Scene]:
         yield one
 
 
-@pytest.mark.spec("PER-03", "EXE-12")
+@pytest.mark.spec("PER-03", "EXE-12.c")
 def test_a_person_at_the_terminal_allows_the_call(cli: Scene) -> None:
     terminal = Terminal(cli, *WRITE)
 
@@ -148,7 +148,7 @@ def test_a_signal_ends_the_call_its_program_and_the_command(cli: Scene, number: 
     until(lambda: not program.is_running(), "the program has ended", limit_s=5)
 
 
-@pytest.mark.spec("REG-06", "REG-07")
+@pytest.mark.spec("REG-06", "REG-07.a")
 def test_workers_run_the_same_tools_that_clients_know(cli: Scene) -> None:
     (cli.folder / "team_tools.py").write_text(SHOUT)
     cli.environment |= {"SOONG_TOOLS": "team_tools", "PYTHONPATH": str(cli.folder)}

@@ -121,7 +121,7 @@ async def test_a_call_that_is_made_again_gets_the_whole_of_what_its_node_does_no
     assert shown(talker.told[0][-1:]) == [("tool-return", "secret")]
 
 
-@pytest.mark.spec("RES-02", "REG-03")
+@pytest.mark.spec("RES-02.b", "REG-03")
 @pytest.mark.parametrize(
     "raw", ["", "x" * 500, "a\0b", "\ud800", "two words"], ids=["none", "long", "nul", "lone", "space"]
 )
@@ -139,7 +139,7 @@ async def test_a_call_id_that_is_missing_or_unusable_becomes_ours(raw: str) -> N
     assert [node.payload["tool_call_id"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT] == ids
 
 
-@pytest.mark.spec("REG-03")
+@pytest.mark.spec("REG-03.c")
 async def test_the_providers_own_name_and_id_stay_beside_the_call() -> None:
     seen: list[Any] = []
 
@@ -152,7 +152,7 @@ async def test_the_providers_own_name_and_id_stay_beside_the_call() -> None:
     assert seen == [("test.note", {"name": "test__note", "id": "an id"})]
 
 
-@pytest.mark.spec("REG-10")
+@pytest.mark.spec("REG-10.b")
 async def test_a_denial_of_a_call_by_alias_is_listed_under_the_canonical_name() -> None:
     notebook = Notebook()
 

@@ -131,7 +131,7 @@ async def test_what_led_to_a_call_is_written_before_the_call_runs() -> None:
     assert kinds(end.nodes) == [NodeKind.ASSISTANT, NodeKind.RESULT]
 
 
-@pytest.mark.spec("ETS-01", "REG-04")
+@pytest.mark.spec("ETS-01.d", "REG-04.d")
 async def test_a_model_is_offered_the_surface_only_under_names_its_provider_takes() -> None:
     talker = Talker(calls(("test__write_it", {"text": "x"}, "c1")), says("done"))
 
@@ -142,7 +142,16 @@ async def test_a_model_is_offered_the_surface_only_under_names_its_provider_take
     assert [node.payload["tool"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT] == ["test.write_it"]
 
 
-@pytest.mark.spec("ETS-02")
+@pytest.mark.spec("REG-05.b")
+async def test_a_models_description_of_a_tool_ends_with_its_long_instructions() -> None:
+    talker = Talker(says("done"))
+
+    await run(talker, make_task(tools=(replace(SHOUT, prompt="Only for names."),)))
+
+    assert talker.info[0].function_tools[0].description == "Shouts.\n\nOnly for names."
+
+
+@pytest.mark.spec("ETS-02.a")
 async def test_a_call_outside_the_surface_comes_back_as_an_error_and_the_run_goes_on() -> None:
     talker = Talker(calls(("code__run_command", {"argv": ["rm"]}, "c1")), says("understood"))
 
@@ -153,7 +162,7 @@ async def test_a_call_outside_the_surface_comes_back_as_an_error_and_the_run_goe
     assert [(one["tool"], one["type"]) for one in end.denials] == [("code.run_command", "tool_not_available")]
 
 
-@pytest.mark.spec("RES-02")
+@pytest.mark.spec("RES-02.a")
 async def test_results_are_given_in_the_order_of_the_calls_and_paired_by_id() -> None:
     talker = Talker(
         calls(("test__shout", {"text": "a"}, "c1"), ("test__shout", {"text": "b"}, "c2")),
@@ -278,7 +287,7 @@ async def test_each_step_that_a_run_ends_beside_its_own_gives_it_the_turns_of_on
     assert end.end_reason is EndReason.MAX_TURNS
 
 
-@pytest.mark.spec("EXE-03")
+@pytest.mark.spec("EXE-03.a")
 @pytest.mark.parametrize(("limit", "at_once"), [(1, 1), (2, 2), (10, 4)])
 async def test_reads_of_a_turn_run_beside_each_other_up_to_the_limit(limit: int, at_once: int) -> None:
     inside, most = 0, 0

@@ -169,7 +169,7 @@ def test_the_scripted_model_takes_everything() -> None:
     check_offer(model, parameters_of(tools, names, OUTPUT), names)
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.b")
 @pytest.mark.parametrize(("provider", "longest"), [("openai", 64), ("anthropic", 128), ("bedrock", 64), ("ollama", 64)])
 def test_names_fit_the_length_of_the_provider_and_come_back(provider: str, longest: int) -> None:
     name = f"test.{'n' * 100}"
@@ -182,7 +182,7 @@ def test_names_fit_the_length_of_the_provider_and_come_back(provider: str, longe
     assert [table.to_canonical(told), table.to_provider("code.read_file")] == [name, "code__read_file"]
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.b")
 @pytest.mark.parametrize("provider", sorted(LIMITS))
 def test_every_name_is_in_the_providers_own_pattern(provider: str) -> None:
     limits = LIMITS[provider]
@@ -196,7 +196,7 @@ def test_every_name_is_in_the_providers_own_pattern(provider: str) -> None:
     assert limits.source
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.b")
 def test_a_fallbacks_names_fit_all_its_members() -> None:
     members = [OfProvider(Asked().model(), name) for name in ("anthropic", "google", "openai")]
 

@@ -57,7 +57,7 @@ def ended(notebook: Notebook) -> dict[str, str]:
     return {one["tool_call_id"]: one["error"]["type"] if one["error"] else "" for one in results}
 
 
-@pytest.mark.spec("EXE-13", "DIS-05")
+@pytest.mark.spec("EXE-13.b", "DIS-05")
 @pytest.mark.parametrize("stopped", ["read", "write"])
 async def test_a_stop_ends_the_run_and_later_calls_are_not_run(stopped: str) -> None:
     world, notebook = World(stops_at="b"), Notebook()

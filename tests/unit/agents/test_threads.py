@@ -76,7 +76,7 @@ async def test_a_child_restricted_to_one_tool_still_ends_with_its_result() -> No
     assert (end.end_reason, end.output, end.outcome) == (EndReason.COMPLETED, {"sum": 3}, Outcome.CLEAN)
 
 
-@pytest.mark.spec("ETS-02")
+@pytest.mark.spec("ETS-02.c")
 async def test_what_the_model_is_shown_is_what_runs_and_what_is_recorded() -> None:
     """jin-bo/agentao#255: two registries, the model saw one list and the runner executed another."""
     notebook = Notebook()

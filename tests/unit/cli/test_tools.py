@@ -121,7 +121,7 @@ def test_an_unknown_tool_is_a_usage_error_with_the_close_ones(project: Path, com
     assert "there is no tool 'code.raed_file'; did you mean code.read_file" in done.stderr
 
 
-@pytest.mark.spec("ETS-08", "ETS-01")
+@pytest.mark.spec("ETS-08.b", "ETS-01.e")
 def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
     catalogue = Catalogue.of(load_settings(agent_home=project.parent / "soong"))
     step = PlanStep("a", allowed_tools=("code.write_file", "code.search"))
@@ -135,7 +135,7 @@ def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
     assert explained["tools"] == ["code.search", "code.write_file"]
 
 
-@pytest.mark.spec("ETS-08")
+@pytest.mark.spec("ETS-08.b")
 @pytest.mark.parametrize(
     ("words", "tool", "is_in", "rule"),
     [
@@ -176,7 +176,7 @@ def test_an_asked_name_that_is_no_tool_is_told(project: Path) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.spec("EXE-12", "RES-06")
+@pytest.mark.spec("EXE-12.c", "RES-06")
 def test_a_call_tells_a_person_the_content_and_a_program_the_whole_result(project: Path) -> None:
     person = tools(project, "call", "code.read_file", "path=notes.txt")
     program = told(project, "call", "code.read_file", "path=notes.txt")

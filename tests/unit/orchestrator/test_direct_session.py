@@ -48,7 +48,7 @@ async def yes(_request: PermissionRequest) -> PermissionDecision:
     return PermissionDecision(Choice.ALLOW_ONCE)
 
 
-@pytest.mark.spec("EXE-12")
+@pytest.mark.spec("EXE-12.b")
 async def test_one_tool_is_called_by_its_name(place: Path) -> None:
     result = await soong.call_tool("code.read_file", {"path": "notes.txt"})
 
@@ -56,7 +56,7 @@ async def test_one_tool_is_called_by_its_name(place: Path) -> None:
     assert "two" in text_of(result)
 
 
-@pytest.mark.spec("EXE-12", "EXE-01", "EVT-03", "EXE-06")
+@pytest.mark.spec("EXE-12.d", "EXE-01", "EVT-03", "EXE-06")
 async def test_a_session_of_calls_leaves_a_run_folder(place: Path) -> None:
     async with opened(permission_callback=yes) as session:
         written = await session.call("code.write_file", {"path": "out.txt", "content": "x"})
@@ -138,7 +138,7 @@ async def test_a_tool_outside_the_set_is_not_available_and_says_why(
     assert types(session)[1:-1] == ["tool_denied"]
 
 
-@pytest.mark.spec("SCH-03")
+@pytest.mark.spec("SCH-03.a")
 async def test_arguments_are_validated_before_anybody_is_asked(place: Path) -> None:
     asked: list[PermissionRequest] = []
 

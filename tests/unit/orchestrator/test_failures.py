@@ -37,6 +37,7 @@ async def fail(scene: Scene, claim: Claim, type_: str, *, retryable: bool = True
     await scene.advance([replace(end, end_reason=reason)])
 
 
+@pytest.mark.spec("EXE-07.e")
 @pytest.mark.parametrize("type_", sorted(NEVER_RETRIED))
 async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(scene: Scene, type_: str) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))

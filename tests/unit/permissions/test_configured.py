@@ -127,7 +127,7 @@ def test_a_network_section_that_contradicts_itself_is_refused(section: str, word
         policy(f"[network]\n{section}")
 
 
-@pytest.mark.spec("ETS-01", "REG-08")
+@pytest.mark.spec("ETS-01.a", "REG-08.a")
 def test_the_tool_set_follows_the_configuration() -> None:
     config = parse_config(
         """
@@ -163,7 +163,7 @@ def test_the_tool_set_follows_the_configuration() -> None:
     }
 
 
-@pytest.mark.spec("ETS-05", "CMD-06", "ETS-02")
+@pytest.mark.spec("ETS-05.d", "CMD-06", "ETS-02")
 def test_a_workers_configuration_takes_tools_from_a_stored_set_and_adds_none() -> None:
     stored = (
         make_tool("code.read_file"),

@@ -185,7 +185,7 @@ def is_excused(ran: Ran, policy: Policy, said: Sequence[Yes]) -> bool:
     )
 
 
-@pytest.mark.spec("PER-02", "PER-08", "PER-10", "PER-16", "PER-18", "PER-20", "EXE-12")
+@pytest.mark.spec("PER-02", "PER-08", "PER-10", "PER-16", "PER-18", "PER-20", "EXE-12.d")
 @given(POLICIES, st.sampled_from(Role), DISPATCHES, HOOKS, PEOPLE, CALLS)
 def test_nothing_runs_that_nothing_allowed_and_nothing_that_a_rule_denies(
     policy: Policy,

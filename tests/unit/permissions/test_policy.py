@@ -120,7 +120,7 @@ def test_strict_mode_asks_for_everything_above_reading_whatever_is_allowed() -> 
     assert judge(policy, make_facts(is_read=True, risk=Risk.READ)).effect is Effect.ALLOW
 
 
-@pytest.mark.spec("REG-08")
+@pytest.mark.spec("REG-08.a", "REG-08.b")
 @pytest.mark.parametrize(
     ("rule", "matches"),
     [
@@ -187,7 +187,7 @@ def test_a_host_rule_allows_that_host_and_its_pattern_only() -> None:
     assert effect(below, "") is Effect.ASK
 
 
-@pytest.mark.spec("REG-08", "PER-10")
+@pytest.mark.spec("REG-08.c", "PER-10")
 @given(POLICIES, FACTS)
 def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
     is_denied = any(rule.effect is Effect.DENY and rule.matches(facts) for rule in policy.rules)
@@ -196,7 +196,7 @@ def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
     assert (judge(policy, facts).effect is Effect.DENY) is (is_denied or bool(is_off))
 
 
-@pytest.mark.spec("REG-08")
+@pytest.mark.spec("REG-08.c")
 @given(POLICIES, FACTS, st.randoms(use_true_random=False))
 def test_the_order_of_rules_decides_nothing(policy: Policy, facts: Facts, random: object) -> None:
     shuffled = list(policy.rules)
@@ -223,7 +223,7 @@ def test_a_further_deny_or_ask_rule_never_loosens_and_an_allow_rule_never_tighte
     assert after <= before if rule.effect is Effect.ALLOW else after >= before
 
 
-@pytest.mark.spec("PER-10")
+@pytest.mark.spec("PER-10", "REG-08.c")
 @given(POLICIES, FACTS)
 def test_an_allow_rule_lifts_no_ask_but_that_of_a_default(policy: Policy, facts: Facts) -> None:
     asks = [rule for rule in policy.rules if rule.effect is Effect.ASK and rule.matches(facts)]

@@ -72,7 +72,7 @@ async def test_a_program_denies_with_its_reason(programs: Programs) -> None:
     assert bench.ended.error.details == {"hook": "check"}
 
 
-@pytest.mark.spec("EXE-02", "EXE-13")
+@pytest.mark.spec("EXE-02.b", "EXE-13")
 async def test_a_program_rewrites_the_input_and_permission_sees_that(programs: Programs) -> None:
     programs.python("answer(input={'text': told['input']['text'].upper()}, context=['louder'])")
     bench = programs.bench()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.tools.result import RESERVED, ErrorType
-from tests.spec_document import ROOT
+from tests.spec_document import ROOT, read_clauses
 
 PACKAGES = ("shared", "worker", "orchestrator")
 NOT_MAKERS = frozenset({"shared/tools/result.py", "shared/tools/describing.py"})
@@ -41,12 +41,20 @@ def made() -> set[str]:
     return {name for path in makers for name in named_types(path)} & {error.value for error in ErrorType}
 
 
-@pytest.mark.spec("RES-05")
+@pytest.mark.spec("RES-05.a")
+def test_the_error_types_are_those_of_the_specification() -> None:
+    (clause,) = [clause for clause in read_clauses() if clause.id == "RES-05"]
+    listed = clause.obligations[0].text.partition(": ")[2].rstrip(".").split(", ")
+
+    assert sorted(listed) == sorted(error.value for error in ErrorType)
+
+
+@pytest.mark.spec("RES-05.a")
 def test_every_error_type_is_made_somewhere_or_kept_for_a_reason() -> None:
     assert {error.value for error in ErrorType} - made() == {error.value for error in RESERVED}
 
 
-@pytest.mark.spec("RES-05")
+@pytest.mark.spec("RES-05.b")
 @pytest.mark.parametrize("error", ErrorType, ids=lambda error: error.value)
 def test_only_what_may_pass_by_itself_is_retryable(error: ErrorType) -> None:
     assert error.is_retryable == (error.value in RETRYABLE)

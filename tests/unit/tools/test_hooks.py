@@ -48,17 +48,17 @@ async def refused(bench: Bench) -> str:
     return result.error.message
 
 
-@pytest.mark.spec("EXE-02")
+@pytest.mark.spec("EXE-02.a", "EXE-02.d")
 async def test_after_a_hooks_denial_nobody_is_asked() -> None:
     assert await refused(bench_with(pre(PreOutcome("deny", "not on Fridays")))) == "not on Fridays"
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.f")
 async def test_a_hook_that_fails_denies() -> None:
     assert "failed with RuntimeError" in await refused(bench_with(pre(RuntimeError())))
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.f")
 async def test_a_hook_that_is_too_slow_denies() -> None:
     async def slow(_call: HookCall) -> PreOutcome:
         await asyncio.Event().wait()
@@ -67,7 +67,7 @@ async def test_a_hook_that_is_too_slow_denies() -> None:
     assert "no answer" in await refused(bench_with(NamedPreHook("slow", slow, timeout=timedelta(milliseconds=5))))
 
 
-@pytest.mark.spec("EXE-02", "EXE-13")
+@pytest.mark.spec("EXE-02.a", "EXE-02.b", "EXE-02.c", "EXE-13.e")
 async def test_a_rewritten_input_is_what_runs_and_the_four_inputs_are_kept_apart() -> None:
     bench = bench_with(pre(PreOutcome("allow", call_input={"text": "b"})))
 
@@ -88,7 +88,7 @@ async def test_a_rewritten_input_is_what_runs_and_the_four_inputs_are_kept_apart
     assert (note["outcome"], note["input_diff"]) == ("allow", {"text": ["a", "b"]})
 
 
-@pytest.mark.spec("EXE-02")
+@pytest.mark.spec("EXE-02.b")
 async def test_a_rewritten_input_is_validated_again() -> None:
     bench = bench_with(pre(PreOutcome(call_input={"text": 3})))
 
@@ -100,7 +100,7 @@ async def test_a_rewritten_input_is_validated_again() -> None:
     assert bench.gate.asked == []
 
 
-@pytest.mark.spec("EXE-02")
+@pytest.mark.spec("EXE-02.b")
 async def test_a_rewritten_input_is_put_to_the_tools_own_check_too() -> None:
     tool = make_tool(validate_input=lambda call_input: "no b here" if call_input["text"] == "b" else None)
     bench = make_bench([tool], hooks=Hooks((pre(PreOutcome(call_input={"text": "b"})),)))
@@ -112,7 +112,7 @@ async def test_a_rewritten_input_is_put_to_the_tools_own_check_too() -> None:
     assert "no b here" in result.error.message
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.b")
 async def test_ask_beats_allow_whatever_the_order_and_allow_replaces_nobody() -> None:
     bench = bench_with(pre(PreOutcome("ask")), pre(PreOutcome("allow")))
 
@@ -121,7 +121,7 @@ async def test_ask_beats_allow_whatever_the_order_and_allow_replaces_nobody() ->
     assert bench.gate.asked[0].hook_result == "ask"
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.b")
 async def test_a_hook_can_stop_the_run() -> None:
     bench = bench_with(pre(PreOutcome("stop", "enough")), pre(RuntimeError()))
 
@@ -131,7 +131,7 @@ async def test_a_hook_can_stop_the_run() -> None:
     assert (result.error.message, result.error.details) == ("enough", {"hook": "checker", "stop_run": True})
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.b", "EXE-13.c")
 async def test_hooks_add_context_and_replace_what_the_model_sees() -> None:
     async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
         return PostOutcome((TextBlock("shorter"),), ("see also b",))
@@ -158,7 +158,7 @@ async def test_a_post_hook_that_fails_changes_nothing_and_is_noted() -> None:
     assert bench.log.notes[0][1]["failure"] == "failed"
 
 
-@pytest.mark.spec("REG-08")
+@pytest.mark.spec("REG-08.a", "REG-08.b")
 async def test_a_hook_is_about_the_tools_its_matcher_covers() -> None:
     bench = bench_with(
         pre(PreOutcome("deny"), on=Matcher("code.*")), pre(PreOutcome("deny"), on=Matcher(tags=frozenset({"mcp"})))
@@ -257,7 +257,7 @@ async def test_a_hook_cannot_change_the_input_in_place_nor_after_its_answer() ->
     assert bench.log.starts[0].call.arguments == {"text": "a"}
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.d", "REG-05.c")
 async def test_a_hook_sees_derived_fields_that_follow_every_rewrite_and_are_never_fed_back() -> None:
     seen: list[tuple[Any, JsonObject]] = []
 
@@ -304,7 +304,7 @@ async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may
     assert told == [{"cwd": "/p", "project": "/p"}]
 
 
-@pytest.mark.spec("EXE-13", "EXE-09")
+@pytest.mark.spec("EXE-13.b", "EXE-09")
 async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
     async def slow(call: HookCall) -> PreOutcome:
         await call.progress.report("asking the linter", {"files": 3})
@@ -326,7 +326,7 @@ async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
     }
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.e")
 @pytest.mark.parametrize("stage", ["pre", "post"])
 async def test_a_hook_that_changes_nothing_is_an_event_too(stage: str) -> None:
     async def looks(_call: HookCall, _result: ToolResult) -> PostOutcome:
@@ -341,7 +341,7 @@ async def test_a_hook_that_changes_nothing_is_an_event_too(stage: str) -> None:
     assert (kind, data["hook"], data["stage"], data["outcome"]) == ("hook_run", "checker", stage, "none")
 
 
-@pytest.mark.spec("EXE-01")
+@pytest.mark.spec("EXE-01", "REG-03.a")
 async def test_the_stages_of_a_call_follow_each_other_in_the_one_order() -> None:
     order: list[str] = []
 
@@ -364,7 +364,8 @@ async def test_the_stages_of_a_call_follow_each_other_in_the_one_order() -> None
         order.append("permission")
 
     tool = make_tool("code.x", aliases=("Read",), handler=handler, validate_input=validates)
-    bench = make_bench([tool], hooks=Hooks((NamedPreHook("b", before),), (NamedPostHook("a", after),)))
+    only = Matcher("code.x")
+    bench = make_bench([tool], hooks=Hooks((NamedPreHook("b", before, only),), (NamedPostHook("a", after, only),)))
     bench.gate.before = asked
 
     result = await bench.call("Read", text="x")
@@ -377,7 +378,7 @@ async def test_the_stages_of_a_call_follow_each_other_in_the_one_order() -> None
     assert [word for word, _ in bench.log.entries] == ["note", "started", "note", "finished"]
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.e")
 async def test_every_run_of_a_hook_is_an_event_with_outcome_and_duration() -> None:
     clock = FakeClock()
 
@@ -421,7 +422,7 @@ async def test_a_denial_without_a_reason_names_the_hook() -> None:
     assert await refused(bench_with(pre(PreOutcome("deny")))) == "the hook 'checker' refused the call"
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.c")
 async def test_a_post_hook_cannot_make_a_failure_a_success() -> None:
     async def praise(_call: HookCall, _result: ToolResult) -> PostOutcome:
         return PostOutcome((TextBlock("all went well"),))

@@ -10,7 +10,7 @@ from tests.unit.tools.parts import make_bench, make_tool
 NUMBER: Any = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
 
 
-@pytest.mark.spec("SCH-03")
+@pytest.mark.spec("SCH-03.c")
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [
@@ -66,7 +66,7 @@ async def _type_of_n(_context: object, call_input: Any) -> str:
     return type(call_input["n"]).__name__
 
 
-@pytest.mark.spec("SCH-03")
+@pytest.mark.spec("SCH-03.b")
 @pytest.mark.parametrize(
     ("arguments", "path", "rule"),
     [

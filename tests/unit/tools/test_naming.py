@@ -13,7 +13,7 @@ NAMES = st.builds(
 )
 
 
-@pytest.mark.spec("REG-02")
+@pytest.mark.spec("REG-02.a")
 @pytest.mark.parametrize(
     "name", ["code.read_file", "mcp.git-hub.list_issues", "agent.dispatch_worker", "internal.load_skill"]
 )
@@ -21,7 +21,7 @@ def test_canonical_names_are_dotted_lower_case(name: str) -> None:
     check_name(name)
 
 
-@pytest.mark.spec("REG-02")
+@pytest.mark.spec("REG-02.a")
 @pytest.mark.parametrize(
     "name",
     [
@@ -50,7 +50,7 @@ def test_an_alias_may_be_another_products_name_but_only_ascii() -> None:
         check_alias("code.read_file", "Re\u0430d")
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.a")
 def test_a_dot_becomes_two_underscores() -> None:
     table = NameTable(["internal.load_skill"])
 
@@ -58,7 +58,7 @@ def test_a_dot_becomes_two_underscores() -> None:
     assert table.to_canonical("internal__load_skill") == "internal.load_skill"
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.c")
 def test_names_that_look_alike_after_mangling_stay_different() -> None:
     names = ["x.a__b", "x.a.b", "x.a_.b", "x.a._b", "x.a._.b", "x.a____b"]
 
@@ -67,13 +67,13 @@ def test_names_that_look_alike_after_mangling_stay_different() -> None:
     assert len(set(told)) == len(names)
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.a")
 @given(NAMES)
 def test_mangling_is_reversible_without_a_table(name: str) -> None:
     assert unmangle(mangle(name)) == name
 
 
-@pytest.mark.spec("REG-04")
+@pytest.mark.spec("REG-04.b")
 @given(st.lists(NAMES, unique=True, max_size=20), st.integers(20, 64))
 def test_every_name_fits_the_provider_and_comes_back(names: list[str], limit: int) -> None:
     table = NameTable(names, pattern="[a-zA-Z0-9_]+", max_length=limit)
@@ -92,7 +92,7 @@ def test_a_provider_alphabet_that_can_say_nothing_is_an_error() -> None:
         NameTable(["code.search"], pattern="[0-9]+", max_length=8)
 
 
-@pytest.mark.spec("REG-08")
+@pytest.mark.spec("REG-08.a")
 @pytest.mark.parametrize(
     ("pattern", "name", "is_match"),
     [

@@ -41,7 +41,7 @@ async def failure(bench: Bench, tool: str = "test.echo", **fields: Json) -> Erro
     return result.error.type
 
 
-@pytest.mark.spec("EXE-01", "EXE-06", "EXE-12")
+@pytest.mark.spec("EXE-01", "EXE-06.a", "EXE-12")
 async def test_a_call_is_permitted_started_and_finished_in_this_order() -> None:
     bench = make_bench([make_tool()])
 
@@ -52,7 +52,7 @@ async def test_a_call_is_permitted_started_and_finished_in_this_order() -> None:
     assert bench.gate.asked[0].input_digest == digest({"text": "hi"})
 
 
-@pytest.mark.spec("ETS-02", "RES-05")
+@pytest.mark.spec("ETS-02.a", "RES-05")
 async def test_a_call_outside_the_surface_is_not_available() -> None:
     bench = make_bench([make_tool()])
 
@@ -61,7 +61,7 @@ async def test_a_call_outside_the_surface_is_not_available() -> None:
     assert bench.log.starts == []
 
 
-@pytest.mark.spec("SCH-03")
+@pytest.mark.spec("SCH-03.a", "RES-04.b")
 @pytest.mark.parametrize(
     "arguments",
     [{"text": 1}, {"extra": 1}, [], 3, "{", '{"text": "a", "text": "b"}', "[]", '{"text": NaN}', {"text": "\ud800"}],
@@ -77,7 +77,7 @@ async def test_bad_arguments_reach_neither_permission_nor_handler(arguments: Jso
     assert (bench.gate.asked, bench.log.starts) == ([], [])
 
 
-@pytest.mark.spec("SCH-03")
+@pytest.mark.spec("SCH-03.c")
 async def test_arguments_in_a_json_string_are_parsed_first() -> None:
     bench = make_bench([make_tool()])
 
@@ -86,7 +86,7 @@ async def test_arguments_in_a_json_string_are_parsed_first() -> None:
     assert (await bench.pipeline.execute(ToolCall("c", "test.echo", None))).ok
 
 
-@pytest.mark.spec("REG-05", "SCH-03")
+@pytest.mark.spec("REG-05.e", "SCH-03")
 async def test_the_tools_own_check_of_its_input_is_asked_before_permission() -> None:
     bench = make_bench([make_tool(validate_input=lambda _: "text must rhyme")])
 
@@ -97,7 +97,7 @@ async def test_the_tools_own_check_of_its_input_is_asked_before_permission() -> 
     assert bench.gate.asked == []
 
 
-@pytest.mark.spec("RES-04", "EXE-06", "PER-03")
+@pytest.mark.spec("RES-04.a", "EXE-06.a", "PER-03")
 async def test_a_denial_is_a_result_with_the_reason_and_was_never_started() -> None:
     bench = make_bench([make_tool()], verdict=DENIED)
 
@@ -108,7 +108,7 @@ async def test_a_denial_is_a_result_with_the_reason_and_was_never_started() -> N
     assert bench.log.entries == [("finished", "call_1")]
 
 
-@pytest.mark.spec("RES-01", "RES-04")
+@pytest.mark.spec("RES-01", "RES-04", "RES-05.c")
 @pytest.mark.parametrize(
     ("error", "type"),
     [
@@ -150,7 +150,7 @@ async def test_a_decision_that_was_used_before_can_be_asked_for_anew() -> None:
     assert await failure(bench) is ErrorType.PERMISSION_STALE
 
 
-@pytest.mark.spec("RES-01")
+@pytest.mark.spec("RES-01.c")
 @pytest.mark.parametrize(
     ("value", "content", "data"),
     [
@@ -169,14 +169,14 @@ async def test_plain_return_values_are_wrapped(value: Json, content: tuple[Any, 
     assert (result.content, result.data, result.ok) == (content, data, True)
 
 
-@pytest.mark.spec("RES-02")
+@pytest.mark.spec("RES-02.a")
 async def test_a_handler_cannot_answer_for_another_call() -> None:
     bench = make_bench([make_tool(handler=returning(ToolResult("call_other", (TextBlock("x"),))))])
 
     assert (await bench.call("test.echo")).tool_call_id == "call_1"
 
 
-@pytest.mark.spec("RES-05", "REG-05")
+@pytest.mark.spec("RES-05", "REG-05.d")
 @pytest.mark.parametrize("value", [{"a": object()}, float("nan"), {"n": "text"}], ids=["object", "nan", "schema"])
 async def test_output_that_is_not_what_was_promised_is_invalid(value: Any) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -189,7 +189,7 @@ async def test_output_that_is_not_json_is_invalid_without_any_schema() -> None:
     assert await failure(make_bench([make_tool(handler=returning({"a": object()}))])) is ErrorType.INVALID_OUTPUT
 
 
-@pytest.mark.spec("RES-03")
+@pytest.mark.spec("RES-03.a", "RES-03.b")
 async def test_large_output_becomes_an_artifact_with_a_preview() -> None:
     bench = make_bench([make_tool(handler=returning("x" * 50_000))])
 
@@ -205,7 +205,7 @@ async def test_large_output_becomes_an_artifact_with_a_preview() -> None:
     assert bench.artifacts.stored == [b"x" * 50_000]
 
 
-@pytest.mark.spec("RES-03")
+@pytest.mark.spec("RES-03.b")
 async def test_the_limit_is_the_tools_own_where_it_has_one() -> None:
     big = returning({"rows": ["x" * 100] * 3})
     bench = make_bench(
@@ -255,7 +255,7 @@ async def test_secrets_are_taken_out_before_an_artifact_is_stored() -> None:
     assert secret.encode() not in bench.artifacts.stored[0]
 
 
-@pytest.mark.spec("RES-03", "FS-06")
+@pytest.mark.spec("RES-03.c", "FS-06")
 async def test_what_an_allowed_sensitive_read_said_reaches_the_model_only() -> None:
     target = Target("path", "/p", "/p/.env", is_sensitive=True, precondition="1:2")
     bench = make_bench([make_tool(handler=returning("A=1"), target=lambda *_: target)])
@@ -267,7 +267,7 @@ async def test_what_an_allowed_sensitive_read_said_reaches_the_model_only() -> N
     assert bench.ended.metadata["ref"] == "/p/.env"
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.f", "RES-04.e")
 async def test_a_handler_over_its_time_ends_as_timeout_and_keeps_its_last_words() -> None:
     async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         await context.progress.report("half way")
@@ -281,7 +281,7 @@ async def test_a_handler_over_its_time_ends_as_timeout_and_keeps_its_last_words(
     assert bench.ended.metadata["partial"] is True
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.d")
 async def test_waiting_for_permission_counts_to_no_time_limit() -> None:
     bench = make_bench([make_tool(timeout=timedelta(milliseconds=5))])
     bench.gate.before = lambda: asyncio.sleep(0.03)
@@ -289,7 +289,7 @@ async def test_waiting_for_permission_counts_to_no_time_limit() -> None:
     assert (await bench.call("test.echo", text="x")).ok
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.c")
 @pytest.mark.parametrize(
     ("asked_ms", "limit_s"), [(5, 0.005), (10**9, 1.0), (None, 1.0)], ids=["lower", "higher", "silent"]
 )
@@ -302,7 +302,7 @@ async def test_the_model_can_only_lower_a_time_limit(asked_ms: int | None, limit
     assert bench.pipeline._limit_s(make_tool(is_agent_tool=True), {}) is None
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.b")
 @pytest.mark.parametrize("own", [None, timedelta(minutes=10)], ids=["default", "the tool's own"])
 async def test_no_time_limit_is_above_the_maximum_whoever_set_it(own: timedelta | None) -> None:
     """A tool of another process's configuration, and a default above the maximum: the maximum holds."""
@@ -313,7 +313,7 @@ async def test_no_time_limit_is_above_the_maximum_whoever_set_it(own: timedelta 
         assert await failure(bench) is ErrorType.TIMEOUT
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.a")
 async def test_a_tool_without_a_limit_of_its_own_has_the_default() -> None:
     config = PipelineConfig(default_timeout=timedelta(milliseconds=10))
     bench = make_bench([make_tool(handler=_waiting)], config=config)
@@ -327,7 +327,7 @@ async def _waiting(_context: ToolContext, _call_input: JsonObject) -> HandlerOut
     return None
 
 
-@pytest.mark.spec("EXE-09")
+@pytest.mark.spec("EXE-09.a")
 async def test_progress_is_an_event_while_the_handler_runs() -> None:
     async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         await context.progress.report("reading", {"file": 1})
@@ -355,7 +355,7 @@ async def _interrupted(work: Awaitable[Any], reached: asyncio.Event) -> None:
         await task
 
 
-@pytest.mark.spec("EXE-07", "RES-04")
+@pytest.mark.spec("EXE-07.a", "EXE-07.f", "RES-04.f")
 async def test_an_abort_cancels_the_handler_and_is_recorded_before_it_goes_on() -> None:
     reached = asyncio.Event()
 
@@ -373,7 +373,7 @@ async def test_an_abort_cancels_the_handler_and_is_recorded_before_it_goes_on() 
     assert bench.ended.metadata == {"aborted": True, "partial": False, "abort_reason": "asked to pause"}
 
 
-@pytest.mark.spec("EXE-07")
+@pytest.mark.spec("EXE-07.f")
 async def test_a_tool_that_must_not_be_cut_is_waited_for_and_its_result_kept() -> None:
     reached, release = asyncio.Event(), asyncio.Event()
 

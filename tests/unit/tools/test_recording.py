@@ -42,7 +42,7 @@ REWRITES = Hooks((NamedPreHook("rewrites", rewriting),))
 
 
 # -- inputs, facts and decision
-@pytest.mark.spec("EXE-02")
+@pytest.mark.spec("EXE-02.c")
 async def test_the_four_inputs_are_recorded_apart_also_of_a_read() -> None:
     bench = make_bench([make_tool()], hooks=REWRITES)
 
@@ -54,7 +54,7 @@ async def test_the_four_inputs_are_recorded_apart_also_of_a_read() -> None:
     assert inputs.as_json()["call_input"] == {"same": True}
 
 
-@pytest.mark.spec("EXE-02")
+@pytest.mark.spec("EXE-02.c")
 @pytest.mark.parametrize(
     ("arguments", "inputs"),
     [
@@ -108,7 +108,7 @@ async def test_facts_and_decision_of_every_judged_call_are_recorded_apart(is_all
     assert (record.decision["is_allowed"], record.decision_id, record.is_write) == (is_allowed, "dec_1", True)
 
 
-@pytest.mark.spec("PER-19")
+@pytest.mark.spec("PER-19", "REG-05.e")
 async def test_a_call_that_its_own_tool_refuses_has_its_decision_as_an_event() -> None:
     bench = make_bench([make_tool(check_permissions=lambda *_: "deny")])
 
@@ -120,7 +120,7 @@ async def test_a_call_that_its_own_tool_refuses_has_its_decision_as_an_event() -
 
 
 # -- evidence
-@pytest.mark.spec("RES-01")
+@pytest.mark.spec("RES-01.e")
 async def test_a_result_names_the_events_of_its_call() -> None:
     async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         await context.progress.report("half way")
@@ -136,7 +136,7 @@ async def test_a_result_names_the_events_of_its_call() -> None:
     assert bench.ended.evidence == result.evidence
 
 
-@pytest.mark.spec("RES-01")
+@pytest.mark.spec("RES-01.e")
 async def test_a_tool_cannot_name_its_own_evidence() -> None:
     bench = make_bench([make_tool(handler=gives(ToolResult("", evidence=("forged",))))])
 
@@ -144,7 +144,7 @@ async def test_a_tool_cannot_name_its_own_evidence() -> None:
 
 
 # -- context nodes
-@pytest.mark.spec("RES-01")
+@pytest.mark.spec("RES-01.d")
 async def test_a_call_that_runs_alone_may_add_context() -> None:
     bench = make_bench([make_tool(handler=adds(SKILL), traits=lambda _: Traits(is_read_only=True))])
 
@@ -152,7 +152,7 @@ async def test_a_call_that_runs_alone_may_add_context() -> None:
     assert bench.ended.context_nodes == (SKILL,)
 
 
-@pytest.mark.spec("RES-01", "RES-05")
+@pytest.mark.spec("RES-01.d", "RES-05")
 async def test_a_call_that_runs_beside_others_may_not_unless_its_tool_declares_it() -> None:
     bench = make_bench(
         [make_tool("test.plain", handler=adds(SKILL)), make_tool("test.skill", handler=adds(SKILL), adds_context=True)]
@@ -178,7 +178,7 @@ async def test_what_a_call_adds_is_bounded(nodes: tuple[ContextNode, ...]) -> No
     assert (result.error.type, result.context_nodes) == (ErrorType.INVALID_OUTPUT, ())
 
 
-@pytest.mark.spec("RES-01")
+@pytest.mark.spec("RES-01.d")
 async def test_a_failed_call_adds_nothing() -> None:
     failed = ToolResult("", error=ToolFailure(ErrorType.EXECUTION_FAILED, "no"), context_nodes=(SKILL,))
     bench = make_bench([make_tool(handler=gives(failed), adds_context=True)])
@@ -196,7 +196,7 @@ async def test_added_context_holds_no_secret_and_nothing_that_cannot_be_stored()
     assert kept == ContextNode("memory_context", "of [redacted]", "key [redacted] \ufffd")
 
 
-@pytest.mark.spec("RES-03")
+@pytest.mark.spec("RES-03.c")
 async def test_a_sensitive_read_adds_no_node_that_would_be_kept() -> None:
     target = Target("path", "/p", "/p/.env", is_sensitive=True)
     bench = make_bench([make_tool(handler=adds(SKILL), adds_context=True, target=lambda *_: target)])
@@ -316,7 +316,7 @@ async def test_a_handler_that_cancels_itself_has_failed_and_the_run_goes_on() ->
 
 
 # -- partial output and progress
-@pytest.mark.spec("EXE-07", "RES-03")
+@pytest.mark.spec("EXE-07.b", "RES-03")
 async def test_large_partial_output_of_an_abort_becomes_an_artifact() -> None:
     reached = asyncio.Event()
 
@@ -375,7 +375,7 @@ async def test_progress_that_cannot_be_stored_ends_nothing() -> None:
 
 
 # -- hooks
-@pytest.mark.spec("EXE-03", "EXE-02")
+@pytest.mark.spec("EXE-03", "EXE-02", "REG-05.c")
 async def test_a_hook_cannot_make_a_write_of_a_call_that_runs_beside_others() -> None:
     def traits(call_input: JsonObject) -> Traits:
         is_safe = "!" not in str(call_input.get("text"))
@@ -400,7 +400,7 @@ async def test_content_that_a_hook_replaces_is_held_to_the_same_rules() -> None:
     assert (await bench.call("test.echo", text="x")).content == (TextBlock("lone \ufffd"),)
 
 
-@pytest.mark.spec("REG-10", "REG-03")
+@pytest.mark.spec("REG-10.b", "REG-03.b")
 async def test_a_call_that_is_not_made_is_recorded_under_the_canonical_name_too() -> None:
     bench = make_bench([make_tool("code.x", aliases=("Read",))])
 

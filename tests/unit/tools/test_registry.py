@@ -11,7 +11,7 @@ from shared.tools.risk import effective_traits
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
 
 
-@pytest.mark.spec("REG-02")
+@pytest.mark.spec("REG-02.b")
 def test_a_second_tool_of_the_same_name_is_an_error() -> None:
     registry = make_registry(make_tool("code.x"))
 
@@ -19,7 +19,40 @@ def test_a_second_tool_of_the_same_name_is_an_error() -> None:
         registry.register(make_tool("code.x"))
 
 
-@pytest.mark.spec("REG-02", "REG-10")
+@pytest.mark.spec("REG-05.b")
+def test_a_tool_keeps_each_optional_field_that_it_declares() -> None:
+    fields: dict[str, Any] = {
+        "aliases": ("Read",),
+        "title": "Read file",
+        "search_hint": "cat open view",
+        "output_schema": {"type": "object", "properties": {"n": {"type": "integer"}}},
+        "max_result_chars": 100,
+        "timeout": timedelta(seconds=3),
+        "is_enabled": lambda: True,
+        "prompt": "How to use it, at length.",
+        "defer": True,
+        "always_load": True,
+        "interrupt": "block",
+        "metadata": {"native_schema": {"type": "object"}},
+    }
+
+    (tool,) = make_registry(make_tool("code.x", **fields)).definitions()
+
+    assert {name: getattr(tool, name) for name in fields} == fields
+
+
+@pytest.mark.spec("REG-05.f", "REG-05.i")
+@pytest.mark.parametrize("permission", Permission)
+def test_a_trait_that_nothing_declares_takes_the_safe_value(permission: Permission) -> None:
+    tool = make_tool(permission=permission, traits=lambda _: Traits())
+
+    assert effective_traits(tool, {}) == Traits(
+        is_read_only=False, is_concurrency_safe=False, is_destructive=False, is_open_world=False
+    )
+    assert not effective_traits(make_tool(permission=permission), {}).is_destructive
+
+
+@pytest.mark.spec("REG-02.b", "REG-10")
 @pytest.mark.parametrize("aliases", [("code.x",), ("Read",), ("Same", "Same"), ("test.y",)])
 def test_an_alias_cannot_take_a_name_that_is_taken(aliases: tuple[str, ...]) -> None:
     registry = make_registry(make_tool("code.x", aliases=("Read",)))
@@ -28,7 +61,7 @@ def test_an_alias_cannot_take_a_name_that_is_taken(aliases: tuple[str, ...]) -> 
         registry.register(make_tool("test.y", aliases=aliases))
 
 
-@pytest.mark.spec("REG-03", "REG-10")
+@pytest.mark.spec("REG-03.b", "REG-10.a", "REG-10.b")
 async def test_a_call_by_alias_is_recorded_under_the_canonical_name() -> None:
     bench = make_bench([make_tool("code.x", aliases=("Read",))])
 
@@ -47,7 +80,7 @@ def test_built_ins_come_first_and_then_the_alphabet() -> None:
     assert [tool.name for tool in registry.definitions()] == ["code.a", "code.z", "user.a", "user.b"]
 
 
-@pytest.mark.spec("REG-05", "EXE-08")
+@pytest.mark.spec("REG-05.a", "EXE-08.b")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -67,7 +100,7 @@ def test_a_definition_that_cannot_work_is_refused_at_registration(overrides: dic
         make_registry(make_tool(**overrides))
 
 
-@pytest.mark.spec("REG-05")
+@pytest.mark.spec("REG-05.g", "REG-06.a")
 def test_a_tool_that_declares_nothing_counts_as_a_write() -> None:
     tool = ToolRegistry().register_tool("user.x", "d", TEXT_INPUT, echo)
 
@@ -75,7 +108,7 @@ def test_a_tool_that_declares_nothing_counts_as_a_write() -> None:
     assert tool.traits_of({}).is_read_only is False
 
 
-@pytest.mark.spec("REG-01")
+@pytest.mark.spec("REG-01.a", "REG-06.c")
 def test_an_adapter_brings_all_its_tools() -> None:
     class Source:
         def tools(self) -> tuple[ToolDefinition, ...]:
@@ -100,7 +133,7 @@ class Book(BaseModel):
     pages: int = Field(gt=0)
 
 
-@pytest.mark.spec("REG-06")
+@pytest.mark.spec("REG-06.b")
 async def test_an_annotated_function_becomes_a_tool() -> None:
     registry = ToolRegistry()
 
@@ -119,7 +152,7 @@ async def test_an_annotated_function_becomes_a_tool() -> None:
     assert bench.gate.asked[0].definition.description == "Join words."
 
 
-@pytest.mark.spec("REG-06")
+@pytest.mark.spec("REG-06.b")
 async def test_a_function_of_one_model_takes_the_whole_input_and_the_context() -> None:
     registry = ToolRegistry()
 
@@ -150,7 +183,7 @@ def test_a_function_that_cannot_be_said_as_a_schema_is_refused() -> None:
             return len(values)
 
 
-@pytest.mark.spec("REG-08")
+@pytest.mark.spec("REG-08.b")
 @pytest.mark.parametrize(
     ("name", "permission", "tags"),
     [
@@ -167,14 +200,14 @@ def test_a_tool_carries_its_permission_and_our_namespace_as_tags(
     assert tool.tags == tags
 
 
-@pytest.mark.spec("REG-08", "REG-05")
+@pytest.mark.spec("REG-08", "REG-05.a")
 @pytest.mark.parametrize("tags", [{"write"}, {"Dangerous"}, {""}, {"a b"}], ids=str)
 def test_tags_that_contradict_or_cannot_be_matched_are_refused(tags: set[str]) -> None:
     with pytest.raises(InvalidToolError, match="tag"):
         make_registry(make_tool(tags=frozenset(tags)))
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.b")
 def test_built_in_tools_follow_a_lower_maximum_and_others_are_refused_above_it() -> None:
     registry = ToolRegistry(max_timeout=timedelta(seconds=30))
     slow = make_tool("code.slow", timeout=timedelta(minutes=2))
@@ -186,14 +219,14 @@ def test_built_in_tools_follow_a_lower_maximum_and_others_are_refused_above_it()
         registry.register(make_tool("user.slow", timeout=timedelta(minutes=2)))
 
 
-@pytest.mark.spec("REG-05", "SCH-02")
+@pytest.mark.spec("REG-05.b", "SCH-02")
 def test_the_schema_of_a_model_stays_in_the_metadata_as_its_source_says_it() -> None:
     tool = ToolRegistry().register_tool("user.shelve", "Shelves.", Book, echo, metadata={"a": 1})
 
     assert tool.metadata == {"native_schema": Book.model_json_schema(), "a": 1}
 
 
-@pytest.mark.spec("REG-05", "PER-11")
+@pytest.mark.spec("REG-05.i", "PER-11")
 @pytest.mark.parametrize(
     ("overrides", "reaches_out"),
     [

@@ -39,7 +39,7 @@ FAILED = ToolResult(
 )
 
 
-@pytest.mark.spec("RES-06")
+@pytest.mark.spec("RES-06.a")
 def test_a_model_gets_the_content_and_what_hooks_added_and_no_metadata() -> None:
     told = for_model(FULL)
 
@@ -54,7 +54,7 @@ def test_a_model_gets_the_content_and_what_hooks_added_and_no_metadata() -> None
     assert "for programs" not in dump(told.content)
 
 
-@pytest.mark.spec("RES-06", "EXE-08")
+@pytest.mark.spec("RES-06.a", "EXE-08")
 def test_a_model_gets_an_error_with_what_to_do_and_what_there_was_until_then() -> None:
     told = for_model(FAILED)
 
@@ -79,7 +79,7 @@ def test_a_refusal_is_told_apart_from_a_failure() -> None:
     assert status_of(ToolResult("c", error=denied.error, metadata={"aborted": True})) == "aborted"
 
 
-@pytest.mark.spec("RES-06")
+@pytest.mark.spec("RES-06.b")
 def test_a_person_is_shown_the_content_and_neither_data_nor_metadata() -> None:
     shown = for_person(FULL)
 
@@ -109,7 +109,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.spec("RES-06")
+@pytest.mark.spec("RES-06.b")
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
 def test_what_a_person_is_shown_moves_hides_and_paints_nothing(text: str) -> None:
     result = ToolResult("c", (TextBlock(text), JsonBlock({"t": text})), summary=text)
@@ -135,7 +135,7 @@ def test_long_text_for_a_person_is_cut_and_says_by_how_much() -> None:
     assert len(line_for_person(result)) == 200
 
 
-@pytest.mark.spec("RES-06", "EVT-03")
+@pytest.mark.spec("RES-06.c", "EVT-03")
 def test_telemetry_keeps_facts_and_nothing_of_what_was_said() -> None:
     told = for_telemetry("code.search", FULL, duration_ms=12)
     failed = for_telemetry("code.search", FAILED, duration_ms=1)
@@ -178,7 +178,7 @@ def test_a_line_of_the_tool_log_leaves_out_input_summary_and_message() -> None:
     }
 
 
-@pytest.mark.spec("RES-06", "RES-01")
+@pytest.mark.spec("RES-06.d", "RES-01.b")
 def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_nodes() -> None:
     for result in (FULL, FAILED):
         back = stored.from_json(stored.to_json("code.search", result))

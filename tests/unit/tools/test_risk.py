@@ -59,7 +59,7 @@ def test_the_highest_of_declaration_tags_traits_and_guess_counts(
 TRAITS = st.builds(Traits, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 
-@pytest.mark.spec("REG-05")
+@pytest.mark.spec("REG-05.h")
 @given(st.sampled_from(Permission), TRAITS)
 def test_traits_never_lower_a_call_below_its_definition(permission: Permission, declared: Traits) -> None:
     traits = effective_traits(make_tool(permission=permission, traits=lambda _: declared), {})

@@ -30,7 +30,7 @@ def cut(letters: str) -> list[str]:
     return ["".join(call.id[0] for call in group.calls) for group in plan_groups(calls(letters), TOOLS.get)]
 
 
-@pytest.mark.spec("EXE-03")
+@pytest.mark.spec("EXE-03.c", "EXE-03.d")
 @pytest.mark.parametrize(
     ("turn", "groups"),
     [
@@ -47,7 +47,7 @@ def test_a_turn_is_cut_where_something_must_be_alone(turn: str, groups: list[str
     assert cut(turn) == groups
 
 
-@pytest.mark.spec("EXE-03")
+@pytest.mark.spec("EXE-03.d")
 @given(st.text(alphabet="rswa?", max_size=30))
 def test_cutting_keeps_the_models_order_and_every_call_once(turn: str) -> None:
     assert "".join(cut(turn)) == turn
@@ -112,7 +112,7 @@ def words(results: list[ToolResult]) -> list[str]:
     return [result.error.type.value if result.error else "ok" for result in results]
 
 
-@pytest.mark.spec("EXE-03")
+@pytest.mark.spec("EXE-03.a")
 async def test_reads_run_together_up_to_the_limit() -> None:
     executor = Executor()
 
@@ -122,7 +122,7 @@ async def test_reads_run_together_up_to_the_limit() -> None:
     assert [result.tool_call_id for result in results] == [f"r{position}" for position in range(25)]
 
 
-@pytest.mark.spec("EXE-03")
+@pytest.mark.spec("EXE-03.d")
 async def test_nothing_crosses_the_border_of_a_group() -> None:
     executor = Executor()
 
@@ -131,12 +131,12 @@ async def test_nothing_crosses_the_border_of_a_group() -> None:
     assert executor.order == ["+r0", "-r0", "+w1", "-w1", "+r2", "-r2"]
 
 
-@pytest.mark.spec("EXE-04")
+@pytest.mark.spec("EXE-04.a")
 async def test_a_failed_read_stops_nothing() -> None:
     assert words(await run_turn(calls("rsw"), Executor(frozenset({"r0", "s1"})))) == ["execution_failed"] * 2 + ["ok"]
 
 
-@pytest.mark.spec("EXE-04", "RES-04")
+@pytest.mark.spec("EXE-04.b", "RES-04.c")
 async def test_a_failed_write_stops_the_later_calls() -> None:
     executor = Executor(frozenset({"w1"}))
 
@@ -146,7 +146,7 @@ async def test_a_failed_write_stops_the_later_calls() -> None:
     assert executor.order[-2:] == ["not_run r2", "not_run a3"]
 
 
-@pytest.mark.spec("EXE-04")
+@pytest.mark.spec("EXE-04.c")
 async def test_an_unknown_tool_counts_as_a_write() -> None:
     assert words(await run_turn(calls("?r"), Executor(frozenset({"?0"})))) == ["execution_failed", "not_run"]
 
@@ -187,7 +187,7 @@ async def test_a_turn_with_a_failed_call_is_yielded_with_every_call_of_it(failin
     assert notes[-1] == ("tool_yielded", {"calls": ["r0", "w1", "a2"]})
 
 
-@pytest.mark.spec("EXE-07")
+@pytest.mark.spec("EXE-07.c")
 async def test_an_abort_is_said_once_with_all_calls_that_had_no_result() -> None:
     notes: list[tuple[str, JsonObject]] = []
 
@@ -205,7 +205,7 @@ async def test_an_abort_is_said_once_with_all_calls_that_had_no_result() -> None
     assert notes[-1] == ("aborted_tools", {"calls": ["w1", "r2"], "reason": "a person pressed stop"})
 
 
-@pytest.mark.spec("EXE-07", "EXE-05")
+@pytest.mark.spec("EXE-07.d", "EXE-05")
 @pytest.mark.parametrize("held", ["r0", "r1", "w2"])
 async def test_an_interrupted_turn_gives_every_call_an_end_and_leaves_nothing_running(held: str) -> None:
     executor = Executor(holding=frozenset({held}))

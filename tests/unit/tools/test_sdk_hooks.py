@@ -20,7 +20,7 @@ async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
     return PostOutcome()
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13.a")
 def test_a_decorated_function_is_a_hook_of_this_process() -> None:
     (pre,) = [one for one in registered_hooks().pre if one.name == "test.before"]
     (post,) = [one for one in registered_hooks().post if one.name == "test.after"]

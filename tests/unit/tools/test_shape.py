@@ -12,7 +12,7 @@ from shared.tools.toolset import Toolset
 from tests.unit.tools.parts import make_tool
 
 
-@pytest.mark.spec("REG-05", "REG-06")
+@pytest.mark.spec("REG-05.a", "REG-06")
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [

@@ -97,7 +97,7 @@ def test_the_default_worker_has_seven_tools_and_nothing_else() -> None:
     }
 
 
-@pytest.mark.spec("ETS-06", "PER-18")
+@pytest.mark.spec("ETS-06.d", "PER-18")
 @given(REQUESTS)
 def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -> None:
     surface = compute_surface(TOOLS, request_)
@@ -106,7 +106,7 @@ def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -
         assert not FORBIDDEN & set(surface.tools)
 
 
-@pytest.mark.spec("ETS-06")
+@pytest.mark.spec("ETS-06.a", "ETS-06.b", "ETS-06.c")
 @pytest.mark.parametrize("mode", RunMode)
 @pytest.mark.parametrize("role", Role)
 def test_only_main_and_orchestrator_can_ever_be_given_what_a_child_never_has(role: Role, mode: RunMode) -> None:
@@ -121,7 +121,7 @@ def test_only_main_and_orchestrator_can_ever_be_given_what_a_child_never_has(rol
         assert offered >= FORBIDDEN - (WRITES | STARTS_AGENTS if mode is not RunMode.DEFAULT else set())
 
 
-@pytest.mark.spec("ETS-08")
+@pytest.mark.spec("ETS-08.a")
 @given(REQUESTS)
 def test_every_registered_tool_is_explained(request_: SurfaceRequest) -> None:
     surface = compute_surface(TOOLS, request_)
@@ -131,7 +131,7 @@ def test_every_registered_tool_is_explained(request_: SurfaceRequest) -> None:
     assert surface.tools == tuple(each.tool for each in surface.decisions if each.is_in)
 
 
-@pytest.mark.spec("ETS-01", "ETS-03", "REG-08")
+@pytest.mark.spec("ETS-01.a", "ETS-03.c", "REG-08")
 @given(REQUESTS)
 def test_a_surface_stays_inside_policy_mode_and_request(request_: SurfaceRequest) -> None:
     surface = compute_surface(TOOLS, request_)
@@ -152,7 +152,7 @@ def test_another_denial_never_adds_a_tool(request_: SurfaceRequest, patterns: tu
     assert set(compute_surface(TOOLS, more).tools) <= set(compute_surface(TOOLS, request_).tools)
 
 
-@pytest.mark.spec("ETS-03", "ETS-05")
+@pytest.mark.spec("ETS-03.c", "ETS-05.b", "ETS-05.d")
 def test_allowed_tools_replace_the_default_and_still_pass_the_rules() -> None:
     asked = SurfaceRequest(Role.WORKER, allowed_tools=("code.write_file", "code.run_command", "agent.task_create"))
 
@@ -165,7 +165,7 @@ def test_allowed_tools_replace_the_default_and_still_pass_the_rules() -> None:
     assert rules["code.search"] == "not in allowed_tools"
 
 
-@pytest.mark.spec("ETS-06")
+@pytest.mark.spec("ETS-06.d")
 def test_an_alias_is_no_way_round_a_hard_limit() -> None:
     tool = make_tool("user.innocent", aliases=("agent.dispatch_worker",))
 
@@ -174,7 +174,7 @@ def test_an_alias_is_no_way_round_a_hard_limit() -> None:
     assert surface.tools == ()
 
 
-@pytest.mark.spec("ETS-01")
+@pytest.mark.spec("ETS-01.c")
 def test_a_tool_that_is_switched_off_or_cannot_say_is_out() -> None:
     def broken() -> bool:
         raise RuntimeError

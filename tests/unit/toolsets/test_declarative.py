@@ -56,7 +56,7 @@ def complaint(home: Path, config: Config | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.spec("CMD-02", "REG-07")
+@pytest.mark.spec("CMD-02", "REG-07.e")
 def test_a_file_with_every_field_becomes_a_tool(home: Path, tmp_path: Path) -> None:
     config = parse_config(f"[paths]\nallowed_write_roots = [{str(tmp_path)!r}]\n")
     write(
@@ -81,7 +81,7 @@ def test_a_file_with_every_field_becomes_a_tool(home: Path, tmp_path: Path) -> N
     assert tool.metadata["origin"] == str(home / "tools" / "echo.json")
 
 
-@pytest.mark.spec("CMD-02", "REG-05")
+@pytest.mark.spec("CMD-02", "REG-05.g")
 def test_a_file_that_says_no_permission_writes_and_is_marked_declarative(home: Path) -> None:
     write(home)
 
@@ -127,7 +127,7 @@ def test_declared_tools_come_after_the_built_in_ones(home: Path) -> None:
     assert registry.source_of("a.first") == f"file {home}/tools/echo.json"
 
 
-@pytest.mark.spec("REG-07", "SKL-01")
+@pytest.mark.spec("REG-07.e", "SKL-01")
 def test_every_process_registers_skills_and_the_declared_tools_of_its_home(home: Path) -> None:
     write(home, name="a.first")
 
@@ -145,7 +145,7 @@ def test_no_process_starts_with_a_broken_definition_in_its_home(home: Path) -> N
         make_registry(Surroundings(home))
 
 
-@pytest.mark.spec("REG-02")
+@pytest.mark.spec("REG-02.b")
 def test_a_name_that_another_source_has_is_an_error_that_names_the_file(home: Path) -> None:
     path = write(home)
     registry = ToolRegistry()

@@ -24,7 +24,7 @@ def problem(document: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.spec("CMD-03", "RES-01")
+@pytest.mark.spec("CMD-03", "RES-01.a")
 def test_a_whole_result_is_taken_over() -> None:
     result = read(
         {

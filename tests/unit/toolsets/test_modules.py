@@ -52,7 +52,7 @@ def test_a_toolset_of_a_module_is_registered_after_the_built_in_tools(module: Mo
     assert registry.source_of("code.read_file") == "built-in"
 
 
-@pytest.mark.spec("REG-06")
+@pytest.mark.spec("REG-06.a", "REG-06.c")
 def test_a_register_function_has_every_form_of_registering(module: Module) -> None:
     name = module(
         """

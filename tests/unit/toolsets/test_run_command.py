@@ -225,7 +225,7 @@ async def test_a_program_or_folder_replaced_after_the_permission_is_not_run(comm
     assert not list(folder.iterdir())
 
 
-@pytest.mark.spec("CMD-01", "EXE-08")
+@pytest.mark.spec("CMD-01", "EXE-08.f")
 async def test_time_is_over_for_the_whole_family_and_the_partial_output_is_kept(commands: Commands) -> None:
     result = await commands.python(STAYING, str(commands.root), timeout_ms=4000)
 
@@ -238,7 +238,7 @@ async def test_time_is_over_for_the_whole_family_and_the_partial_output_is_kept(
     assert not any(map(is_alive, pids(commands.root).values()))
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08.c")
 @pytest.mark.parametrize(("asked", "shown"), [(1500, "1.5 s"), (10**9, "60 s"), (60_001, "60 s")])
 async def test_a_model_can_ask_for_less_time_and_never_for_more(commands: Commands, asked: int, shown: str) -> None:
     await commands.run("true", timeout_ms=asked)
@@ -274,7 +274,7 @@ async def test_an_abort_ends_the_whole_family_and_keeps_the_partial_output(comma
     assert not any(map(is_alive, pids(commands.root).values()))
 
 
-@pytest.mark.spec("EXE-07", "RES-03")
+@pytest.mark.spec("EXE-07.b", "RES-03")
 async def test_a_large_partial_output_becomes_an_artifact(commands: Commands) -> None:
     code = "import time\nfor n in range(9000): print('line', n)\nprint('the end', flush=True); time.sleep(60)"
 
@@ -336,7 +336,7 @@ class SilentHalfMinute:
         return Finished(0, b"", b"", "exited")
 
 
-@pytest.mark.spec("EXE-09")
+@pytest.mark.spec("EXE-09.b")
 def test_a_command_that_says_nothing_is_reported_at_least_every_two_seconds(tmp_path: Path) -> None:
     commands = make_commands(tmp_path, runner=SilentHalfMinute(), progress_every=PROGRESS_EVERY)
     lost: list[str] = []

@@ -119,7 +119,7 @@ async def test_a_loaded_skill_becomes_a_context_node(shelves: Shelves) -> None:
     assert "asks for: code.write_file. Asking grants nothing" in text_of(result)
 
 
-@pytest.mark.spec("SKL-01", "EXE-03")
+@pytest.mark.spec("SKL-01", "EXE-03.c")
 def test_both_tools_only_read_and_loading_runs_alone(shelves: Shelves) -> None:
     listing, loading = shelves.tools()
 

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from shared.config import Config, parse_config
-from shared.tools.definition import Traits
+from shared.tools.definition import ToolDefinition, Traits
+from shared.tools.result import ErrorType, ToolResult
 from shared.toolsets.sources import Surroundings, make_registry
+from tests.unit.tools.parts import make_bench
+from tests.unit.tools.test_pipeline import DENIED
+from tests.unit.toolsets.declaring import make_declared
 
 
 @pytest.mark.spec("FS-06")
@@ -54,3 +58,42 @@ def test_the_instruction_files_are_those_of_the_configuration() -> None:
     assert read_file is not None
     assert read_file.traits_of({"path": "a/RULES.md"}) == Traits(is_read_only=True, is_concurrency_safe=False)
     assert read_file.traits_of({"path": "AGENTS.md"}).is_concurrency_safe
+
+
+MODULE = """
+from soong import Permission, Toolset
+
+tools = Toolset()
+
+@tools.tool("team.from_module", permission=Permission.READONLY)
+def from_module(text: str = "") -> str:
+    '''Gives text back.'''
+    return text
+"""
+
+
+@pytest.mark.spec("REG-01.b", "REG-01.c", "REG-07.a", "REG-07.e")
+@pytest.mark.parametrize("name", ["code.list_dir", "team.from_module", "team.from_file"])
+async def test_tools_of_every_source_are_called_in_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "sourcetools.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    declared = make_declared(tmp_path)
+    declared.python("print('{\"data\": 1}')", name="team.from_file", permission="readonly")
+    tools = make_registry(Surroundings(home=declared.home, modules=("sourcetools",))).definitions()
+    allowing = make_bench(tools, project=declared.project)
+    denying = make_bench(tools, project=declared.project, verdict=DENIED)
+
+    done, wrong = await allowing.call(name), await allowing.call(name, [])
+    denied = await denying.call(name)
+
+    assert isinstance(allowing.pipeline.resolve(name), ToolDefinition)
+    assert (type(done), done.ok) == (ToolResult, True), done.error
+    assert wrong.error is not None
+    assert wrong.error.type is ErrorType.INVALID_INPUT
+    assert denied.error is not None
+    assert denied.error.type is ErrorType.PERMISSION_DENIED
+    assert [call.tool for call, _, _ in (*allowing.log.ends, *denying.log.ends)] == [name] * 3
+    assert allowing.log.entries == [("started", "call_1"), ("finished", "call_1"), ("finished", "call_1")]
+    assert denying.log.starts == []

@@ -73,7 +73,7 @@ async def test_a_child_sees_its_task_and_its_step(child: Child) -> None:
     assert not child.gate.asked
 
 
-@pytest.mark.spec("ETS-07")
+@pytest.mark.spec("ETS-07.a")
 async def test_a_child_sees_its_own_and_the_ready_steps_that_are_agents_work(child: Child) -> None:
     data = cast("dict[str, Any]", (await child.call("query_steps")).data)
 
@@ -88,7 +88,7 @@ async def test_claiming_the_own_step_again_changes_nothing(child: Child) -> None
     assert (await child.store.step(child.claim.step_key)).fence == child.claim.fence
 
 
-@pytest.mark.spec("ETS-07")
+@pytest.mark.spec("ETS-07.b")
 @pytest.mark.parametrize(
     ("tool", "arguments", "error"),
     [

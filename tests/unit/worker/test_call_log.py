@@ -109,7 +109,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.spec("EXE-06", "PER-19", "EXE-02")
+@pytest.mark.spec("EXE-06.b", "PER-19", "EXE-02", "REG-03.c")
 async def test_a_read_is_one_transaction_with_its_row() -> None:
     bench = await make_bench()
 
@@ -123,19 +123,19 @@ async def test_a_read_is_one_transaction_with_its_row() -> None:
     assert row.facts["raw"] == {"name": "test__echo", "id": "raw"}
 
 
-@pytest.mark.spec("EXE-06")
+@pytest.mark.spec("EXE-06.a", "EXE-06.c")
 async def test_a_write_is_two_transactions_its_start_before_the_handler() -> None:
-    seen: list[list[str]] = []
+    seen: list[tuple[list[str], int]] = []
 
     async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        seen.append(await bench.types())
+        seen.append((await bench.types(), len(await bench.store.nodes(bench.run_id))))
         return None
 
     bench = await make_bench(make_tool(permission=Permission.WRITE, handler=look))
 
     await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
 
-    assert seen == [["tool_started"]]
+    assert seen == [(["tool_started"], 0)]
     assert bench.store.writes == 2
 
 
@@ -145,7 +145,7 @@ DENIALS = {
 }
 
 
-@pytest.mark.spec("EXE-04", "RES-05")
+@pytest.mark.spec("EXE-04.e", "RES-05")
 @pytest.mark.parametrize("error", ErrorType)
 async def test_a_call_that_was_refused_is_denied_in_the_log_and_any_other_error_failed(error: ErrorType) -> None:
     bench = await make_bench()
@@ -156,7 +156,7 @@ async def test_a_call_that_was_refused_is_denied_in_the_log_and_any_other_error_
     assert await bench.types() == ["tool_denied" if error.value in DENIALS else "tool_failed"]
 
 
-@pytest.mark.spec("EXE-04", "EXE-02")
+@pytest.mark.spec("EXE-04.e", "EXE-02")
 @pytest.mark.parametrize("action", ["deny", "stop"])
 async def test_what_a_hook_denies_is_denied_in_the_log(action: Literal["deny", "stop"]) -> None:
     async def refuses(_call: HookCall) -> PreOutcome:
@@ -169,6 +169,16 @@ async def test_what_a_hook_denies_is_denied_in_the_log(action: Literal["deny", "
     events = await bench.events()
     assert [type_ for type_, _ in events] == ["hook_run", "tool_denied"]
     assert (events[1][1]["error"], events[1][1]["message"]) == ("hook_denied", "not on Fridays")
+
+
+@pytest.mark.spec("ETS-02.b")
+async def test_a_call_outside_the_surface_is_denied_in_the_log() -> None:
+    bench = await make_bench()
+
+    await bench.pipeline.execute(ToolCall("c1", "code.run_command", {}))
+
+    ((type_, data),) = await bench.events()
+    assert (type_, data["error"]) == ("tool_denied", "tool_not_available")
 
 
 @pytest.mark.spec("PER-21")
@@ -198,7 +208,7 @@ async def test_a_call_that_was_refused_has_read_nothing_and_taints_nothing() -> 
     assert not await bench.store.is_tainted(bench.run_id)
 
 
-@pytest.mark.spec("EXE-09", "EXE-11")
+@pytest.mark.spec("EXE-09.a", "EXE-11")
 async def test_a_call_that_takes_its_time_is_seen_while_it_runs() -> None:
     bench = await make_bench(make_tool(handler=holding(lambda: bench)), show_after_s=0.01)
     calls = [ToolCall("c1", "test.echo", {})]
@@ -217,7 +227,7 @@ async def _has(bench: Bench, types: list[str]) -> bool:
     return await bench.types() == types
 
 
-@pytest.mark.spec("EXE-07")
+@pytest.mark.spec("EXE-07.a", "EXE-07.c")
 async def test_an_abort_is_recorded_with_its_node_and_counted() -> None:
     bench = await make_bench(make_tool(handler=holding(lambda: bench)))
     task = asyncio.ensure_future(bench.pipeline.execute(ToolCall("c1", "test.echo", {})))
@@ -252,7 +262,7 @@ async def test_of_a_run_that_goes_on_elsewhere_no_call_is_recorded_as_aborted() 
     assert bench.interruption.aborted_calls == 0
 
 
-@pytest.mark.spec("RES-01")
+@pytest.mark.spec("RES-01.d")
 async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
     async def load(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         node = ContextNode("skill", "review", f"how to review with {SECRET}")

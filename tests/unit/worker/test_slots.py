@@ -192,7 +192,7 @@ async def test_a_dispatch_to_a_full_process_returns_at_once(capacity: int) -> No
     assert await bench.slots.hold() == 0
 
 
-@pytest.mark.spec("EXE-07", "DIS-05")
+@pytest.mark.spec("EXE-07.c", "DIS-05")
 @pytest.mark.parametrize(
     ("aborted_calls", "reason"), [(0, EndReason.CANCELLED), (2, EndReason.ABORTED_TOOLS)], ids=["no tool", "tools"]
 )

@@ -7,6 +7,7 @@ import redis as redis_sync
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.commands import Commands
+from orchestrator.deployment_key import open_key
 from orchestrator.desk import Desk
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.expander import Expander
@@ -22,7 +23,6 @@ from shared.adapters.redis.switchboard import RedisSwitchboard
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
-from shared.permissions.signing import KeyFile
 from shared.sandbox.redact import redactor
 from shared.sandbox.rooted import RootedFolder
 from shared.settings import ARTIFACTS, RUNS, Settings, secret_values
@@ -45,7 +45,7 @@ async def build(settings: Settings) -> Orchestrator:
     """Open the store (migrating it), Redis and the broker, and put an orchestrator together, not started yet.
 
     Raises:
-        InvalidConfigError: no Redis is named.
+        InvalidConfigError: no Redis is named, or the signing key is not one of this deployment.
         UnavailableError: a server does not answer.
     """
     if not settings.redis_url:
@@ -56,10 +56,14 @@ async def build(settings: Settings) -> Orchestrator:
     planner = Catalogue.of(settings).planner(settings.model, settings.max_children_per_run)
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
+    try:
+        key = await open_key(store, settings.key_file, clock)
+    except BaseException:
+        await store.close()
+        raise
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     ring = RedisRing(clients.commands)
     switchboard = RedisSwitchboard(clients.blocking)
-    keys = KeyFile(settings.key_file)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
     folders = RunFolders(store, artifacts, RootedFolder(settings.data, RUNS), clock)
     client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
@@ -73,7 +77,7 @@ async def build(settings: Settings) -> Orchestrator:
         scheduler=Scheduler(store, store, Expander(store, store, clock, settings.max_children_per_run), clock),
         commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
-        desk=Desk(store, ring, keys, clock, settings, owner_id=owner_id, redactor=secrets),
+        desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets),
         recorder=folders,
         closers=(folders.close, ring.close, clients.close),
     )

@@ -7,11 +7,11 @@ the same questions under the same ids, reads the answers that stand, and has non
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.deployment_key import DeploymentKey
 from orchestrator.session_desk import DeskTools, SessionDesk
 from shared.clock import Clock
 from shared.permissions.grants import Grant
 from shared.permissions.request import PermissionCallback
-from shared.permissions.signing import KeySource
 from shared.sandbox.redact import Redactor
 from shared.settings import Settings
 from shared.store import Store
@@ -25,7 +25,7 @@ class Desk:
         self,
         store: Store,
         ring: Ring,
-        signer: KeySource,
+        key: DeploymentKey,
         clock: Clock,
         settings: Settings,
         direct: Mapping[str, PermissionCallback] | None = None,
@@ -35,14 +35,14 @@ class Desk:
         redactor: Redactor | None = None,
     ) -> None:
         home, redactor = home or str(Path.home()), redactor or Redactor()
-        self._tools = DeskTools(store, ring, signer, clock, settings, owner_id, home, redactor)
+        self._tools = DeskTools(store, ring, key, clock, settings, owner_id, home, redactor)
         self._sessions: dict[str, SessionDesk] = {}
         for session_id, callback in (direct or {}).items():
             self._of(session_id).callback = callback
 
     async def review(self, session_ids: Sequence[str]) -> None:
         """Look at the pending questions of these sessions, in tasks of the desk's own."""
-        await self._tools.publish()
+        await self._tools.key.current()
         self._sessions = {name: desk for name, desk in self._sessions.items() if not desk.is_idle}
         for session_id in session_ids:
             self._of(session_id).poke()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from orchestrator import rulings
+from orchestrator.deployment_key import DeploymentKey
 from orchestrator.flood import MAX_READ, FloodGate
 from orchestrator.presence import Presence
 from orchestrator.responders import DirectResponder, Lane, lane_of
@@ -30,7 +31,7 @@ from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant, GrantBook
 from shared.permissions.policy import Policy
 from shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
-from shared.permissions.signing import KeySource, Signer, check_proof
+from shared.permissions.signing import check_proof
 from shared.permissions.store import Decided
 from shared.runs.status import RunStatus
 from shared.sandbox.redact import Redactor
@@ -61,25 +62,16 @@ class DeskTools:
 
     store: Store
     ring: Ring
-    signer: KeySource
+    key: DeploymentKey
     clock: Clock
     settings: Settings
     owner_id: Callable[[], str]
     home: str
     redactor: Redactor
-    published: set[str] = field(default_factory=set)
 
     async def sign(self, decision: Decision) -> Decision:
-        """Sign with the key of the moment, which stands in the table before anybody can read what it signed."""
-        return (await self.publish()).sign(decision)
-
-    async def publish(self) -> Signer:
-        """Return the signer of the moment, its public key published."""
-        signer = self.signer.current()
-        if signer.key_id not in self.published:
-            await self.store.publish_key(signer.key_id, signer.public_key, now_us=self.clock.now_us())
-            self.published.add(signer.key_id)
-        return signer
+        """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
+        return (await self.key.current()).sign(decision)
 
 
 @dataclass(slots=True)

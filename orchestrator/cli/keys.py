@@ -40,6 +40,12 @@ def rotate(
 
 
 @app.command()
+def adopt(*, reason: str = _REASON) -> None:
+    """Publish the key that the key file holds: one from a secret store, or of another orchestrator's host."""
+    asyncio.run(_adopt(reason))
+
+
+@app.command()
 def retire(
     key: str = typer.Argument(..., help="The key's id, or enough of its beginning."),
     *,
@@ -91,7 +97,18 @@ async def _rotate(overlap: timedelta, reason: str) -> None:
     async with _ring(load_settings()) as ring:
         ended = await ring.rotate(reason=reason, overlap=overlap)
     print(ended.successor)
-    say(f"{ended.key_id} signs for {overlap.total_seconds():g} s more; what it signed stays good until it expires")
+    if ended.key_id:
+        say(f"{ended.key_id} signs for {overlap.total_seconds():g} s more; what it signed stays good until it expires")
+    elif ended.replaced:
+        say(f"the file held {ended.replaced}, which was never published; nothing that it signed is good")
+        say("end what signed before it: soong keys list, then soong keys retire KEY")
+
+
+async def _adopt(reason: str) -> None:
+    async with _ring(load_settings()) as ring:
+        key_id = await ring.adopt(reason=reason)
+    print(key_id)
+    say(f"{key_id} is published; orchestrators that have this key file sign with it from now on")
 
 
 async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:

@@ -130,8 +130,15 @@ def of_token_revoked(token: ApiToken) -> AuditNote:
     return AuditNote(AuditKind.TOKEN_REVOKED, {"token": token.id, "principal": token.principal})
 
 
-def of_key_published(key_id: str, public_key: bytes) -> AuditNote:
-    return AuditNote(AuditKind.KEY_PUBLISHED, {"key": key_id, "public_key": public_key.hex()})
+def of_key_published(key_id: str, public_key: bytes, principal: str, reason: str) -> AuditNote:
+    """Tell by whom a key was published; nobody is named for the first key of a deployment."""
+    data: dict[str, Json] = {"key": key_id, "public_key": public_key.hex(), "principal": principal, "reason": reason}
+    return AuditNote(AuditKind.KEY_PUBLISHED, data)
+
+
+def of_refused_key(key_id: str, problem: str) -> AuditNote:
+    """Tell that an owner found a key that it does not sign with."""
+    return AuditNote(AuditKind.SECURITY, {"what": "unpublished_key", "key": key_id, "problem": problem})
 
 
 def of_key_retired(

@@ -55,10 +55,19 @@ class Lapsed:
 
 
 class KeyStore(Protocol):
-    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
-        """Insert a public key (32 bytes, Ed25519), once. Owners only; workers only read.
+    async def publish_key(
+        self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
+    ) -> None:
+        """Insert a public key (32 bytes, Ed25519), once. For operators; workers only read.
 
         Raises: ConflictError when another key has that id.
+        """
+        ...
+
+    async def publish_first_key(self, key_id: str, public_key: bytes, *, now_us: int) -> bool:
+        """Insert a public key when there is none at all; return whether it was inserted.
+
+        Two first owners that start at the same moment, each with a key of its own, may both insert theirs.
         """
         ...
 

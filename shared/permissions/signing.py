@@ -50,7 +50,7 @@ class Signer:
         """Read the key file; make it, readable by us alone, when there is none. Of two makers at once one wins.
 
         Raises:
-            InvalidConfigError: not an Ed25519 key, not readable, or open to others.
+            InvalidConfigError: not an Ed25519 key, not readable, another user's, or open to others.
         """
         if not path.exists():
             _make_key_file(path)
@@ -196,11 +196,18 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _read_key_file(path: Path) -> Ed25519PrivateKey:
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        # A FIFO would block; a secret store mounts the file as a link, so links are followed.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
             pem = file.read(MAX_KEY_FILE_BYTES)
     except OSError as error:
         raise InvalidConfigError(f"the signing key {str(path)!r} cannot be read: {error.strerror}") from error
+    if status.st_uid not in (0, os.geteuid()):
+        raise InvalidConfigError(
+            f"the signing key {str(path)!r} belongs to user {status.st_uid}, who could exchange it; "
+            f"expected root or user {os.geteuid()}, so chown it"
+        )
+    mode = status.st_mode
     # Group-readable is how container platforms mount secrets; anything more lets others sign.
     if stat.S_IMODE(mode) & (stat.S_IRWXO | stat.S_IWGRP):
         raise InvalidConfigError(

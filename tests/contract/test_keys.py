@@ -18,7 +18,8 @@ from tests.contract.scene import Scene
 
 async def publish(store: Store, *key_ids: str) -> None:
     for number, key_id in enumerate(key_ids):
-        await store.publish_key(key_id, bytes([number]) * 32, now_us=number)
+        said = {"principal": "ada", "reason": "a new host"}
+        await store.publish_key(key_id, bytes([number]) * 32, now_us=number, **said)
 
 
 async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: int = 5) -> list[Lapsed]:
@@ -52,6 +53,16 @@ async def test_a_key_is_listed_with_how_it_ended(scene: Scene) -> None:
     assert await scene.store.signing_key("key_b") == keys[1]
     assert [key.state(6) for key in keys] == ["retired", "revoked", "active"]
     assert keys[0].state(4) == "retiring"
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_only_the_first_key_is_published_as_the_first(scene: Scene) -> None:
+    is_first = await scene.store.publish_first_key("key_a", b"a" * 32, now_us=1)
+    again = [await scene.store.publish_first_key(name, b"b" * 32, now_us=2) for name in ("key_a", "key_b")]
+
+    assert (is_first, again) == (True, [False, False])
+    assert [(key.id, key.public_key) for key in await scene.store.signing_keys()] == [("key_a", b"a" * 32)]
+    assert len(await scene.store.audit(kinds=[AuditKind.KEY_PUBLISHED])) == 1
 
 
 async def test_a_key_ends_once(scene: Scene) -> None:
@@ -138,7 +149,7 @@ async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: Scene)
     kinds = [AuditKind.KEY_PUBLISHED, AuditKind.KEY_RETIRED]
     published, ended = await scene.store.audit(kinds=kinds)
 
-    assert published.data == {"key": "key_a", "public_key": "00" * 32}
+    assert published.data == {"key": "key_a", "public_key": "00" * 32, "principal": "ada", "reason": "a new host"}
     assert ended.data["principal"] == "ada"
     assert ended.data["reason"] == "it was time"
     assert ended.data["is_revoked"] is True

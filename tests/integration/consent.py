@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Protocol
 
+from orchestrator.deployment_key import DeploymentKey
 from orchestrator.desk import Desk
 from orchestrator.remote_responder import RemoteResponder
 from shared.jsontext import JsonObject, digest
@@ -187,7 +188,7 @@ class Bench:
         return Desk(
             self.store,
             self.ring,
-            self.signer,
+            DeploymentKey(self.store, self.signer, self.clock),
             self.clock,
             self.settings,
             owner_id=lambda: owner_id,

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from orchestrator.catalogue import Catalogue
+from orchestrator.deployment_key import DeploymentKey
 from orchestrator.desk import Desk
 from orchestrator.submission import submission
 from shared.adapters.artifacts import FolderArtifacts
@@ -112,9 +113,8 @@ class Site:
         await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
         await self.store.create_task(prepared.task)
         self.own, self.task_id = Ownership(prepared.session.id, owner.id, 1), prepared.task.id
-        self.desk = Desk(
-            self.store, self.board, Signer.generate(), self.clock, self.settings, owner_id=lambda: owner.id
-        )
+        key = DeploymentKey(self.store, Signer.generate(), self.clock)
+        self.desk = Desk(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
         self._begin(self._hear_questions())
 
     async def start_worker(self, slots: int = 1, **settings: object) -> WorkerProcess:

@@ -10,15 +10,16 @@ import pytest
 from sqlalchemy import text
 
 from orchestrator.audit import verify
+from orchestrator.deployment_key import open_key
 from orchestrator.keys import KeyRing
 from shared.adapters.sql.rows import decision_body
 from shared.adapters.sql.store import SqlStore, open_store
 from shared.audit.entry import AuditKind
-from shared.errors import AlreadyDecidedError
+from shared.errors import AlreadyDecidedError, InvalidConfigError, UsageError
 from shared.jsontext import dump, parse_strict
 from shared.permissions.policy import Mode, Policy
 from shared.permissions.request import Answer, Choice, Decision, RequestState
-from shared.permissions.signing import KeyFile, Signer
+from shared.permissions.signing import Signer
 from shared.permissions.store import Decided
 from shared.runs.events import EventType
 from shared.tasks.step import Claim
@@ -149,14 +150,16 @@ async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBe
 
 
 # -- keys
-def with_key_file(bench: Bench, path: Path) -> KeyRing:
+async def with_key_file(bench: Bench, path: Path) -> KeyRing:
     """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
+    ring = KeyRing(bench.store, path, bench.clock, "ada")
+    await ring.adopt(reason="the bench had another")
     callback = bench.desk._of(bench.session_id).callback
-    bench.desk._tools = replace(bench.desk._tools, signer=KeyFile(path))
+    bench.desk._tools = replace(bench.desk._tools, key=await open_key(bench.store, path, bench.clock))
     bench.desk._sessions.clear()
     if callback is not None:
         bench.desk.attach(bench.session_id, callback)
-    return KeyRing(bench.store, path, bench.clock, "ada")
+    return ring
 
 
 async def key_of_decision(bench: Bench, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
@@ -172,7 +175,7 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = with_key_file(bench, tmp_path / "signing.key")
+        ring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
 
@@ -193,12 +196,12 @@ async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_ben
     """An owner whose clock is behind, or which has not seen the new file."""
     callback = Callback()
     async with open_bench(callback) as bench:
-        ring = with_key_file(bench, tmp_path / "signing.key")
+        ring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         early = bench.clock.now_us() - 1
         ring.file.unlink()
-        Signer.generate().save(ring.file)
+        await ring.adopt(reason="a new one")
         await bench.store.retire_key(
             first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
         )
@@ -216,7 +219,7 @@ async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_ar
 ) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
-        ring = with_key_file(bench, tmp_path / "signing.key")
+        ring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         stolen, _ = await key_of_decision(bench, "call_1", claim, worker)
 
@@ -237,14 +240,146 @@ async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leave
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = with_key_file(bench, tmp_path / "signing.key")
+        ring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         ring.file.unlink()
 
         still, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
-        bench.desk._tools = replace(bench.desk._tools, signer=KeyFile(ring.file))  # the owner starts again
+        with pytest.raises(InvalidConfigError, match="is missing, and 1 keys are published"):
+            await open_key(bench.store, ring.file, bench.clock)
+        await ring.adopt(reason="the old one is lost")
+        key = await open_key(bench.store, ring.file, bench.clock)  # the owner starts again
+        bench.desk._tools = replace(bench.desk._tools, key=key)
         (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
 
         assert (still, is_allowed, again.is_allowed) == (first, True, True)
         assert ring.current() not in ("", first)
+
+
+async def key_events(bench: Bench) -> list[tuple[str, str]]:
+    """Return what the audit log says of keys that were refused: which, and why."""
+    entries = await bench.store.audit(kinds=["security"])
+    return [
+        (str(entry.data["key"]), str(entry.data["problem"]))
+        for entry in entries
+        if entry.data["what"] == "unpublished_key"
+    ]
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_told_once(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    """A process that can write the key file, and no table, gets no key of its own published."""
+    async with open_bench(Callback()) as bench:
+        ring = await with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+        theirs = Signer.generate()
+        theirs.save(ring.file)
+
+        signed = [await key_of_decision(bench, f"call_{number}", claim, worker) for number in (2, 3)]
+
+        assert signed == [(first, True)] * 2, "what was published goes on signing"
+        assert [key.id for key in await ring.keys()] == [first]
+        ((told, problem),) = await key_events(bench)
+        assert told == theirs.key_id
+        assert "soong keys adopt" in problem
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_an_owner_does_not_start_with_a_key_that_was_not_published(open_bench: OpenBench, tmp_path: Path) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = await with_key_file(bench, tmp_path / "signing.key")
+        theirs = Signer.generate()
+        theirs.save(ring.file)
+
+        with pytest.raises(InvalidConfigError, match=f"{theirs.key_id} is not among the published keys"):
+            await open_key(bench.store, ring.file, bench.clock)
+
+        assert theirs.key_id not in {key.id for key in await ring.keys()}
+        assert [key for key, _ in await key_events(bench)] == [theirs.key_id]
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = await with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+        new = Signer.generate()
+        new.save(ring.file)  # the secret store exchanges it
+        before, _ = await key_of_decision(bench, "call_2", claim, worker)
+
+        adopted = await ring.adopt(reason="from the vault")
+        after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
+
+        assert (before, after, adopted, is_allowed) == (first, new.key_id, new.key_id, True)
+        entries = await bench.store.audit(kinds=["key_published"])
+        assert entries[-1].data["key"] == new.key_id
+        assert (entries[-1].data["principal"], entries[-1].data["reason"]) == ("ada", "from the vault")
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_publish_it(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = await with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+        theirs = Signer.generate()
+        theirs.save(ring.file)
+
+        ended = await ring.rotate(reason="somebody wrote the file")
+        now, _ = await key_of_decision(bench, "call_2", claim, worker)
+
+        assert (ended.key_id, ended.replaced, ended.successor) == ("", theirs.key_id, now)
+        assert {key.id for key in await ring.keys()} == {first, now}
+
+
+@pytest.mark.spec("PER-12")
+@pytest.mark.parametrize("is_revoked", [False, True], ids=["retired", "revoked"])
+async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(
+    open_bench: OpenBench, tmp_path: Path, is_revoked: bool
+) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = await with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        ended, _ = await key_of_decision(bench, "call_1", claim, worker)
+        copy = ring.file.read_bytes()
+        await ring.retire(ended, is_revoked=is_revoked, reason="")
+        good, _ = await key_of_decision(bench, "call_2", claim, worker)
+        ring.file.unlink()
+        ring.file.write_bytes(copy)
+        ring.file.chmod(0o600)
+        await bench.pass_time(1)
+
+        after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
+
+        assert (after, is_allowed) == (good, True)
+        with pytest.raises(UsageError, match="soong keys rotate"):
+            await ring.adopt(reason="")
+        with pytest.raises(InvalidConfigError, match="soong keys rotate"):
+            await open_key(bench.store, ring.file, bench.clock)
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_told(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async with open_bench(Callback()) as bench:
+        ring = await with_key_file(bench, tmp_path / "signing.key")
+        ((claim, worker),) = await bench.claim()
+        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+        Signer.generate().save(ring.file)
+        ring.file.chmod(0o644)
+
+        signed = [await key_of_decision(bench, f"call_{number}", claim, worker) for number in (2, 3)]
+
+        assert signed == [(first, True)] * 2
+        ((_, problem),) = await key_events(bench)
+        assert "chmod 600" in problem

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from orchestrator.commands import Commands
+from orchestrator.deployment_key import DeploymentKey
 from orchestrator.desk import Desk
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.expander import Expander
@@ -195,6 +196,7 @@ class OwnerActor(Actor):
     def __init__(self, ground: Ground, name: str) -> None:
         super().__init__(ground, name)
         store, ring, clock = self.store, self.ring, self.clock
+        key = DeploymentKey(store, SIGNER, clock)
         parts = Parts(
             store=store,
             ring=ring,
@@ -203,7 +205,7 @@ class OwnerActor(Actor):
             scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
             commands=Commands(store, store, store, ring, clock),
             dispatcher=Dispatcher(store, store, SimBroker(ground.queues, self)),
-            desk=Desk(store, ring, SIGNER, clock, ground.settings, owner_id=self._owner_id, home=HOME),
+            desk=Desk(store, ring, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
             recorder=NoFolders(),
         )
         self.orchestrator = Orchestrator(parts, ground.settings)

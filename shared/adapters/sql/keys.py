@@ -24,6 +24,14 @@ PUBLISH: Final = Statement(
     ON CONFLICT DO NOTHING RETURNING id
     """,
 )
+PUBLISH_FIRST: Final = Statement(
+    "publish first: the key of a deployment that has none",
+    """
+    INSERT INTO signing_keys (id, public_key, created_us)
+    SELECT :id, :public_key, :created_us WHERE NOT EXISTS (SELECT 1 FROM signing_keys)
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
 RETIRE: Final = Statement(
     "retire: the end of a key, once of each kind; no row means that it stands already",
     """
@@ -78,16 +86,27 @@ class SqlKeys:
     _database: Database
     _trail: AuditTrail
 
-    async def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
+    async def publish_key(
+        self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
+    ) -> None:
         def write(tx: Transaction) -> None:
             if tx.rows(PUBLISH, id=key_id, public_key=public_key, created_us=now_us):
-                self._trail.note(tx, [of_key_published(key_id, public_key)], now_us)
+                self._trail.note(tx, [of_key_published(key_id, public_key, plain(principal), plain(reason))], now_us)
                 return
             found = tx.execute(select(signing_keys.c.public_key).where(signing_keys.c.id == key_id)).scalar_one()
             if bytes(found) != public_key:
                 raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
 
         await self._database.write(write)
+
+    async def publish_first_key(self, key_id: str, public_key: bytes, *, now_us: int) -> bool:
+        def write(tx: Transaction) -> bool:
+            is_first = bool(tx.rows(PUBLISH_FIRST, id=key_id, public_key=public_key, created_us=now_us))
+            if is_first:
+                self._trail.note(tx, [of_key_published(key_id, public_key, "", "the first key")], now_us)
+            return is_first
+
+        return await self._database.write(write)
 
     async def signing_key(self, key_id: str) -> SigningKey | None:
         return await self._database.read(lambda tx: key_of(tx, key_id))

@@ -21,12 +21,22 @@ class MemoryKeys:
     lock: threading.RLock
 
     @transaction
-    def publish_key(self, key_id: str, public_key: bytes, *, now_us: int) -> None:
+    def publish_key(
+        self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
+    ) -> None:
         if key_id not in self.rows.keys:
             self.rows.keys[key_id] = SigningKey(key_id, public_key, now_us)
-            add_notes(self.rows, [of_key_published(key_id, public_key)], now_us)
+            add_notes(self.rows, [of_key_published(key_id, public_key, principal, reason)], now_us)
         elif self.rows.keys[key_id].public_key != public_key:
             raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
+
+    @transaction
+    def publish_first_key(self, key_id: str, public_key: bytes, *, now_us: int) -> bool:
+        if self.rows.keys:
+            return False
+        self.rows.keys[key_id] = SigningKey(key_id, public_key, now_us)
+        add_notes(self.rows, [of_key_published(key_id, public_key, "", "the first key")], now_us)
+        return True
 
     @transaction
     def signing_key(self, key_id: str) -> SigningKey | None:

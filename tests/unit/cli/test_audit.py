@@ -15,6 +15,7 @@ from orchestrator.cli import audit, keys
 from shared.adapters.sql.store import open_store
 from shared.audit.entry import AuditKind, AuditNote
 from shared.errors import UsageError
+from shared.permissions.signing import Signer
 from shared.testing.builders import make_session
 
 RUNNER = CliRunner()
@@ -145,6 +146,12 @@ def listed() -> list[dict[str, object]]:
 def test_a_key_is_rotated_listed_and_ended(home: Path) -> None:
     assert listed() == []
 
+    adopted = RUNNER.invoke(keys.app, ["adopt", "--reason", "a second host"], catch_exceptions=False)
+    assert [(key["id"], key["state"], key["signs_here"]) for key in listed()] == [
+        (adopted.stdout.strip(), "active", True)
+    ]
+    assert [line["data"]["reason"] for line in lines("--kind", "key_published")] == ["a second host"]
+
     made = RUNNER.invoke(keys.app, ["rotate", "--overlap", "0", "--reason", "new year"], catch_exceptions=False)
     old, new = listed()
 
@@ -161,9 +168,23 @@ def test_a_key_is_rotated_listed_and_ended(home: Path) -> None:
 
 
 def test_a_key_that_is_not_there_or_not_one_is_not_ended(home: Path) -> None:
-    RUNNER.invoke(keys.app, ["rotate"], catch_exceptions=False)
+    for _ in range(2):
+        RUNNER.invoke(keys.app, ["rotate"], catch_exceptions=False)
 
     with pytest.raises(UsageError, match="fits 2 keys"):
         RUNNER.invoke(keys.app, ["retire", "key_"], catch_exceptions=False)
     with pytest.raises(UsageError, match="no key 'key_none'"):
         RUNNER.invoke(keys.app, ["retire", "key_none"], catch_exceptions=False)
+
+
+@pytest.mark.spec("OPS-12")
+def test_rotating_away_a_key_that_was_never_published_says_what_to_look_at(home: Path) -> None:
+    RUNNER.invoke(keys.app, ["adopt"], catch_exceptions=False)
+    theirs = Signer.generate()
+    theirs.save(home / "signing.key")
+
+    done = RUNNER.invoke(keys.app, ["rotate"], catch_exceptions=False)
+
+    assert theirs.key_id not in {key["id"] for key in listed()}
+    assert f"the file held {theirs.key_id}, which was never published" in done.stderr
+    assert "soong keys retire KEY" in done.stderr

@@ -1,5 +1,6 @@
 """Signatures over decisions, proofs over requests, and the key file (PER-12)."""
 
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -120,6 +121,24 @@ def test_a_key_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None
 
     with pytest.raises(InvalidConfigError, match="chmod 600"):
         Signer.load(path)
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file away")
+def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+    Signer.load(path)
+    os.chown(path, 4242, -1)
+
+    with pytest.raises(InvalidConfigError, match="belongs to user 4242, who could exchange it"):
+        Signer.load(path)
+
+
+def test_a_fifo_in_the_place_of_the_key_blocks_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "signing.key", 0o600)
+
+    with pytest.raises(InvalidConfigError, match="not an unencrypted PEM key"):
+        Signer.load(tmp_path / "signing.key")
 
 
 def test_what_is_no_ed25519_key_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@
     ├── ForgedError                 a signature, digest or proof does not hold: a security event
     ├── ForeignEntryError           a link or the like beneath a folder that workers write: a security event
     ├── UnavailableError            Redis, the database or the service cannot be reached; may be tried again
+    │   └── TooSlowError            the database ended transactions because this process computed for too long in them
     ├── SchemaVersionError          the database is newer or older than this program
     └── ToolError                   raised inside a tool; the pipeline turns it into a ToolResult (shared.tools.result)
 
@@ -170,6 +171,13 @@ class ForeignEntryError(SoongError):
 
 class UnavailableError(SoongError):
     """A part that lives elsewhere cannot be reached now; the same call may succeed later."""
+
+
+class TooSlowError(UnavailableError):
+    """The database ended a transaction several times because this process sent nothing for too long.
+
+    Nothing was written. The same call fails again in the same way until the process gets more CPU time.
+    """
 
 
 class SchemaVersionError(SoongError):

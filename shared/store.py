@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from shared.access.store import AccessStore
 from shared.audit.store import AuditStore
-from shared.errors import UnavailableError
+from shared.errors import TooSlowError, UnavailableError
 from shared.log import get_logger
 from shared.permissions.store import ConsentStore
 from shared.runs.store import RunPages, RunStore
@@ -34,11 +34,13 @@ async def insist(write: Callable[[], Awaitable[None]], *, what: str) -> None:
     A commit may have been applied although its answer was lost: whoever gave up then would leave behind what it
     believes not to be there.
 
-    Raises: UnavailableError, the last one.
+    Raises: UnavailableError, the last one; TooSlowError at once: the same again fails again.
     """
     for wait_s in AGAIN_S:
         try:
             return await write()
+        except TooSlowError:
+            raise
         except UnavailableError as error:
             log.warning("write_unanswered", what=what, error=str(error))
             await asyncio.sleep(wait_s)

@@ -224,3 +224,14 @@ async def test_map_of_another_session_is_not_expanded(scene: Scene) -> None:
         await scene.store.expand(scene.own, step.key, children, now_us=scene.now_us)
 
     assert len(await scene.store.steps(new.id)) == 1
+
+
+async def test_children_of_a_paused_task_wait_until_it_goes_on(scene: Scene) -> None:
+    task_id = await scene.task(make_map())
+    await scene.store.pause_task(scene.own, task_id, reason="later", now_us=scene.now_us)
+
+    await scene.expand(f"{task_id}/m", "x", "y")
+
+    assert await scene.claim() == ()
+    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+    assert sorted(step_ids(await scene.claim())) == ["m[x]", "m[y]"]

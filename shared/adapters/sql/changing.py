@@ -219,14 +219,12 @@ class _Changing:
         return standing
 
     def _grow(self, standing: Mapping[str, _Standing]) -> None:
-        done = frozenset(key for key, step in standing.items() if self._is_needed(key) and not _must_wait(step))
+        needed = {parent for step in self.change.steps for parent in step.depends_on}
+        needed.update(parent for _, parent in self.change.edges)
+        done = frozenset(key for key, step in standing.items() if key in needed and not _must_wait(step))
         insert_steps(self.tx, self.journal, self.change.steps, self.root_run_id, is_paused=self.is_paused, done=done)
         if self.change.edges:
             self._add_edges(standing, done)
-
-    def _is_needed(self, key: str) -> bool:
-        needed = any(key in step.depends_on for step in self.change.steps)
-        return needed or any(key == parent for _, parent in self.change.edges)
 
     def _add_edges(self, standing: Mapping[str, _Standing], done: frozenset[str]) -> None:
         children = sorted({child for child, _ in self.change.edges})

@@ -18,10 +18,20 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL, Connection, RootTransaction
 
-from shared.adapters.sql.engine import is_conflict, is_unavailable, make_engine, our_errors
+from shared.adapters.sql.engine import (
+    first_line,
+    is_conflict,
+    is_too_silent,
+    is_unavailable,
+    make_engine,
+    our_errors,
+)
 from shared.adapters.sql.side_lock import SideLock, side_lock
 from shared.adapters.sql.transaction import Transaction
-from shared.errors import SoongError, UnavailableError
+from shared.errors import SoongError, TooSlowError, UnavailableError
+from shared.log import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -31,6 +41,9 @@ GROUP: Final = 256
 READERS: Final = 4
 TRIES: Final = 8
 """How often work that the database undid in favour of another transaction is done again."""
+SILENT_TRIES: Final = 3
+"""How often work is done alone whose transaction the database ended for its silence: a process that was frozen succeeds
+the next time, one that is too slow does not."""
 
 PATIENCE_S: Final = 30.0
 """How long a caller waits for SQLite's one lock: it is held for milliseconds, unless its holder has been stopped."""
@@ -111,6 +124,10 @@ class Database:
         since_s = self._locking_since_s
         return self.patience_s if since_s is None else max(0.0, self.patience_s - (time.monotonic() - since_s))
 
+    async def built(self, build: Callable[[], T], *, are_many: bool) -> T:
+        """Return what ``build`` makes for a transaction, made in a thread when it is much: the loop goes on."""
+        return await asyncio.to_thread(build) if are_many else build()
+
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run ``function`` on one consistent state of the database; it must not write.
 
@@ -184,18 +201,24 @@ class Database:
         """Write all of the group in one transaction, or each in its own when that fails."""
         try:
             self._attempt(group)
-        except _UndoneError:
+        except _UndoneError as undone:
+            if not isinstance(undone.__cause__, SoongError):
+                log.warning("writes_repeated_alone", writes=len(group), reason=_reason(undone))
             for work in group:
                 self._write_alone(work)
 
     def _write_alone(self, work: _Work) -> None:
-        for _ in range(TRIES):
+        for attempt in range(1, TRIES + 1):
             try:
                 self._attempt([work])
             except _UndoneError as undone:
                 work.error = undone.__cause__
                 if not is_conflict(work.error or undone):
                     break
+                log.warning("write_undone", attempt=attempt, reason=_reason(undone))
+                if is_too_silent(work.error or undone) and attempt == SILENT_TRIES:
+                    work.error = _too_slow(undone)
+                    return
             else:
                 return
         if work.error is not None and is_unavailable(work.error):
@@ -222,8 +245,10 @@ class Database:
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)
             raise
-        except Exception as error:  # noqa: BLE001  # a failed commit: whatever the driver says, nobody may hear "done"
+        except Exception as error:  # a failed commit: whatever the driver says, nobody may hear "done"
             self._drop()
+            if is_too_silent(error):  # said instead of taking the commit
+                raise _UndoneError from error
             for work in group:
                 work.error = UnavailableError(f"the database did not confirm a commit: {error}")
 
@@ -263,6 +288,19 @@ class Database:
             connection.close()
         except Exception:  # noqa: BLE001  # it is being thrown away
             self._writer_engine.dispose()
+
+
+def _reason(undone: _UndoneError) -> str:
+    return first_line(undone.__cause__ or undone)
+
+
+def _too_slow(undone: _UndoneError) -> TooSlowError:
+    error = TooSlowError(
+        f"this process was too slow: the database ended its transaction {SILENT_TRIES} times because no statement came "
+        f"for too long ({_reason(undone)}); nothing was written; give the process more CPU time"
+    )
+    error.__cause__ = undone.__cause__
+    return error
 
 
 def _tell(group: Sequence[_Work]) -> None:

@@ -48,9 +48,11 @@ _POSTGRES_SETTINGS: Final = {
     "tcp_keepalives_idle": "30",
 }
 
-UNDONE: Final = frozenset({"40001", "40P01", "25P03"})
-"""What PostgreSQL says of a transaction that it undid for the sake of others: a conflict, a deadlock, one whose process
-stood still for longer than ``idle_in_transaction_session_timeout``."""
+TOO_SILENT: Final = "25P03"
+"""What PostgreSQL says of a transaction that it undid because its process sent nothing for longer than
+``idle_in_transaction_session_timeout``: it stood still, or is too slow for what it computes between statements."""
+UNDONE: Final = frozenset({"40001", "40P01", TOO_SILENT})
+"""What PostgreSQL says of a transaction that it undid for the sake of others: a conflict, a deadlock, silence."""
 
 
 def parse_url(url: str) -> URL:
@@ -196,7 +198,7 @@ def our_errors() -> Iterator[None]:
         raise
     except Exception as error:
         if is_unavailable(error):
-            raise UnavailableError(f"the database did not answer: {_first_line(error)}") from error
+            raise UnavailableError(f"the database did not answer: {first_line(error)}") from error
         raise
 
 
@@ -218,11 +220,16 @@ def is_conflict(error: BaseException) -> bool:
     return getattr(driver_error(error), "sqlstate", None) in UNDONE
 
 
+def is_too_silent(error: BaseException) -> bool:
+    """Say whether the database ended the transaction because this process sent nothing for too long."""
+    return getattr(driver_error(error), "sqlstate", None) == TOO_SILENT
+
+
 def driver_error(error: BaseException) -> BaseException:
     """Return what the driver raised, without SQLAlchemy's wrapping."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(driver_error(error)).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -4,12 +4,12 @@ A run's counters grow in the same transaction as the insert of its nodes and eve
 touched once whatever happened to it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from shared.adapters.sql.rows import digest_of, pack, plain
-from shared.adapters.sql.statements import Change, Insert, Statement
+from shared.adapters.sql.statements import Change, Insert, ReadyRows, Statement
 from shared.adapters.sql.transaction import Row, Transaction
 from shared.jsontext import Json
 from shared.runs.events import EventType, NewEvent, NewNode
@@ -169,25 +169,45 @@ class Journal:
         tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
         self._insert_logs(tx)
 
+    def ready(self, *, is_postgres: bool) -> tuple[ReadyRows, ...]:
+        """Return what was gathered for new runs, in the order in which it is to be inserted; nothing is left.
+
+        Raises: ValueError when something was gathered for a run that is not new: that needs a transaction.
+        """
+        if self.change_rows():
+            raise ValueError("a run that stands cannot be changed without a transaction")
+        surfaces, runs = self._new_runs()
+        tables = (
+            (INSERT_SURFACES, surfaces),
+            (INSERT_RUNS, runs),
+            (INSERT_EVENTS, self.event_rows()),
+            (INSERT_NODES, self.node_rows()),
+        )
+        made = tuple(ReadyRows.of(insert, rows, is_postgres=is_postgres) for insert, rows in tables)
+        self._entries = {}
+        return made
+
     def flush_logs(self, tx: Transaction) -> None:
         """Insert the gathered nodes and events only: the caller has counted the runs on itself."""
         self._insert_logs(tx)
 
     def _insert_runs(self, tx: Transaction) -> None:
+        surfaces, runs = self._new_runs()
+        tx.insert(INSERT_SURFACES, surfaces)
+        tx.insert(INSERT_RUNS, runs)
+
+    def _new_runs(self) -> tuple[list[tuple[str, str]], Iterator[tuple[object, ...]]]:
+        """Return the rows of surfaces and of runs."""
         surfaces: dict[str, str] = {}
         packed: dict[int, str] = {}
-        rows = []
-        for entry in self._entries.values():
-            if entry.new is not None:
-                # Runs of one plan share surfaces by identity: each is written out once.
-                key = id(entry.new.surface)
-                if key not in packed:
-                    body = pack(entry.new.surface)
-                    packed[key] = digest_of(body)
-                    surfaces[packed[key]] = body
-                rows.append(self._run_row(entry.new, entry, packed[key]))
-        tx.insert(INSERT_SURFACES, sorted(surfaces.items()))
-        tx.insert(INSERT_RUNS, rows)
+        new = [(entry.new, entry) for entry in self._entries.values() if entry.new is not None]
+        for run, _ in new:
+            # Runs of one plan share surfaces by identity: each is written out once.
+            if id(run.surface) not in packed:
+                body = pack(run.surface)
+                packed[id(run.surface)] = digest_of(body)
+                surfaces[packed[id(run.surface)]] = body
+        return sorted(surfaces.items()), (self._run_row(run, entry, packed[id(run.surface)]) for run, entry in new)
 
     def _run_row(self, new: NewRun, entry: _Entry, surface: str) -> tuple[object, ...]:
         identity = new.identity
@@ -231,21 +251,21 @@ class Journal:
         e = self._entries[run_id]
         return e.status, e.end_reason, e.usage, e.events, e.nodes
 
-    def event_rows(self) -> list[tuple[object, ...]]:
-        """Return (run id, place from the last, type, time, data) of each event."""
-        return [
+    def event_rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield (run id, place from the last, type, time, data) of each event."""
+        return (
             (run_id, len(e.events) - place, type_, self._now_us if time_us is None else time_us, data)
             for run_id, e in self._entries.items()
             for place, (type_, time_us, data) in enumerate(e.events, start=1)
-        ]
+        )
 
-    def node_rows(self) -> list[tuple[object, ...]]:
-        """Return (run id, place from the last, parent, kind, payload, time) of each node."""
-        return [
+    def node_rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield (run id, place from the last, parent, kind, payload, time) of each node."""
+        return (
             (run_id, len(e.nodes) - place, parent, kind, payload, self._now_us)
             for run_id, e in self._entries.items()
             for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
-        ]
+        )
 
     def _entry(self, run_id: str) -> _Entry:
         entry = self._entries.get(run_id)

@@ -125,10 +125,10 @@ def _retry(
     tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
     move_task(tx, task_id, status, "", None)
     root_run_id = _root_of_retry(tx, journal, task_id, root, old_root)
-    for run in by_step.values():
+    for run in tx.paced(by_step.values()):
         journal.create(run, RunStatus.QUEUED)
     journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
-    for key, kind in rows:
+    for key, kind in tx.paced(rows):
         if kind == StepKind.MAP:
             journal.note(root_run_id, EventType.STEP_RETRIED, step=key)
     start_again(tx, journal, [(key, by_step.get(key), None) for key, _ in rows])

@@ -7,10 +7,10 @@ from sqlalchemy import ColumnElement, literal_column, select
 
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
-from shared.adapters.sql.making import insert_steps
+from shared.adapters.sql.making import MANY_STEPS, note_steps, ready_steps
 from shared.adapters.sql.owned import check_owned, owned_step
 from shared.adapters.sql.rows import pack
-from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.statements import ReadyRows, Statement
 from shared.adapters.sql.stopping import cancel_all, skip_below
 from shared.adapters.sql.tables import steps, tasks
 from shared.adapters.sql.tasks import read_steps
@@ -51,6 +51,11 @@ START_AGAIN: Final = Statement(
 SETTLE: Final = Statement(
     "settle: a failure is final",
     "UPDATE steps SET is_settled = 1 WHERE key = :key AND status = 'failed' AND is_settled = 0",
+)
+
+PAUSE_CHILDREN: Final = Statement(
+    "pause children: of a map step whose task is paused when it expands",
+    "UPDATE steps SET is_paused = 1 WHERE map_key = :key AND map_key <> ''",
 )
 
 NEXT_DUE: Final = Statement(
@@ -99,7 +104,11 @@ class SqlSettling:
         return await self._database.read(read)
 
     async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
-        return await self._database.write(lambda tx: _expand(tx, ownership, step_key, children, now_us))
+        ready = await self._database.built(
+            lambda: _child_rows(children, now_us, is_postgres=self._database.is_postgres),
+            are_many=len(children) > MANY_STEPS,
+        )
+        return await self._database.write(lambda tx: _expand(tx, ownership, step_key, children, ready, now_us))
 
     async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
         def write(tx: Transaction) -> None:
@@ -141,7 +150,7 @@ class SqlSettling:
         def write(tx: Transaction) -> int | None:
             check_owned(tx, ownership)
             journal = Journal(now_us)
-            for key, run_id in tx.rows(PROMOTE, session_id=ownership.session_id, now_us=now_us):
+            for key, run_id in tx.paced(tx.rows(PROMOTE, session_id=ownership.session_id, now_us=now_us)):
                 journal.note(run_id, EventType.STEP_READY, step=key)
             journal.flush(tx)
             return _next_due(tx, ownership)
@@ -178,7 +187,7 @@ def start_again(tx: Transaction, journal: Journal, again: Sequence[tuple[str, Ne
             for key, run, not_before_us in ordered
         ],
     )
-    for key, run, _ in ordered:
+    for key, run, _ in tx.paced(ordered):
         if run is not None:
             journal.note(run.identity.run_id, EventType.STEP_RETRIED, step=key, attempt=run.attempt)
 
@@ -188,7 +197,21 @@ def _copy_pause(tx: Transaction, step_key: str) -> None:
     tx.execute(steps.update().where((steps.c.key == step_key) & paused).values(is_paused=1))
 
 
-def _expand(tx: Transaction, ownership: Ownership, step_key: str, children: Sequence[NewStep], now_us: int) -> bool:
+def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) -> Sequence[ReadyRows]:
+    """Build the rows of a map step's children, and of their runs and logs: of those that have runs."""
+    journal = Journal(now_us)
+    note_steps(journal, [child for child in children if child.run is not None], "")
+    return (*ready_steps(children, is_postgres=is_postgres), *journal.ready(is_postgres=is_postgres))
+
+
+def _expand(
+    tx: Transaction,
+    ownership: Ownership,
+    step_key: str,
+    children: Sequence[NewStep],
+    rows: Sequence[ReadyRows],
+    now_us: int,
+) -> bool:
     status, _, task_id, *_ = owned_step(tx, ownership, step_key)
     if status != StepStatus.EXPANDING:
         return False
@@ -197,7 +220,11 @@ def _expand(tx: Transaction, ownership: Ownership, step_key: str, children: Sequ
     journal.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
     if children:
         move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
-        insert_steps(tx, journal, children, root_run_id, is_paused=_is_paused(tx, task_id))
+        note_steps(journal, [child for child in children if child.run is None], root_run_id)
+        for ready in rows:
+            tx.put(ready)
+        if _is_paused(tx, task_id):
+            tx.rows(PAUSE_CHILDREN, key=step_key)
     else:
         complete_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, now_us)
     journal.flush(tx)

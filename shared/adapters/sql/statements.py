@@ -7,7 +7,7 @@ batch of any size is one statement with one plan.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,10 @@ _WRITES: Final = re.compile(r"\b(INSERT INTO|(?<!FOR )(?<!KEY )UPDATE|DELETE FRO
 _POSTGRES_ONLY: Final = re.compile(r"/\*pg (.*?)\*/", re.DOTALL)
 
 _POSTGRES_LIST: Final = r"= ANY(ARRAY(SELECT json_array_elements_text(:\1::json)))"
+
+BATCH_ROWS: Final = 1_000
+BATCH_CHARS: Final = 256 * 1024
+"""Of one statement that inserts or changes rows. A batch is encoded and sent in a few milliseconds of CPU time."""
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -81,6 +85,22 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadyRows:
+    """Rows of one insert, built before a transaction begins, so that it holds its locks for the statements alone.
+
+    ``batches`` are JSON texts on PostgreSQL, and lists of rows on SQLite.
+    """
+
+    insert: Insert
+    batches: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, insert: Insert, rows: Iterable[Sequence[Any]], *, is_postgres: bool) -> "ReadyRows":
+        """Encode rows given in the order of the insert's columns."""
+        return cls(insert, tuple(packed_batches(rows)) if is_postgres else (list(rows),))
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """One change of many rows that returns none: ``many`` takes them as a table, ``one`` a row at a time.
 
@@ -95,6 +115,21 @@ class Change:
 def packed_rows(rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as the JSON text that statements take for tables."""
     return _encode(rows)
+
+
+def packed_batches(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Yield rows as JSON texts of at most ``BATCH_ROWS`` rows; one that is larger than ``BATCH_CHARS`` goes alone."""
+    texts: list[str] = []
+    size = 0
+    for row in rows:
+        text = _encode(row)
+        if texts and (len(texts) == BATCH_ROWS or size + len(text) > BATCH_CHARS):
+            yield f"[{','.join(texts)}]"
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text)
+    if texts:
+        yield f"[{','.join(texts)}]"
 
 
 def _positional(expression: str, given: Sequence[str]) -> str:

@@ -115,7 +115,7 @@ def expire_leases(
     """End all leases of a worker that is gone; return the sessions concerned."""
     rows = tx.rows(EXPIRE_LEASES, worker_id=worker_id, most=max_lost_leases, now_us=now_us)
     failed = []
-    for row in rows:
+    for row in tx.paced(rows):
         key, run_id, fence, status, *_, lost = row
         if status != "failed":
             _note_freed(journal, row, EventType.STEP_LEASE_EXPIRED, "worker gone")
@@ -158,7 +158,7 @@ def _cancel_unheld(tx: Transaction, journal: Journal, task_id: str, root_run_id:
     """Cancel what nobody holds, with its run and the questions that wait."""
     cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
     withdraw_of(tx, journal, task_id, [run_id for _, run_id in cancelled if run_id], "its step was cancelled")
-    for key, run_id in cancelled:
+    for key, run_id in tx.paced(cancelled):
         journal.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
         if run_id:
             journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
@@ -166,7 +166,7 @@ def _cancel_unheld(tx: Transaction, journal: Journal, task_id: str, root_run_id:
 
 def skip_below(tx: Transaction, journal: Journal, step_key: str, now_us: int) -> None:
     """Skip what waits for a step that will not complete."""
-    for key, run_id, task_id in sorted(tx.rows(SKIP_BELOW, key=step_key, now_us=now_us)):
+    for key, run_id, task_id in tx.paced(sorted(tx.rows(SKIP_BELOW, key=step_key, now_us=now_us))):
         journal.note(run_id or _root_run(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
         if run_id:
             journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)

@@ -10,12 +10,12 @@ from shared.adapters.sql.claiming import LIVE_LEASES, caps_of, read_lanes, room_
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.journal import Journal
-from shared.adapters.sql.making import insert_steps
+from shared.adapters.sql.making import MANY_STEPS, note_steps, ready_steps
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.parking import park
 from shared.adapters.sql.reading import Contexts, result_of
 from shared.adapters.sql.rows import pack, plain, step_of, task_of
-from shared.adapters.sql.statements import Insert, Statement
+from shared.adapters.sql.statements import Insert, ReadyRows, Statement
 from shared.adapters.sql.stopping import expire_leases, free_steps
 from shared.adapters.sql.tables import caps as caps_table
 from shared.adapters.sql.tables import edges, sessions, steps, tasks
@@ -95,7 +95,10 @@ class SqlTasks:
 
     # -- making
     async def create_task(self, task: NewTask) -> None:
-        await self._database.write(lambda tx: _create(tx, task))
+        rows = await self._database.built(
+            lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
+        )
+        await self._database.write(lambda tx: _create(tx, task, rows))
 
     async def set_caps(self, caps: Sequence[Cap]) -> None:
         await self._database.write(lambda tx: _set_caps(tx, caps))
@@ -202,7 +205,22 @@ class SqlTasks:
         return await self._database.write(write)
 
 
-def _create(tx: Transaction, task: NewTask) -> None:
+def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
+    """Build all rows of a new task, in the order in which they are inserted."""
+    root = task.root_run.identity.run_id
+    row = (task.id, task.session_id, plain(task.title), pack(task.plan), pack(task.inputs), root, task.created_us)
+    journal = Journal(task.created_us)
+    journal.create(task.root_run, RunStatus.RUNNING)
+    journal.note(root, EventType.TASK_CREATED, task=task.id)
+    note_steps(journal, task.steps, root)
+    return (
+        ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
+        *ready_steps(task.steps, is_postgres=is_postgres),
+        *journal.ready(is_postgres=is_postgres),
+    )
+
+
+def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
     if tx.execute(select(sessions.c.id).where(sessions.c.id == task.session_id)).first() is None:
         raise NotFoundError("session", task.session_id)
     stands = tx.execute(select(tasks.c.session_id).where(tasks.c.id == task.id)).first()
@@ -210,14 +228,8 @@ def _create(tx: Transaction, task: NewTask) -> None:
         if stands.session_id != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
         return
-    root = task.root_run.identity.run_id
-    row = (task.id, task.session_id, plain(task.title), pack(task.plan), pack(task.inputs), root, task.created_us)
-    tx.insert(INSERT_TASKS, [row])
-    journal = Journal(task.created_us)
-    journal.create(task.root_run, RunStatus.RUNNING)
-    journal.note(root, EventType.TASK_CREATED, task=task.id)
-    insert_steps(tx, journal, task.steps, root)
-    journal.flush(tx)
+    for ready in rows:
+        tx.put(ready)
 
 
 def _set_caps(tx: Transaction, caps: Sequence[Cap]) -> None:

@@ -1,14 +1,30 @@
 """One transaction as the statements of this adapter see it, on whichever database."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from itertools import chain, islice
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
 
-from shared.adapters.sql.statements import Change, Insert, Statement, packed_rows
+from shared.adapters.sql.statements import (
+    BATCH_ROWS,
+    Change,
+    Insert,
+    ReadyRows,
+    Statement,
+    packed_batches,
+    packed_rows,
+)
 
 Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+FEW_ROWS: Final = 16
+"""Encoded in one call, which is faster than one by one."""
+SILENCE_S: Final = 0.25
+"""How long a transaction that computes leaves PostgreSQL without a statement. It ends one after 5 s without any."""
 
 
 class Reply(Protocol):
@@ -83,15 +99,28 @@ class Transaction:
         self.has_written = self.has_written or statement.writes
         return _Awaited(self._raw.execute(statement.postgres, statement.parameters(parameters)))
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows given in the order of the insert's columns."""
-        if not rows:
+    def insert(self, insert: Insert, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert rows given in the order of the insert's columns; what makes them runs between the statements."""
+        rest = iter(rows)
+        first = list(islice(rest, FEW_ROWS + 1))
+        if not first:
             return
         self.has_written = True
-        if self.is_postgres:
-            self._raw.execute(insert.postgres, (packed_rows(rows),))
-        else:
-            self._raw.executemany(insert.sqlite, rows)
+        if not self.is_postgres:
+            self._raw.executemany(insert.sqlite, chain(first, rest))
+            return
+        are_few = len(first) <= FEW_ROWS
+        for batch in (packed_rows(first),) if are_few else packed_batches(chain(first, rest)):
+            self._raw.execute(insert.postgres, (batch,))
+
+    def put(self, ready: ReadyRows) -> None:
+        """Insert rows that were built before the transaction."""
+        for batch in ready.batches:
+            self.has_written = True
+            if self.is_postgres:
+                self._raw.execute(ready.insert.postgres, (batch,))
+            else:
+                self._raw.executemany(ready.insert.sqlite, batch)
 
     def change(self, change: Change, table: str, rows: Sequence[Sequence[Any]], **constants: Any) -> None:
         """Apply a change to rows given in the order of the columns of its ``table``."""
@@ -99,7 +128,8 @@ class Transaction:
             return
         self.has_written = True
         if self.is_postgres:
-            self.send(change.many, **{table: rows}, **constants)
+            for start in range(0, len(rows), BATCH_ROWS):
+                self.send(change.many, **{table: rows[start : start + BATCH_ROWS]}, **constants)
         else:
             self._raw.executemany(change.one, [(*row, *constants.values()) for row in rows])
 
@@ -111,6 +141,22 @@ class Transaction:
         if not isinstance(statement, Select | CompoundSelect) and result.rowcount != 0:
             self.has_written = True
         return result
+
+    def paced(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items to a loop that may compute for long; meanwhile PostgreSQL gets a statement now and then.
+
+        It tells a process that works slowly from one that is frozen, whose locks others must get. Not inside
+        :meth:`pipeline`.
+        """
+        if not self.is_postgres:
+            yield from items
+            return
+        since = time.monotonic()
+        for item in items:
+            yield item
+            if time.monotonic() - since > SILENCE_S:
+                self._raw.execute("SELECT 1")
+                since = time.monotonic()
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:

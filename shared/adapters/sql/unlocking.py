@@ -65,7 +65,7 @@ def unlock_after(tx: Transaction, journal: Journal, ended: Iterable[str], now_us
     rest = sorted(ended)
     while rest:
         opened, rest = _opened(tx, journal, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
-        for key, run_id in opened:
+        for key, run_id in tx.paced(opened):
             journal.note(run_id, EventType.STEP_READY, step=key)
             ready.add(key)
     return ready
@@ -86,7 +86,7 @@ def _opened(tx: Transaction, journal: Journal, rows: Sequence[Row]) -> tuple[lis
     ready: list[tuple[str, str]] = []
     completed: list[str] = []
     of_maps: list[tuple[str, str, EventType]] = []
-    for key, task_id, status, kind, run_id, open_deps in rows:
+    for key, task_id, status, kind, run_id, open_deps in tx.paced(rows):
         if open_deps:
             continue
         if status == StepStatus.READY:

@@ -44,7 +44,7 @@ async def test_request_comes_back_whole_and_pending(scene: Scene) -> None:
     assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_requested"
 
 
-@pytest.mark.spec("CARD-3", "PER-12")
+@pytest.mark.spec("CARD-3", "PER-12.a")
 async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene: Scene) -> None:
     claim = await scene.start("a")
     lie = replace(
@@ -126,7 +126,7 @@ async def test_same_question_raised_at_once_stands_once(scene: Scene, open_anoth
     assert len(await scene.store.pending(scene.own.session_id)) == 1
 
 
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.c")
 async def test_questions_of_all_sessions_are_listed_and_closed_ones_leave_the_list(scene: Scene) -> None:
     """A question that was decided is not listed as if it could be answered (Agenta-AI/agenta#6823)."""
     await scene.task("a", "b")
@@ -177,7 +177,7 @@ async def test_what_happened_before_a_question_stands_before_it_once(scene: Scen
 
 
 # -- answering
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.b")
 async def test_first_answer_wins(scene: Scene) -> None:
     request = await ask(scene, await scene.start("a"))
     first = make_answer(request, Choice.DENY, principal="ada")
@@ -191,7 +191,7 @@ async def test_first_answer_wins(scene: Scene) -> None:
     assert await scene.store.answer_of(request.id) == first
 
 
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.b")
 async def test_of_answers_at_once_one_wins(scene: Scene, open_another: OpenStore) -> None:
     request = await ask(scene, await scene.start("a"))
     stores = [await open_another() for _ in range(4)]
@@ -375,7 +375,7 @@ async def test_decided_question_is_not_withdrawn(scene: Scene) -> None:
     assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
 
 
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.a")
 async def test_question_whose_run_has_ended_is_withdrawn(scene: Scene) -> None:
     await scene.task("ended", "running")
     ended, running = await scene.claim()

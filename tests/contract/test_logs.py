@@ -252,7 +252,7 @@ async def decided(scene: Scene, claim: Claim) -> str:
     return decision.id
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12.c")
 async def test_decision_runs_one_call_once(scene: Scene) -> None:
     claim = await scene.start("a")
     decision_id = await decided(scene, claim)
@@ -268,7 +268,7 @@ async def test_decision_runs_one_call_once(scene: Scene) -> None:
     assert await scene.event_types(claim.identity.run_id) == [*events_before, "security"]
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12.c")
 async def test_of_calls_at_once_one_consumes_the_decision(scene: Scene, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     decision_id = await decided(scene, claim)

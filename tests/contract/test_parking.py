@@ -73,7 +73,7 @@ async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: Scene) -> No
     assert (await scene.event_types(run.id))[-2:] == ["step_blocked", "run_parked"]
 
 
-@pytest.mark.spec("PER-13")
+@pytest.mark.spec("PER-13.b")
 async def test_slot_of_a_parked_run_is_free_for_others(scene: Scene) -> None:
     await parked(scene, "asks", "other")
 

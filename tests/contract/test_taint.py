@@ -33,7 +33,7 @@ async def tainted(store: Store, claim: Claim) -> bool:
     return await store.is_tainted(claim.identity.run_id)
 
 
-@pytest.mark.spec("PER-21")
+@pytest.mark.spec("PER-21.c")
 async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_and_never_cleared(
     scene: Scene, other_store: Store
 ) -> None:
@@ -59,7 +59,7 @@ async def test_a_lost_lease_taints_nothing(scene: Scene) -> None:
     assert not await tainted(scene.store, claim)
 
 
-@pytest.mark.spec("PER-21")
+@pytest.mark.spec("PER-21.b")
 async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(scene: Scene, open_another: OpenStore) -> None:
     await scene.task(agent("a"), agent("b"), agent("after_a", "a"), agent("last", "after_a", "b"), agent("aside", "b"))
     a, b = await scene.claim(2)
@@ -76,7 +76,7 @@ async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(scene: 
     assert marked == {"a": True, "b": False, "after_a": True, "last": True, "aside": False}
 
 
-@pytest.mark.spec("PER-21")
+@pytest.mark.spec("PER-21.b")
 async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: Scene) -> None:
     task_id = await scene.task(agent("a"), agent("b"))
     root = (await scene.store.task(task_id)).root_run_id
@@ -90,7 +90,7 @@ async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: Sce
     assert not await tainted(scene.store, a)
 
 
-@pytest.mark.spec("PER-21")
+@pytest.mark.spec("PER-21.b")
 async def test_taint_passes_into_the_items_of_a_map_and_out_of_it(scene: Scene) -> None:
     task_id = await scene.task(agent("a"), make_map("m", depends_on=["a"]), agent("z", "m"))
     a = await scene.claim_one()

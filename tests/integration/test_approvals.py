@@ -148,7 +148,7 @@ async def test_an_answer_while_no_orchestrator_runs_is_kept_and_says_so(open_ben
         assert (verdict.is_allowed, verdict.author) == (True, "person")
 
 
-@pytest.mark.spec("PER-13")
+@pytest.mark.spec("PER-13.g")
 async def test_another_principal_may_not_answer_and_the_question_stays(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, question = await asked(bench)

@@ -270,7 +270,7 @@ HELD_BY_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 """What is tried, how, and what comes of it: the statement is refused, or finds no row that it may touch."""
 
 
-@pytest.mark.spec("PER-12", "PER-16")
+@pytest.mark.spec("PER-12.a", "PER-16")
 async def test_what_others_hold_cannot_be_touched_and_their_question_is_answered_as_if_nobody_had_tried(
     deployment: Deployment,
 ) -> None:

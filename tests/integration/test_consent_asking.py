@@ -24,7 +24,7 @@ from tests.integration.consent import Callback, make_call, until, verdicts
 TEXT = "line\n" * 2_000
 
 
-@pytest.mark.spec("CARD-3", "PER-01", "PER-06")
+@pytest.mark.spec("CARD-3", "PER-01.a", "PER-06.c")
 async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_rows(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
@@ -52,7 +52,7 @@ async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_row
         assert request.proof == ""
 
 
-@pytest.mark.spec("PER-07")
+@pytest.mark.spec("PER-07.a", "PER-07.b", "PER-07.c")
 async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_allowed_for_the_session(
     open_bench: OpenBench,
 ) -> None:
@@ -70,7 +70,7 @@ async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_all
         assert [grant.scope for grant in bench.desk.grants(bench.session_id)] == ["/work/out"]
 
 
-@pytest.mark.spec("PER-07")
+@pytest.mark.spec("PER-07.b", "PER-07.c")
 async def test_of_two_workers_that_ask_for_one_scope_each_is_asked_in_turn_when_it_is_allowed_once(
     open_bench: OpenBench,
 ) -> None:
@@ -85,7 +85,7 @@ async def test_of_two_workers_that_ask_for_one_scope_each_is_asked_in_turn_when_
         assert callback.most_at_once == 1
 
 
-@pytest.mark.spec("PER-03", "PER-04", "PER-07")
+@pytest.mark.spec("PER-03", "PER-04.c", "PER-07.c")
 async def test_a_no_answers_only_what_was_shown_and_is_not_remembered(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:
@@ -113,7 +113,7 @@ async def test_questions_about_different_scopes_are_asked_at_the_same_time(open_
         assert all(answer.is_allowed for answer in await asking)
 
 
-@pytest.mark.spec("PER-02")
+@pytest.mark.spec("PER-02.a")
 async def test_what_only_reads_is_allowed_without_a_question_or_a_row(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY])
     async with open_bench(callback) as bench:
@@ -150,7 +150,7 @@ async def test_a_rule_for_exactly_that_scope_allows_without_asking_and_is_named(
         assert (outside.is_allowed, outside.error) == (False, ErrorType.PERMISSION_NO_CALLBACK)
 
 
-@pytest.mark.spec("PER-19")
+@pytest.mark.spec("PER-19.c")
 async def test_question_and_decision_stand_in_the_runs_log_with_their_author(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.ALLOW_FOR_SESSION])) as bench:
         ((claim, worker),) = await bench.claim()
@@ -165,7 +165,7 @@ async def test_question_and_decision_stand_in_the_runs_log_with_their_author(ope
         assert (decided.data["principal"], decided.data["channel"]) == ("local", "callback")
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12.c")
 async def test_a_decision_runs_one_call_once(open_bench: OpenBench) -> None:
     async with open_bench(Callback()) as bench:
         ((claim, worker),) = await bench.claim()
@@ -189,7 +189,7 @@ async def test_a_decision_runs_one_call_once(open_bench: OpenBench) -> None:
             await bench.store.start_call(replace(row, tool_call_id="call_2"), claim.fence, events=(), now_us=1)
 
 
-@pytest.mark.spec("PER-20")
+@pytest.mark.spec("PER-20.b")
 async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answered_anyway(
     open_bench: OpenBench,
 ) -> None:
@@ -204,7 +204,7 @@ async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answe
         assert "only allow_once and deny" in answer.reason
 
 
-@pytest.mark.spec("PER-08")
+@pytest.mark.spec("PER-08.c")
 @pytest.mark.parametrize("folder", ["/", "/home/someone", "/home"])
 async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(open_bench: OpenBench, folder: str) -> None:
     callback = Callback()
@@ -216,7 +216,7 @@ async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(open_ben
         assert not callback.shown[0].offers_session
 
 
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.a")
 async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking(open_bench: OpenBench) -> None:
     callback = Callback(gate=asyncio.Event())
     async with open_bench(callback) as bench:

@@ -50,7 +50,7 @@ async def ended(bench: Bench, asking: "asyncio.Task[Verdict]", error: ErrorType)
     return verdict
 
 
-@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.spec("PER-05.a", "PER-14.b")
 async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, _ = await ask(bench)
@@ -64,7 +64,7 @@ async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait(o
         assert "30 s" in verdict.reason
 
 
-@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.spec("PER-05.c", "PER-14.b")
 async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_the_reason(open_bench: OpenBench) -> None:
     async def raising(_request: PermissionRequest) -> PermissionDecision:
         raise RuntimeError("no terminal")
@@ -77,7 +77,7 @@ async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_th
         assert verdict.reason == "the callback raised RuntimeError: no terminal"
 
 
-@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.spec("PER-05.c", "PER-14")
 async def test_a_callback_that_raises_a_base_exception_is_denied_as_failed(open_bench: OpenBench) -> None:
     async def panics(_request: PermissionRequest) -> PermissionDecision:
         raise BaseExceptionGroup("panic", [GeneratorExit("in Rust")])
@@ -115,7 +115,7 @@ async def test_a_callback_that_returns_no_decision_is_denied_as_failed(open_benc
         assert "not a PermissionDecision" in verdict.reason
 
 
-@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.spec("PER-05.b", "PER-14.b")
 async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_stopped(open_bench: OpenBench) -> None:
     silent = Callback(gate=asyncio.Event())
     async with open_bench(silent) as bench:
@@ -172,7 +172,7 @@ async def test_a_secret_in_a_persons_reason_reaches_the_caller_and_no_log(open_b
         assert verdict.reason == f"use {secret}"
 
 
-@pytest.mark.spec("PER-14")
+@pytest.mark.spec("PER-14.b")
 async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.DENY])) as bench:
         asking = await ask_at_once(bench)

@@ -19,7 +19,7 @@ from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, verdicts
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12.a")
 async def test_a_request_without_the_proof_of_its_run_is_withdrawn_and_nobody_is_asked(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
@@ -82,7 +82,7 @@ class DecidingStore(MemoryStore):
         return Settled(altered, await self.signing_key(altered.key_id))
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12.b")
 @pytest.mark.parametrize(
     ("alter", "what"),
     [
@@ -114,7 +114,7 @@ async def test_a_no_that_was_made_a_yes_is_not_believed(alter: Callable[[Decisio
         assert (await bench.event(claim, EventType.SECURITY)).data["what"] == what
 
 
-@pytest.mark.spec("PER-12", "PER-16")
+@pytest.mark.spec("PER-12.b", "PER-16.b")
 @pytest.mark.parametrize(
     "change",
     [

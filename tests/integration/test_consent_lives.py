@@ -91,7 +91,7 @@ async def test_a_life_that_ends_does_not_end_the_waiting_of_the_next_one_in_the_
         assert stale.cancelled()
 
 
-@pytest.mark.spec("PER-13")
+@pytest.mark.spec("PER-13.a")
 async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_bench: OpenBench) -> None:
     silent, callback = Callback(gate=asyncio.Event()), Callback()
     async with open_bench(silent) as bench:
@@ -108,7 +108,7 @@ async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_
         assert [request.id for request in callback.shown] == [request.id for request in silent.shown]
 
 
-@pytest.mark.spec("PER-13")
+@pytest.mark.spec("PER-13.a")
 async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBench) -> None:
     silent, callback = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
     async with open_bench(silent) as bench:
@@ -128,7 +128,7 @@ async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBenc
         assert not callback.shown
 
 
-@pytest.mark.spec("PER-04")
+@pytest.mark.spec("PER-04.d", "PER-04.e")
 async def test_a_new_owner_has_no_grants_and_asks_anew(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback) as bench:

@@ -49,7 +49,7 @@ async def taint(bench: Bench, claim: Claim) -> None:
     )
 
 
-@pytest.mark.spec("PER-21", "PER-07", "PER-04")
+@pytest.mark.spec("PER-21.a", "PER-07", "PER-04")
 async def test_a_tainted_run_is_asked_despite_a_grant_that_answers_others(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:
@@ -117,7 +117,7 @@ async def test_a_host_that_the_operator_wrote_out_holds_for_a_tainted_run_too(op
         assert (below.is_allowed, below.author) == (False, "person")
 
 
-@pytest.mark.spec("PER-09", "PER-19")
+@pytest.mark.spec("PER-09.c", "PER-19")
 async def test_a_host_off_the_list_is_network_denied_and_nobody_is_asked(open_bench: OpenBench) -> None:
     listed = NetworkPolicy(NetworkMode.LIST, ("example.org",), source="config.toml")
     callback = Callback()
@@ -158,7 +158,7 @@ async def test_the_owner_refuses_a_host_that_a_worker_would_have_asked_for(open_
         assert (decided.data["author"], decided.data["rule"]) == ("rule", "network off (runtime)")
 
 
-@pytest.mark.spec("PER-19")
+@pytest.mark.spec("PER-19.c")
 async def test_what_the_policy_settles_is_recorded_facts_and_decision_apart_with_the_next_write(
     open_bench: OpenBench,
 ) -> None:
@@ -187,7 +187,7 @@ async def test_what_the_policy_settles_is_recorded_facts_and_decision_apart_with
         assert (facts["risk"], facts["scope"], facts["traits"]) == ("write", "/work/out", Traits().as_json())
 
 
-@pytest.mark.spec("PER-19")
+@pytest.mark.spec("PER-19.c")
 async def test_a_question_records_its_facts_and_a_grant_names_where_it_comes_from(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.ALLOW_FOR_SESSION])) as bench:
         (first, one), (second, two) = await bench.claim(2)
@@ -203,7 +203,7 @@ async def test_a_question_records_its_facts_and_a_grant_names_where_it_comes_fro
         assert (decided.data["author"], decided.data["grant"]) == ("grant", given.data["decision_id"])
 
 
-@pytest.mark.spec("PER-03", "PER-19")
+@pytest.mark.spec("PER-03.a", "PER-19")
 async def test_what_a_callback_says_beside_its_answer_is_kept_with_it(open_bench: OpenBench) -> None:
     said: dict[str, Json] = {"ticket": "OPS-7", "nested": {"n": [1, 2]}}
 
@@ -261,7 +261,7 @@ async def test_a_yes_to_a_delegation_is_a_yes_to_nothing_inside_it(open_bench: O
         assert [request.tool for request in callback.shown] == ["agent.dispatch_worker", "code.write_file"]
 
 
-@pytest.mark.spec("PER-20")
+@pytest.mark.spec("PER-20.c")
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.STRICT])
 async def test_what_is_critical_is_asked_each_time_in_both_modes(open_bench: OpenBench, mode: Mode) -> None:
     callback = Callback([Choice.ALLOW_ONCE])
@@ -297,7 +297,7 @@ async def test_strict_mode_asks_for_each_write_and_lets_reads_run(open_bench: Op
         assert (reading.is_allowed, reading.author) == (True, "rule")
 
 
-@pytest.mark.spec("PER-14")
+@pytest.mark.spec("PER-14.c")
 async def test_after_not_getting_a_yes_the_next_call_is_asked_anew(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:

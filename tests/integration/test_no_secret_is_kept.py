@@ -232,7 +232,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
     assert (site.root / "runs" / claim.identity.run_id / "deliverables" / "out.txt").read_text() == "token=[redacted]"
 
 
-@pytest.mark.spec("EXE-02", "PER-19", "EVT-03")
+@pytest.mark.spec("EXE-02", "PER-19.a", "PER-19.b", "EVT-03")
 async def test_every_call_of_a_run_has_its_row_with_inputs_facts_and_decision(site: Site) -> None:
     await site.submit()
 

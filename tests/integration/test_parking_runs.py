@@ -55,7 +55,7 @@ def open_here(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSite:
     return opened
 
 
-@pytest.mark.spec("PER-13", "DAG-04")
+@pytest.mark.spec("PER-13.b", "DAG-04")
 async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_lost(open_here: OpenSite) -> None:
     """Slots are not held by pure waits (makecindy/cindy#944, coalesce-labs/catalyst#1301)."""
     async with open_here() as site:

@@ -218,7 +218,7 @@ async def test_what_the_client_hides_is_in_no_run_and_what_the_worker_hides_is_n
     assert (error_of(planned), error_of(offered)) == ("tool_not_available", "tool_not_available")
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.a")
 async def test_a_configured_write_root_is_inside_and_others_are_outside(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -238,7 +238,7 @@ async def test_a_configured_write_root_is_inside_and_others_are_outside(tmp_path
     assert (is_inside(inside), is_inside(beyond)) == (True, False)
 
 
-@pytest.mark.spec("PER-21")
+@pytest.mark.spec("PER-21.a")
 async def test_a_run_that_reads_a_file_is_tainted_and_one_that_writes_is_not(tmp_path: Path) -> None:
     reader, writer = Site(tmp_path / "one"), Site(tmp_path / "two")
     writer.allow = (f"code.write_file:{writer.project}/out",)
@@ -285,6 +285,41 @@ async def test_loading_a_skill_adds_its_text_and_no_tool(tmp_path: Path) -> None
     (text,) = [str(node.payload["text"]) for node in await site.store.nodes(run_id) if node.kind == "skill"]
     assert text.endswith("\n\nWrite it.")
     assert not (site.project / "out" / "a.md").exists()
+
+
+@pytest.mark.spec("PER-10.d", "PER-08.a")
+async def test_a_loaded_skill_that_allows_itself_a_tool_grants_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    skill = site.project / ".soong" / "skills" / "writing" / "SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text("---\nname: writing\ndescription: d\nallowed-tools: [code.write_file]\n---\nWrite it.\n")
+    load: JsonObject = {"call": "internal.load_skill", "with": {"name": "writing"}, "save": "loaded"}
+
+    running = asyncio.create_task(site.run(load, WRITE, tools=["internal.load_skill", "code.write_file"]))
+    await until(lambda: running.done() or bool(site.store.rows.requests))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    (request,) = site.store.rows.requests.values()
+    events = await site.store.events(request.identity.run_id)
+    assert request.tool == "code.write_file"
+    assert EventType.TOOL_COMPLETED in [event.type for event in events]
+    assert not (site.project / "out" / "a.md").exists()
+
+
+@pytest.mark.spec("PER-10.c", "FS-09.a")
+@pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".git/config", ".mcp.json"])
+async def test_no_rule_of_anybody_opens_a_protected_name(tmp_path: Path, path: str) -> None:
+    everything = rule("allow", f"{tmp_path}/project")
+    site = Site(tmp_path, client_config=everything, worker_config=everything)
+    site.allow = (f"code.write_file:{tmp_path}/project",)
+    call: JsonObject = {**WRITE, "with": {"path": "${workplace.project}/" + path, "content": "x"}}
+
+    end, events = await site.run(call, tools=["code.write_file"])
+
+    assert error_of(end) == "path_protected"
+    assert EventType.PERMISSION_REQUESTED not in [event.type for event in events]
+    assert not (site.project / path).exists()
 
 
 # -- settings of the worker that every run of it is under

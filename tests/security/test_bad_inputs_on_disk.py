@@ -45,7 +45,7 @@ async def test_row_01_02_a_rule_catches_a_read_outside_however_it_is_spelt(
     scene.check_unharmed(scene.bench.ended)
 
 
-@pytest.mark.spec("FS-06", "PER-06")
+@pytest.mark.spec("FS-06.c", "PER-06")
 async def test_row_04_the_question_shows_the_target_and_both_names(scene: Scene) -> None:
     (scene.root / "notes.txt").symlink_to(scene.secret(".ssh/id_rsa"))
 
@@ -160,7 +160,7 @@ async def test_row_20_a_hundred_thousand_entries_give_the_first_in_bounded_memor
     assert extra_kb < 64 * 1024
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.f")
 @pytest.mark.parametrize("kind", ["one line", "short lines", "hole"])
 def test_row_10_11_any_file_costs_less_than_64_mib(scene: Scene, kind: str) -> None:
     with (scene.root / "x").open("wb") as file:
@@ -311,7 +311,7 @@ async def test_row_29_what_is_written_is_what_was_given(scene: Scene, content: s
     assert (scene.root / "x").read_bytes() == content.encode()
 
 
-@pytest.mark.spec("FS-09")
+@pytest.mark.spec("FS-09.b")
 @pytest.mark.parametrize("name", ["tools/x.json", "config.toml", "hooks/pre.py", "mcp.json", "skills/s/SKILL.md"])
 async def test_row_30_a_home_inside_the_project_is_protected_before_it_exists(tmp_path: Path, name: str) -> None:
     scene = make_scene(tmp_path)

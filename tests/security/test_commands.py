@@ -157,7 +157,7 @@ ROWS = (
 )  # fmt: skip
 
 
-@pytest.mark.spec("CMD-01", "CMD-05")
+@pytest.mark.spec("CMD-01.d", "CMD-05")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 async def test_a_bad_command_ends_as_it_must(commands: Commands, row: Row) -> None:
     for name, text in row.files.items():
@@ -272,7 +272,7 @@ def granted(commands: Commands) -> GrantingGate:
     return granting(commands.bench)
 
 
-@pytest.mark.spec("PER-08", "PER-04")
+@pytest.mark.spec("PER-08.b", "PER-08.d", "PER-04")
 @pytest.mark.parametrize(
     "argv",
     [
@@ -299,7 +299,7 @@ async def test_row_44_a_grant_for_git_status_is_one_for_nothing_else(
     assert len(granted.asked) == 2
 
 
-@pytest.mark.spec("PER-08", "PER-04")
+@pytest.mark.spec("PER-08", "PER-04.b")
 async def test_row_44_a_grant_does_not_reach_another_folder(commands: Commands, granted: GrantingGate) -> None:
     (commands.root / "below").mkdir()
     await commands.run("ls")

@@ -42,7 +42,7 @@ def declared(tmp_path: Path) -> Declared:
     return make_declared(tmp_path, config=SHELL_ON)
 
 
-@pytest.mark.spec("CMD-04")
+@pytest.mark.spec("CMD-04.d")
 @pytest.mark.parametrize("value", VALUES)
 async def test_a_value_is_one_argument_of_a_program_whatever_it_holds(declared: Declared, value: str) -> None:
     declared.python(SAY_ARGUMENTS, "--name={{text}}", "--", "{{text}}", "{{more}}")
@@ -51,7 +51,7 @@ async def test_a_value_is_one_argument_of_a_program_whatever_it_holds(declared: 
     assert os.listdir(declared.project) == []  # noqa: PTH208  # the names are the assertion
 
 
-@pytest.mark.spec("CMD-04")
+@pytest.mark.spec("CMD-04.e")
 @pytest.mark.parametrize("value", VALUES)
 async def test_a_value_is_one_word_of_a_shell_line_whatever_it_holds(
     declared: Declared, tmp_path: Path, value: str
@@ -104,7 +104,7 @@ def _in_project(declared: Declared) -> dict[str, Any]:
     return {"working_dir": str(declared.project)}
 
 
-@pytest.mark.spec("CMD-02", "CMD-04", "CMD-05", "SCH-01")
+@pytest.mark.spec("CMD-02.c", "CMD-04.a", "CMD-05", "SCH-01")
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -139,7 +139,7 @@ def test_a_wrong_definition_ends_the_start_and_is_named_with_its_field(
     assert str(caught.value).startswith(f"{path}: {field}")
 
 
-@pytest.mark.spec("CMD-02")
+@pytest.mark.spec("CMD-02.a")
 def test_a_definition_in_the_project_is_not_read(declared: Declared) -> None:
     for folder in ("tools", ".soong/tools"):
         (declared.project / folder).mkdir(parents=True)
@@ -148,7 +148,7 @@ def test_a_definition_in_the_project_is_not_read(declared: Declared) -> None:
     assert declared.tools() == ()
 
 
-@pytest.mark.spec("CMD-03", "RES-02")
+@pytest.mark.spec("CMD-03.b", "RES-02")
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
@@ -199,7 +199,7 @@ async def test_output_that_is_not_utf8_is_invalid_output(declared: Declared, tmp
     assert (await declared.error())[0] is ErrorType.INVALID_OUTPUT
 
 
-@pytest.mark.spec("CMD-03", "RES-02")
+@pytest.mark.spec("CMD-03.c", "RES-02")
 @pytest.mark.parametrize("id", [pytest.param("call_of_another", id="row-47-another-calls-id")])
 async def test_a_result_belongs_to_the_call_that_was_made(declared: Declared, id: str) -> None:
     declared.python(f'print(\'{{"tool_call_id": "{id}", "summary": "mine"}}\')')
@@ -254,7 +254,7 @@ async def test_a_secret_in_a_log_reaches_no_result(declared: Declared) -> None:
     assert "failed" in result.error.message
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.b")
 async def test_a_tool_sees_no_secret_of_the_process(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_API_KEY", "canary-9f2c")
     declared.sh("env", "| grep -c", "canary", "| xargs printf '{\"data\": %s}'")

@@ -185,7 +185,7 @@ HUNKS = [
 ]
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.d")
 @pytest.mark.parametrize("row", [*EDITS, *FILES, *HUNKS], ids=lambda row: row.id)
 async def test_a_bad_edit_is_refused_and_changes_nothing(scene: Scene, row: Row) -> None:
     path = scene.file("x", row.content)
@@ -206,7 +206,7 @@ async def test_a_bad_edit_is_refused_and_changes_nothing(scene: Scene, row: Row)
     scene.check_unharmed(result)
 
 
-@pytest.mark.spec("FS-05", "FS-07", "FS-09")
+@pytest.mark.spec("FS-05", "FS-07", "FS-09.a")
 @pytest.mark.parametrize(
     ("path", "expected"),
     [

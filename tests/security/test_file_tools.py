@@ -33,7 +33,7 @@ def deny_what_asks(project: Project) -> None:
     gate.decide = decide  # type: ignore[method-assign]
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.b", "FS-06.c")
 @pytest.mark.parametrize(
     "name", [".env", ".ENV", ".env.production", "server.pem", "a/.ssh/id_rsa", ".config/gcloud/creds"]
 )
@@ -93,7 +93,7 @@ async def test_a_search_that_starts_at_a_special_file_does_not_block(project: Pr
         assert await project.error("read_file", path="/dev/zero") is ErrorType.NOT_REGULAR_FILE
 
 
-@pytest.mark.spec("FS-09")
+@pytest.mark.spec("FS-09.a")
 @pytest.mark.parametrize(
     "name",
     [
@@ -112,7 +112,7 @@ async def test_controls_are_written_by_nobody_and_nobody_is_asked(project: Proje
     assert list(project.root.iterdir()) == []
 
 
-@pytest.mark.spec("FS-09")
+@pytest.mark.spec("FS-09.a")
 @pytest.mark.parametrize("name", ["tools/x.json", "settings.toml", "hooks/pre.sh", "mcp.json", "soong.db"])
 async def test_our_own_home_is_protected_directly_and_through_a_link(project: Project, name: str) -> None:
     (project.root / "home").symlink_to(project.home)
@@ -133,7 +133,7 @@ async def test_a_home_that_is_named_through_a_link_is_protected_where_it_really_
     assert not policy.is_protected(tmp_path / "real/runs/r/deliverables/x")
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.d")
 async def test_links_out_of_the_roots_are_asked_as_what_they_lead_to_and_change_nothing_when_denied(
     project: Project,
 ) -> None:

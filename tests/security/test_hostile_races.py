@@ -106,13 +106,13 @@ async def hold(scene: Scene, call: str, seconds: float) -> None:
     assert call in ("list-all", "search") or any(result.is_error for result in results)
 
 
-@pytest.mark.spec("FS-06", "FS-07")
+@pytest.mark.spec("FS-06", "FS-07.e")
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_swapped_directory_is_never_read_or_written_through(scene: Scene, call: str) -> None:
     await hold(scene, call, 2)
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.e")
 @pytest.mark.parametrize("call", ["write", "write-below", "read"])
 async def test_where_the_kernel_has_no_openat2_the_walk_holds_too(
     scene: Scene, call: str, monkeypatch: pytest.MonkeyPatch

@@ -25,7 +25,7 @@ async def test_a_target_exchanged_after_the_yes_is_a_conflict_and_nothing_is_wri
     assert dict(figures.outcomes) == {OTHERWISE.get((betrayal, call), "path_conflict"): 25}
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.e")
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_folder_that_is_exchanged_all_the_time_lets_nothing_through(call: str, tmp_path: Path) -> None:
     figures = await raced(make_stage(tmp_path), call, 500)

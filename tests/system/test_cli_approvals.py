@@ -115,7 +115,7 @@ def press_until(terminal: Terminal, keys: str, text: str) -> None:
     raise AssertionError(f"{text!r} was not shown\n{terminal.shown}")
 
 
-@pytest.mark.spec("PER-06", "PER-13", "PER-14", "PER-15")
+@pytest.mark.spec("PER-06", "PER-13.c", "PER-14", "PER-15")
 def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
     """Any client of the session can answer (openai/codex#45167); what was answered goes (oh-my-openagent#4447)."""
     first, ids = asking(cli)

@@ -93,7 +93,7 @@ def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Sc
     until(copy.exists, "the run's own copy is written")
 
 
-@pytest.mark.spec("PER-01", "PER-06")
+@pytest.mark.spec("PER-01", "PER-06", "PER-13.c")
 def test_a_terminal_is_asked_and_its_answer_counts(cli: Scene) -> None:
     (cli.folder / "out").mkdir()
     terminal = Terminal(cli, "run", cli.plan(WRITE))

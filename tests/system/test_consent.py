@@ -73,7 +73,7 @@ def written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.spec("CARD-3", "PER-07", "PER-04")
+@pytest.mark.spec("CARD-3", "PER-07.a", "PER-04")
 async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process(
     service: Deployment, folder: Path
 ) -> None:
@@ -110,7 +110,7 @@ async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Dep
         assert [one for one in types if one in STORY] == list(STORY)
 
 
-@pytest.mark.spec("PER-03", "DAG-10")
+@pytest.mark.spec("PER-03.c", "DAG-10")
 async def test_a_denial_reaches_the_model_and_the_run_goes_on(service: Deployment, folder: Path) -> None:
     task = await run(service, folder, Person(Choice.DENY))
 
@@ -129,7 +129,7 @@ async def silent(request: PermissionRequest) -> PermissionDecision:
     raise AssertionError("nobody sets it")
 
 
-@pytest.mark.spec("PER-05", "PER-14")
+@pytest.mark.spec("PER-05.d", "PER-14.a")
 @pytest.mark.parametrize(
     ("callback", "error"),
     [(None, "permission_no_callback"), (broken, "permission_failed"), (silent, "permission_timeout")],

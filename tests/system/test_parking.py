@@ -77,7 +77,7 @@ async def story(service: Deployment, request: PermissionRequest) -> Counter[str]
     return Counter(str(event.type) for event in await service.store.events(request.identity.run_id))
 
 
-@pytest.mark.spec("PER-13", "DAG-04", "DAG-07", "PER-12")
+@pytest.mark.spec("PER-13.b", "DAG-04", "DAG-07", "PER-12")
 async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_process(
     service: Deployment, file: Path
 ) -> None:

@@ -68,6 +68,7 @@ def written(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("o*/*.md"))
 
 
+@pytest.mark.spec("PER-17.a")
 def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: Scene) -> None:
     plan = cli.plan(PLAN)
 
@@ -86,6 +87,7 @@ def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: S
     assert not (cli.home / "soong.db").exists()
 
 
+@pytest.mark.spec("PER-17.b")
 def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: Scene) -> None:
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 

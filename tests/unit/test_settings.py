@@ -18,6 +18,13 @@ def test_the_default_is_embedded_below_the_home(monkeypatch: pytest.MonkeyPatch)
     assert settings.effective_database_url == "sqlite:////home/ada/.soong/soong.db"
 
 
+@pytest.mark.spec("PER-13.b", "PER-13.j")
+def test_a_question_waits_five_minutes_and_holds_a_slot_for_half_a_minute_by_default() -> None:
+    settings = load_settings()
+
+    assert (settings.permission_timeout_s, settings.park_after_s) == (300, 30)
+
+
 def test_what_the_caller_says_stands_above_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOONG_SLOTS", "3")
 

@@ -49,7 +49,7 @@ async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:
 
 
 # -- the way of an answer
-@pytest.mark.spec("PER-03", "PER-16")
+@pytest.mark.spec("PER-03", "PER-16", "PER-13.e")
 async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene: HttpScene) -> None:
     """An approval API that a console is built on was missing elsewhere (crewAIInc/crewAI#3034)."""
     request = await scene.ask()
@@ -67,6 +67,7 @@ async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene:
     assert told["choices"] == []
 
 
+@pytest.mark.spec("PER-03.a", "PER-13.e")
 @pytest.mark.parametrize("choice", list(Choice))
 async def test_each_of_the_three_answers_is_one(scene: HttpScene, choice: Choice) -> None:
     request = await scene.ask()
@@ -96,7 +97,7 @@ async def _is_listed(scene: HttpScene, ids: list[str]) -> bool:
     return await listed(scene.caller) == ids
 
 
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.b")
 async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpScene) -> None:
     request = await scene.ask()
     people = [await scene.someone(f"person{number}", Right.APPROVE) for number in range(4)]
@@ -241,6 +242,7 @@ async def _is_attended(scene: HttpScene, *, by: list[str]) -> bool:
     return [one.principal for one in there] == by and all(one.channel == "http" for one in there)
 
 
+@pytest.mark.spec("PER-13.g")
 async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: HttpScene) -> None:
     request = await scene.ask()
     reader = await scene.someone(BOB, Right.READ)
@@ -254,7 +256,7 @@ async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: Ht
 
 
 # -- the list
-@pytest.mark.spec("PER-15")
+@pytest.mark.spec("PER-15.c")
 async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpScene) -> None:
     """Elsewhere what has expired stays listed (Agenta-AI/agenta#6823, librefang/librefang#1797)."""
     decided, withdrawn, waiting = await scene.ask("c1"), await scene.ask("c2"), await scene.ask("c3")
@@ -360,6 +362,7 @@ async def test_one_question_is_waited_for_until_it_is_decided(scene: HttpScene) 
     assert (shown["state"], shown["decision"]["reason"]) == ("decided", "not there")
 
 
+@pytest.mark.spec("PER-13.a")
 async def test_a_question_outlives_the_server_and_its_owner(open_http: OpenScene) -> None:
     """A request is a row: whoever serves, it is there (MoonshotAI/kimi-cli#1823, mcp_agent_mail#151)."""
     async with open_http() as scene:

@@ -112,6 +112,7 @@ def _needed() -> list[tuple[str, str, Right]]:
     ]
 
 
+@pytest.mark.spec("PER-13.g")
 @pytest.mark.parametrize(("method", "path", "right"), _needed(), ids=str)
 async def test_no_route_lets_in_whom_it_should_not(scene: HttpScene, method: str, path: str, right: Right) -> None:
     body = {"plan": {}, "project": "/", "choice": "deny", "input_digest": "0" * 64}

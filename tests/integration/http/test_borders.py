@@ -152,6 +152,7 @@ async def test_what_is_no_request_of_ours_is_refused_and_the_server_goes_on(scen
     assert (await scene.caller.get("/v1/me")).status_code == 200
 
 
+@pytest.mark.spec("PER-13.g")
 async def test_nobody_comes_in_without_a_token(scene: HttpScene) -> None:
     nobody = scene.with_token("")
 

@@ -58,6 +58,7 @@ def yes_to(told: dict[str, Any], *steps: str) -> list[dict[str, str]]:
     return [{"step": step, "grant_digest": digests[step]} for step in steps]
 
 
+@pytest.mark.spec("PER-17.a")
 async def test_a_preview_shows_every_scope_as_it_stands_and_writes_nothing(scene: HttpScene, folder: Path) -> None:
     told = await preview(scene, folder)
 

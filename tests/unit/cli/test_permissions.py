@@ -63,7 +63,7 @@ def document(*words: str) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.spec("PER-10")
+@pytest.mark.spec("PER-10.e")
 def test_the_effective_policy_is_shown_in_the_order_in_which_it_decides(project: Path) -> None:
     order = [(line["effect"], line["what"], line["source"]) for line in document()["order"]]
 
@@ -82,7 +82,7 @@ def test_the_effective_policy_is_shown_in_the_order_in_which_it_decides(project:
         assert line in order
 
 
-@pytest.mark.spec("PER-10", "FS-06", "FS-07", "FS-09")
+@pytest.mark.spec("PER-10.e", "FS-06", "FS-07", "FS-09")
 def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path) -> None:
     shown = document()
 
@@ -100,7 +100,7 @@ def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path)
     assert (shown["v"], shown["mode"], shown["dangerous"]) == (1, "auto", False)
 
 
-@pytest.mark.spec("PER-10")
+@pytest.mark.spec("PER-10.e")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -141,6 +141,7 @@ def test_long_lines_count_as_the_rows_they_take() -> None:
     assert shown[-1].plain == "… 1 of 2 lines more, 1004 characters in all: f shows them"
 
 
+@pytest.mark.spec("PER-13.k")
 @pytest.mark.parametrize(
     ("line", "choice", "reason"),
     [
@@ -156,6 +157,7 @@ def test_an_answer_is_read_with_its_reason(line: str, choice: Choice, reason: st
     assert read_decision(line, make_request()) == PermissionDecision(choice, reason)
 
 
+@pytest.mark.spec("PER-13.k")
 @pytest.mark.parametrize("line", ["", " ", "4", "y", "n", "f", "yess", "allow_for"])
 def test_what_is_no_clear_answer_is_none(line: str) -> None:
     assert read_decision(line, make_request()) is None
@@ -165,6 +167,7 @@ def test_a_session_grant_that_is_not_offered_cannot_be_answered() -> None:
     assert read_decision("2", make_request(scope="")) is None
 
 
+@pytest.mark.spec("PER-13.k")
 async def test_it_asks_until_the_answer_is_clear() -> None:
     lines = iter(["", "what", "3 no"])
     held: list[bool] = []

@@ -109,7 +109,7 @@ async def test_a_persons_yes_runs_one_call_and_is_recorded() -> None:
     assert first.decision_id == desk.events[1].data["decision_id"]
 
 
-@pytest.mark.spec("PER-04", "PER-07")
+@pytest.mark.spec("PER-04.a", "PER-07")
 async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
     desk = make_desk(person)
@@ -122,7 +122,7 @@ async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> No
     assert (other.is_allowed, len(person.asked)) == (False, 2)
 
 
-@pytest.mark.spec("PER-04")
+@pytest.mark.spec("PER-04.c")
 async def test_a_deny_is_not_remembered() -> None:
     desk = make_desk(Person([Choice.DENY, Choice.ALLOW_ONCE]))
 
@@ -159,7 +159,7 @@ async def test_a_grant_carries_nothing_out_after_strangers_text_was_read() -> No
     assert (before.author, after.error) == ("grant", ErrorType.PERMISSION_DENIED)
 
 
-@pytest.mark.spec("PER-20")
+@pytest.mark.spec("PER-20.b")
 async def test_strict_mode_neither_uses_nor_gives_grants() -> None:
     person = Person([Choice.ALLOW_ONCE])
     desk = make_desk(person, policy=Policy(mode=Mode.STRICT))

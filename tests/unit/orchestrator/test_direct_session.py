@@ -77,6 +77,29 @@ async def test_a_session_of_calls_leaves_a_run_folder(place: Path) -> None:
     assert {path.name for path in session.run_dir.iterdir()} >= {"workspace", "deliverables", "logs"}
 
 
+@pytest.mark.spec("PER-03.b")
+async def test_a_callback_that_changes_what_it_was_shown_changes_nothing_of_the_call(place: Path) -> None:
+    tried: list[type[Exception]] = []
+
+    async def meddles(request: PermissionRequest) -> PermissionDecision:
+        def rewrite() -> None:
+            request.arguments["content"] = "evil"  # type: ignore[index]  # what a callback without types may try
+
+        for change in (rewrite, lambda: setattr(request, "arguments", {"path": "evil.txt", "content": "evil"})):
+            try:
+                change()
+            except Exception as error:  # noqa: BLE001  # whatever keeps it from it is fine
+                tried.append(type(error))
+        return PermissionDecision(Choice.ALLOW_ONCE, metadata={"arguments": {"content": "evil"}})
+
+    async with opened(permission_callback=meddles) as session:
+        result = await session.call("code.write_file", {"path": "out.txt", "content": "good"})
+
+    assert result.ok, result.error
+    assert (place / "out.txt").read_text() == "good"
+    assert not (place / "evil.txt").exists()
+
+
 @pytest.mark.spec("EXE-06", "PER-05")
 async def test_consent_is_asked_before_a_write_starts_and_a_denial_leaves_the_file(place: Path) -> None:
     async with opened() as session:

@@ -59,7 +59,7 @@ def facts_of(tool: ToolDefinition) -> Facts:
     return Facts(tool.name, tool.tags, is_read, "dangerous" in tool.tags, is_open, risk, Target())
 
 
-@pytest.mark.spec("PER-18", "ETS-06.d", "ETS-03.a", "ETS-01.a")
+@pytest.mark.spec("PER-18.a", "ETS-06.d", "ETS-03.a", "ETS-01.a")
 @given(CONFIGS, CHILDREN, st.sampled_from(RunMode), NAMES, NAMES)
 def test_the_tool_set_of_every_dispatch_is_inside_the_policy_and_never_shows_the_black_list(
     config: Config,
@@ -82,7 +82,7 @@ def test_the_tool_set_of_every_dispatch_is_inside_the_policy_and_never_shows_the
             assert config.tools.dangerous or "dangerous" not in tool.tags
 
 
-@pytest.mark.spec("PER-18", "ETS-05.d")
+@pytest.mark.spec("PER-18.a", "ETS-05.d")
 @given(CONFIGS, CONFIGS, CHILDREN, NAMES)
 def test_what_a_worker_offers_is_inside_the_stored_set_and_inside_its_own_configuration(
     session: Config, worker: Config, role: Role, allowed: tuple[str, ...] | None
@@ -109,7 +109,7 @@ def test_a_worker_gets_a_write_tool_only_where_the_dispatch_asks_and_the_policy_
     assert tools(closed, ("code.write_file",)) == ()
 
 
-@pytest.mark.spec("PER-18", "PER-10")
+@pytest.mark.spec("PER-18.b", "PER-10")
 @given(CHILDREN, NAMES, st.sampled_from(["code.write_file", "mcp.web.fetch", "code.read_file"]))
 def test_what_the_session_denies_is_no_childs_whatever_its_dispatch_asks_for(
     role: Role, suggested: tuple[str, ...] | None, denied: str

@@ -52,7 +52,7 @@ def policy(text: str) -> Policy:
     return policy_of(parse_config(text), home=HOME)
 
 
-@pytest.mark.spec("PER-10", "REG-08")
+@pytest.mark.spec("PER-10.a", "REG-08")
 def test_the_configuration_becomes_the_policy_with_its_source() -> None:
     assert policy(FULL) == Policy(
         (
@@ -66,7 +66,7 @@ def test_the_configuration_becomes_the_policy_with_its_source() -> None:
     )
 
 
-@pytest.mark.spec("PER-10")
+@pytest.mark.spec("PER-10.a")
 def test_no_configuration_is_the_safest_policy() -> None:
     assert policy_of(Config()) == Policy()
 
@@ -127,7 +127,7 @@ def test_a_network_section_that_contradicts_itself_is_refused(section: str, word
         policy(f"[network]\n{section}")
 
 
-@pytest.mark.spec("ETS-01.a", "REG-08.a")
+@pytest.mark.spec("ETS-01.a", "REG-08.a", "CMD-06.a")
 def test_the_tool_set_follows_the_configuration() -> None:
     config = parse_config(
         """
@@ -178,7 +178,7 @@ def test_a_workers_configuration_takes_tools_from_a_stored_set_and_adds_none() -
     assert narrow((), surface_request(opened, Role.WORKER, RunMode.DEFAULT)) == ()
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.b")
 def test_write_roots_are_resolved_and_the_temporary_folder_has_its_own_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_request_stays_readable_and_marks_what_it_cut() -> None:
     assert request.arguments["nul"] == "a␀b"
 
 
-@pytest.mark.spec("PER-06")
+@pytest.mark.spec("PER-06.b")
 def test_a_request_advises_against_what_is_dangerous_or_critical() -> None:
     assert ask(make_call()).suggested is Choice.ALLOW_ONCE
     assert ask(make_call(tags=frozenset({"dangerous"}))).suggested is Choice.DENY
@@ -90,7 +90,7 @@ def test_no_session_grant_is_offered_in_strict_mode_or_for_critical_risk() -> No
     assert ask(make_call(risk=Risk.CRITICAL)).scope == ""
 
 
-@pytest.mark.spec("PER-08")
+@pytest.mark.spec("PER-08.b")
 def test_a_dangerous_call_with_a_scope_may_be_granted_for_the_session() -> None:
     target = Target(kind="command", scope="/usr/bin/ls @ /work", shown="ls /work")
 
@@ -126,7 +126,7 @@ def test_a_decision_that_fits_allows_the_call_and_is_named() -> None:
     )
 
 
-@pytest.mark.spec("PER-12", "PER-14")
+@pytest.mark.spec("PER-12", "PER-14.a")
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -147,7 +147,7 @@ def test_a_decision_that_does_not_allow_is_told_apart(changes: dict[str, object]
     assert (verdict.is_allowed, verdict.error) == (False, error)
 
 
-@pytest.mark.spec("PER-12", "PER-16")
+@pytest.mark.spec("PER-12", "PER-16.b")
 @pytest.mark.parametrize("field", ["request_id", "session_id", "run_id", "tool_call_id", "tool", "input_digest"])
 def test_a_decision_for_another_call_is_a_forgery(field: str) -> None:
     request = ask(make_call())
@@ -164,7 +164,7 @@ def test_a_grant_for_a_sensitive_file_covers_that_file_and_not_its_folder() -> N
     assert (plain.scope, key.scope) == ("/work/out", "/work/out/.env")
 
 
-@pytest.mark.spec("PER-06")
+@pytest.mark.spec("PER-06.a")
 def test_a_command_is_asked_for_with_the_names_of_what_it_gets_from_the_environment() -> None:
     command = Target(kind="command", scope="/usr/bin/make in /work", shown="/usr/bin/make all")
     policy = Policy()
@@ -186,13 +186,13 @@ def test_a_command_is_asked_for_with_the_names_of_what_it_gets_from_the_environm
     assert env(make_call()) == ()
 
 
-@pytest.mark.spec("PER-06")
+@pytest.mark.spec("PER-06.b")
 @pytest.mark.parametrize("said", ["none", "allow", "ask"])
 def test_a_request_says_what_the_pre_hooks_said(said: Literal["none", "allow", "ask"]) -> None:
     assert ask(make_call(hook_result=said)).hook_result == said
 
 
-@pytest.mark.spec("PER-06")
+@pytest.mark.spec("PER-06.a", "PER-06.b", "PER-06.c")
 def test_a_request_carries_the_facts_of_its_call_and_of_its_run() -> None:
     identity = RunIdentity(
         "sess_1", "run_2", "agent_2", Role.WORKER, "reviewer", "run_1", "agent_1", "task_1", "task_1/build", "Build"

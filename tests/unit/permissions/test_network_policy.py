@@ -30,7 +30,7 @@ def judged(network: NetworkPolicy, facts: Facts, *rules: Rule) -> tuple[Effect, 
     return verdict.effect, verdict.error
 
 
-@pytest.mark.spec("PER-09")
+@pytest.mark.spec("PER-09.c")
 @pytest.mark.parametrize(
     ("network", "host", "effect", "error"),
     [
@@ -64,7 +64,7 @@ def test_the_verdict_says_who_refuses_and_which_host() -> None:
     assert verdict.reason == "'evil.test' is not on the list of hosts of config.toml"
 
 
-@pytest.mark.spec("PER-09", "PER-11")
+@pytest.mark.spec("PER-09.a", "PER-11")
 def test_off_refuses_what_is_open_world_and_leaves_the_rest() -> None:
     off = NetworkPolicy(NetworkMode.OFF)
     read = make_facts("code.read_file", is_read=True, risk=Risk.READ, target=make_path("/work/a"))
@@ -81,14 +81,14 @@ def test_a_tool_that_is_open_world_without_naming_hosts_asks_under_a_list() -> N
     assert judged(LIST, server) == (Effect.ASK, None)
 
 
-@pytest.mark.spec("PER-09", "PER-10")
+@pytest.mark.spec("PER-09.c", "PER-10")
 def test_no_rule_opens_a_host_that_is_off_the_list() -> None:
     rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.HOST, "evil.test"), source="--allow")
 
     assert judged(LIST, web("evil.test"), rule) == (Effect.DENY, ErrorType.NETWORK_DENIED)
 
 
-@pytest.mark.spec("PER-09")
+@pytest.mark.spec("PER-09.b")
 def test_confirm_asks_each_time_whatever_is_allowed_or_granted() -> None:
     confirm = NetworkPolicy(NetworkMode.CONFIRM)
     rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.HOST, "api.test"))

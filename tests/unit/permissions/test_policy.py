@@ -21,7 +21,7 @@ OUT = Scope(ScopeKind.PATH, "/work/out")
 EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
 
 
-@pytest.mark.spec("PER-02")
+@pytest.mark.spec("PER-02.a", "PER-02.b", "PER-02.c", "PER-02.d", "PER-20.a")
 @pytest.mark.parametrize(
     ("call", "effect", "why"),
     [
@@ -90,7 +90,7 @@ def test_the_safe_default_of_each_kind_of_call(call: object, effect: Effect, why
     assert why in verdict.reason
 
 
-@pytest.mark.spec("CMD-06", "PER-08")
+@pytest.mark.spec("CMD-06.a", "CMD-06.c", "PER-08")
 @pytest.mark.parametrize(
     "call",
     [
@@ -111,7 +111,7 @@ def test_a_dangerous_or_destructive_call_is_refused_until_it_is_enabled_and_then
     assert asked.effect is Effect.ASK
 
 
-@pytest.mark.spec("PER-20")
+@pytest.mark.spec("PER-20.b")
 def test_strict_mode_asks_for_everything_above_reading_whatever_is_allowed() -> None:
     policy = Policy((Rule(Effect.ALLOW, "code.*", scope=OUT),), Mode.STRICT)
 
@@ -187,7 +187,7 @@ def test_a_host_rule_allows_that_host_and_its_pattern_only() -> None:
     assert effect(below, "") is Effect.ASK
 
 
-@pytest.mark.spec("REG-08.c", "PER-10")
+@pytest.mark.spec("REG-08.c", "PER-10.c")
 @given(POLICIES, FACTS)
 def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
     is_denied = any(rule.effect is Effect.DENY and rule.matches(facts) for rule in policy.rules)
@@ -205,7 +205,7 @@ def test_the_order_of_rules_decides_nothing(policy: Policy, facts: Facts, random
     assert judge(replace(policy, rules=tuple(shuffled)), facts) == judge(policy, facts)
 
 
-@pytest.mark.spec("PER-08")
+@pytest.mark.spec("PER-08.a")
 @given(POLICIES, FACTS)
 def test_no_policy_allows_what_is_dangerous_or_critical(policy: Policy, facts: Facts) -> None:
     for grave in (replace(facts, is_dangerous=True), replace(facts, risk=Risk.CRITICAL)):

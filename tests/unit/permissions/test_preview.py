@@ -248,6 +248,7 @@ def test_a_map_shows_what_its_known_items_ask_for_and_says_what_comes_later(proj
     assert fixed.grantable == ("code.write_file", "code.edit_file")
 
 
+@pytest.mark.spec("PER-17.a")
 def test_the_union_names_each_thing_once_with_its_hardest_verdict(project: Path) -> None:
     one = Asked(AskKind.WRITE, "a", "/p/a", Effect.ALLOW, "")
     preview = Preview(

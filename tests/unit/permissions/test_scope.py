@@ -40,7 +40,7 @@ def test_within_means_that_the_folders_components_come_first(path: list[str], fo
     assert is_within("/" + "/".join(path), "/" + "/".join(folder)) == (path[: len(folder)] == folder)
 
 
-@pytest.mark.spec("PER-08")
+@pytest.mark.spec("PER-08.c")
 @pytest.mark.parametrize(
     ("target", "offered"),
     [
@@ -118,7 +118,7 @@ def test_a_rule_for_one_file_covers_that_file_alone() -> None:
     assert not scope.covers(make_path("/work/out/other.md"))
 
 
-@pytest.mark.spec("PER-04")
+@pytest.mark.spec("PER-04.a", "PER-16.c")
 def test_a_grant_holds_for_its_tool_and_exactly_its_scope() -> None:
     book = GrantBook()
     book.add(Grant("code.write_file", "/work/out", "local", "dec_1"))
@@ -132,7 +132,7 @@ def test_a_grant_holds_for_its_tool_and_exactly_its_scope() -> None:
     assert len(book) == 1
 
 
-@pytest.mark.spec("PER-04")
+@pytest.mark.spec("PER-04.a")
 @pytest.mark.parametrize(("tool", "scope"), [("", "/work"), ("code.write_file", "")])
 def test_a_grant_by_name_or_scope_alone_is_refused(tool: str, scope: str) -> None:
     with pytest.raises(ValueError, match="needs a tool and a scope"):

@@ -51,6 +51,7 @@ def test_a_step_serves_itself_and_the_children_of_its_map(step: str, wanted: str
     assert is_of_step(step, wanted) is is_served
 
 
+@pytest.mark.spec("PER-17.b")
 def test_consent_to_a_step_lets_its_write_run_and_asks_for_every_other() -> None:
     policy = Policy((consent(),))
 
@@ -73,7 +74,7 @@ def test_consent_to_one_step_never_changes_the_verdict_for_another(policy: Polic
     assert judge(policy.with_rules([rule]), facts) == judge(policy, facts)
 
 
-@pytest.mark.spec("PER-10", "PER-08")
+@pytest.mark.spec("PER-10.c", "PER-08")
 @given(POLICIES, st.lists(CONSENTS, max_size=4), FACTS)
 def test_no_consent_lifts_a_refusal_or_answers_what_takes_a_person_each_time(
     policy: Policy, rules: list[Rule], facts: Facts

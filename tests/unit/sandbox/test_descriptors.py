@@ -31,7 +31,7 @@ def test_a_regular_file_is_opened_by_its_resolved_path(tmp_path: Path) -> None:
         assert not os.get_inheritable(descriptor)
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.e")
 def test_no_link_is_followed_anywhere_in_a_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/x").write_text("hi")

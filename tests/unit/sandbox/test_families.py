@@ -55,7 +55,7 @@ async def test_everybody_ends_with_a_program_that_ends(folder: int, tmp_path: Pa
     await all_gone(pids(tmp_path))
 
 
-@pytest.mark.spec("CMD-01", "EXE-08")
+@pytest.mark.spec("CMD-01.g", "EXE-08")
 async def test_everybody_ends_when_the_time_is_over(folder: int, tmp_path: Path) -> None:
     ended = await run(python(folder, tmp_path, STAYING, str(tmp_path), timeout=timedelta(seconds=4)))
 
@@ -63,7 +63,7 @@ async def test_everybody_ends_when_the_time_is_over(folder: int, tmp_path: Path)
     await all_gone(pids(tmp_path))
 
 
-@pytest.mark.spec("CMD-01", "EXE-07")
+@pytest.mark.spec("CMD-01.g", "EXE-07")
 async def test_everybody_has_ended_before_a_cancellation_goes_on(folder: int, tmp_path: Path) -> None:
     task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
     await until(lambda: len(pids(tmp_path)) == 4)

@@ -12,7 +12,7 @@ from tests.unit.tools.parts import make_workplace
 POLICY = PathPolicy(Path("/home/u/.soong-home"))
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.a")
 @pytest.mark.parametrize(
     "path",
     [
@@ -52,7 +52,7 @@ def test_a_path_is_sensitive_exactly_when_a_part_of_it_is(parts: list[str]) -> N
     assert POLICY.is_sensitive("/".join(parts)) == bool({".env", "b.pem", ".ssh"} & set(parts))
 
 
-@pytest.mark.spec("FS-09")
+@pytest.mark.spec("FS-09.b")
 @pytest.mark.parametrize(
     "path",
     [
@@ -92,7 +92,7 @@ def test_ordinary_files_are_not_protected(path: str) -> None:
     assert not POLICY.is_protected(Path(path))
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.d")
 def test_links_are_resolved_before_anything_is_said(tmp_path: Path) -> None:
     project, outside = tmp_path / "project", tmp_path / "project-evil"
     project.mkdir()
@@ -120,7 +120,7 @@ def test_a_folder_whose_name_begins_alike_is_not_inside(tmp_path: Path) -> None:
     assert is_below(Path("/"), Path("/"))
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.c")
 def test_a_runs_own_folders_are_write_roots(tmp_path: Path) -> None:
     roots = make_workplace(tmp_path / "p", run_dir=tmp_path / "runs/r", write_roots=())
 

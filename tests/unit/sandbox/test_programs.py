@@ -13,7 +13,7 @@ def make_program(path: Path, text: str = "#!/bin/sh\n", mode: int = 0o755) -> Pa
     return path
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.a")
 def test_a_child_gets_path_home_and_tmpdir_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/var/tmp")
     monkeypatch.setenv("SOONG_DATABASE_URL", "postgresql://soong:hush@db/soong")
@@ -23,7 +23,7 @@ def test_a_child_gets_path_home_and_tmpdir_and_nothing_else(monkeypatch: pytest.
     assert set(environment) == {"PATH", "HOME", "TMPDIR"}
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.a")
 def test_a_named_variable_is_passed_when_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.delenv("NEVER_SET", raising=False)
@@ -34,7 +34,7 @@ def test_a_named_variable_is_passed_when_it_is_set(monkeypatch: pytest.MonkeyPat
     assert "NEVER_SET" not in environment
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.b")
 def test_a_secret_is_passed_only_when_a_definition_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_KEY", "hush-hush")
 

@@ -112,7 +112,7 @@ async def test_a_rewritten_input_is_put_to_the_tools_own_check_too() -> None:
     assert "no b here" in result.error.message
 
 
-@pytest.mark.spec("EXE-13.b")
+@pytest.mark.spec("EXE-13.b", "PER-08.a")
 async def test_ask_beats_allow_whatever_the_order_and_allow_replaces_nobody() -> None:
     bench = bench_with(pre(PreOutcome("ask")), pre(PreOutcome("allow")))
 

@@ -97,7 +97,7 @@ async def test_the_tools_own_check_of_its_input_is_asked_before_permission() -> 
     assert bench.gate.asked == []
 
 
-@pytest.mark.spec("RES-04.a", "EXE-06.a", "PER-03")
+@pytest.mark.spec("RES-04.a", "EXE-06.a", "PER-03.c")
 async def test_a_denial_is_a_result_with_the_reason_and_was_never_started() -> None:
     bench = make_bench([make_tool()], verdict=DENIED)
 

@@ -84,7 +84,7 @@ async def test_inputs_are_recorded_without_secrets_and_digested_with_them() -> N
     assert bench.gate.asked[0].permission_input == {"text": SECRET}
 
 
-@pytest.mark.spec("PER-19")
+@pytest.mark.spec("PER-19.a", "PER-19.b")
 @pytest.mark.parametrize("is_allowed", [True, False])
 async def test_facts_and_decision_of_every_judged_call_are_recorded_apart(is_allowed: bool) -> None:
     verdict = Verdict(is_allowed, "grant", rule="code.*:/p", decision_id="dec_1", error=None)
@@ -410,7 +410,7 @@ async def test_a_call_that_is_not_made_is_recorded_under_the_canonical_name_too(
     assert bench.ended.metadata == {"aborted": True, "partial": False, "abort_reason": "stopped"}
 
 
-@pytest.mark.spec("PER-03", "EVT-05")
+@pytest.mark.spec("PER-03.c", "EVT-05")
 @pytest.mark.parametrize("is_failing", [False, True])
 async def test_what_a_person_says_who_allows_a_call_reaches_the_model_without_secrets(is_failing: bool) -> None:
     verdict = Verdict(is_allowed=True, author="person", reason=f"only this once, {SECRET}")

@@ -100,7 +100,7 @@ def test_a_definition_that_cannot_work_is_refused_at_registration(overrides: dic
         make_registry(make_tool(**overrides))
 
 
-@pytest.mark.spec("REG-05.g", "REG-06.a")
+@pytest.mark.spec("REG-05.g", "REG-06.a", "PER-11.a")
 def test_a_tool_that_declares_nothing_counts_as_a_write() -> None:
     tool = ToolRegistry().register_tool("user.x", "d", TEXT_INPUT, echo)
 
@@ -226,7 +226,7 @@ def test_the_schema_of_a_model_stays_in_the_metadata_as_its_source_says_it() -> 
     assert tool.metadata == {"native_schema": Book.model_json_schema(), "a": 1}
 
 
-@pytest.mark.spec("REG-05.i", "PER-11")
+@pytest.mark.spec("REG-05.i", "PER-11.a")
 @pytest.mark.parametrize(
     ("overrides", "reaches_out"),
     [

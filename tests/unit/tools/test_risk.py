@@ -9,7 +9,7 @@ from shared.tools.risk import by_keywords, effective_traits, risk_of
 from tests.unit.tools.parts import make_tool
 
 
-@pytest.mark.spec("PER-11")
+@pytest.mark.spec("PER-11.b")
 @pytest.mark.parametrize(
     ("keyword", "risk"),
     [
@@ -22,7 +22,7 @@ def test_each_of_the_ten_keywords_raises_a_name_that_holds_it(keyword: str, risk
     assert by_keywords(make_tool(f"team.the_{keyword}")) is risk
 
 
-@pytest.mark.spec("PER-11")
+@pytest.mark.spec("PER-11.b")
 @pytest.mark.parametrize(
     ("name", "risk"),
     [
@@ -39,7 +39,7 @@ def test_keywords_guess_for_names_from_elsewhere_only(name: str, risk: Risk) -> 
     assert by_keywords(make_tool(name)) is risk
 
 
-@pytest.mark.spec("PER-11", "PER-06")
+@pytest.mark.spec("PER-11.b", "PER-06")
 @pytest.mark.parametrize(
     ("overrides", "traits", "risk"),
     [
@@ -69,6 +69,7 @@ def test_traits_never_lower_a_call_below_its_definition(permission: Permission, 
     assert not (traits.is_concurrency_safe and not traits.is_read_only)
 
 
+@pytest.mark.spec("PER-11.b")
 @given(TRAITS, st.sampled_from(Risk))
 def test_a_classifier_can_only_raise(traits: Traits, guess: Risk) -> None:
     tool = make_tool()

@@ -106,7 +106,7 @@ def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -
         assert not FORBIDDEN & set(surface.tools)
 
 
-@pytest.mark.spec("ETS-06.a", "ETS-06.b", "ETS-06.c")
+@pytest.mark.spec("ETS-06.a", "ETS-06.b", "ETS-06.c", "PER-13.i")
 @pytest.mark.parametrize("mode", RunMode)
 @pytest.mark.parametrize("role", Role)
 def test_only_main_and_orchestrator_can_ever_be_given_what_a_child_never_has(role: Role, mode: RunMode) -> None:
@@ -144,7 +144,7 @@ def test_a_surface_stays_inside_policy_mode_and_request(request_: SurfaceRequest
         assert request_.is_dangerous_enabled or "dangerous" not in tool.tags
 
 
-@pytest.mark.spec("PER-18")
+@pytest.mark.spec("PER-18.b")
 @given(REQUESTS, PATTERNS)
 def test_another_denial_never_adds_a_tool(request_: SurfaceRequest, patterns: tuple[str, ...]) -> None:
     more = replace(request_, denied=(*request_.denied, *(ToolRule(each) for each in patterns)))
@@ -152,7 +152,7 @@ def test_another_denial_never_adds_a_tool(request_: SurfaceRequest, patterns: tu
     assert set(compute_surface(TOOLS, more).tools) <= set(compute_surface(TOOLS, request_).tools)
 
 
-@pytest.mark.spec("ETS-03.c", "ETS-05.b", "ETS-05.d")
+@pytest.mark.spec("ETS-03.c", "ETS-05.b", "ETS-05.d", "CMD-06.a")
 def test_allowed_tools_replace_the_default_and_still_pass_the_rules() -> None:
     asked = SurfaceRequest(Role.WORKER, allowed_tools=("code.write_file", "code.run_command", "agent.task_create"))
 

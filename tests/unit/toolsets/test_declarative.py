@@ -56,7 +56,7 @@ def complaint(home: Path, config: Config | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.spec("CMD-02", "REG-07.e")
+@pytest.mark.spec("CMD-02.b", "REG-07.e")
 def test_a_file_with_every_field_becomes_a_tool(home: Path, tmp_path: Path) -> None:
     config = parse_config(f"[paths]\nallowed_write_roots = [{str(tmp_path)!r}]\n")
     write(
@@ -104,7 +104,7 @@ def test_a_home_without_a_folder_of_tools_has_none(tmp_path: Path) -> None:
     assert tools_of(tmp_path) == ()
 
 
-@pytest.mark.spec("CMD-02")
+@pytest.mark.spec("CMD-02.a")
 def test_a_project_declares_no_tools(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     for folder in (project / "tools", project / ".soong" / "tools"):
@@ -222,7 +222,7 @@ def test_a_wrong_field_is_named_with_its_file(home: Path, overrides: dict[str, A
     assert f"{path}: {expected}" in complaint(home)
 
 
-@pytest.mark.spec("CMD-04")
+@pytest.mark.spec("CMD-04.b")
 @pytest.mark.parametrize("kind", ["array", "object", None])
 def test_a_field_that_is_no_scalar_cannot_stand_in_an_argument(home: Path, kind: str | None) -> None:
     part = {"type": kind} if kind else {}
@@ -231,7 +231,7 @@ def test_a_field_that_is_no_scalar_cannot_stand_in_an_argument(home: Path, kind:
     assert "args[0]: names 'text', which is" in complaint(home)
 
 
-@pytest.mark.spec("CMD-04", "CMD-06")
+@pytest.mark.spec("CMD-04.e", "CMD-06")
 def test_a_shell_line_needs_to_write_or_to_be_dangerous(home: Path) -> None:
     write(home, "a", name="team.a", command_type="shell", permission="readonly")
     write(home, "b", name="team.b", command_type="shell", permission="readonly", tags=["dangerous"])
@@ -244,7 +244,7 @@ def test_a_shell_line_needs_to_write_or_to_be_dangerous(home: Path) -> None:
     )
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.c")
 def test_a_working_dir_lies_inside_the_allowed_roots(home: Path, tmp_path: Path) -> None:
     inside, link = tmp_path / "roots" / "inside", tmp_path / "roots" / "link"
     inside.mkdir(parents=True)
@@ -352,7 +352,7 @@ def test_a_link_to_a_file_of_the_user_is_followed(home: Path, tmp_path: Path) ->
     assert [tool.name for tool in tools_of(home)] == ["team.echo"]
 
 
-@pytest.mark.spec("CMD-06")
+@pytest.mark.spec("CMD-06.b")
 @pytest.mark.parametrize("is_on", [False, True])
 def test_a_shell_line_is_enabled_by_configuration_alone(home: Path, is_on: bool) -> None:
     write(home, "a", name="team.exec")

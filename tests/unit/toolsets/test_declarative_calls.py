@@ -61,7 +61,7 @@ async def test_a_program_that_answers_null_has_answered(declared: Declared) -> N
     assert result.content == (JsonBlock(None),)
 
 
-@pytest.mark.spec("CMD-03", "CMD-05")
+@pytest.mark.spec("CMD-03.a", "CMD-05.c")
 async def test_a_program_gets_its_arguments_on_stdin_and_runs_in_the_sessions_folder(declared: Declared) -> None:
     declared.python(SAY_ALL, "--text={{text}}", "{{more}}")
 
@@ -72,7 +72,7 @@ async def test_a_program_gets_its_arguments_on_stdin_and_runs_in_the_sessions_fo
     assert said["cwd"] == str(declared.project)
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.a")
 async def test_a_program_gets_the_default_variables_the_configured_ones_and_its_own(
     declared: Declared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,7 @@ async def test_a_program_gets_the_default_variables_the_configured_ones_and_its_
     assert set(variables) == {"PATH", "HOME", "TMPDIR", "SHARED", "OWN", "DECLARED_SECRET", "SOONG_EFFECT_ID"}
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.c")
 async def test_a_working_dir_of_the_definition_is_used_while_it_stays_inside_the_roots(
     declared: Declared, tmp_path: Path
 ) -> None:
@@ -108,7 +108,7 @@ async def test_a_working_dir_of_the_definition_is_used_while_it_stays_inside_the
     assert result.error.type is ErrorType.PATH_OUTSIDE_ROOTS
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.c")
 async def test_the_model_has_no_say_in_where_with_what_and_how_long(declared: Declared) -> None:
     declared.python(SAY_ALL)
 
@@ -125,7 +125,7 @@ async def test_a_shell_line_takes_each_value_as_one_word(declared: Declared) -> 
     assert await declared.data(text="a b") == 1
 
 
-@pytest.mark.spec("CMD-03")
+@pytest.mark.spec("CMD-03.d")
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -149,7 +149,7 @@ async def test_an_error_that_a_program_reports_is_the_result(declared: Declared)
     assert await declared.error() == (ErrorType.FILE_NOT_FOUND, "no such ticket")
 
 
-@pytest.mark.spec("CMD-03")
+@pytest.mark.spec("CMD-03.d")
 async def test_the_log_of_a_program_that_ends_well_is_kept_beside_the_result(declared: Declared) -> None:
     declared.python("import sys; print('\\x1b[31mcareful\\x1b[0m', file=sys.stderr); print('{\"summary\": \"ok\"}')")
 
@@ -352,7 +352,7 @@ async def test_a_call_that_is_not_permitted_starts_nothing(declared: Declared) -
     assert not (declared.project / "ran").exists()
 
 
-@pytest.mark.spec("CMD-06")
+@pytest.mark.spec("CMD-06.b")
 async def test_a_shell_line_is_outside_every_surface_until_it_is_enabled(declared: Declared) -> None:
     declared.sh("echo", name="team.tool")
     declared.write("team.risky", tags=["dangerous"])

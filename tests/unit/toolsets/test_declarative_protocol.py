@@ -24,7 +24,7 @@ def problem(document: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.spec("CMD-03", "RES-01.a")
+@pytest.mark.spec("CMD-03.b", "CMD-03.c", "RES-01.a")
 def test_a_whole_result_is_taken_over() -> None:
     result = read(
         {
@@ -104,7 +104,7 @@ def test_an_error_without_words_takes_the_summary() -> None:
     assert (result.error.type, result.error.message) == (ErrorType.EXECUTION_FAILED, "went wrong")
 
 
-@pytest.mark.spec("CMD-03")
+@pytest.mark.spec("CMD-03.b")
 @pytest.mark.parametrize(
     ("document", "expected"),
     [

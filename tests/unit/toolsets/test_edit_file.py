@@ -21,7 +21,7 @@ def edits(*pairs: Sequence[str]) -> list[Json]:
     return [{"old": old, "new": new} for old, new in pairs]
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.c")
 async def test_edits_apply_in_order_each_to_the_result_of_the_last(project: Project) -> None:
     path = project.file("x", "one\ntwo\nthree\n")
 
@@ -57,7 +57,7 @@ async def test_a_diff_is_applied_and_the_result_is_a_deliverable(project: Projec
     }
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.a", "CMD-06.d")
 @pytest.mark.parametrize("form", [{}, {"edits": edits(("one", "1")), "unified_diff": DIFF}], ids=["neither", "both"])
 async def test_exactly_one_form_is_taken(project: Project, form: dict[str, Any]) -> None:
     path = project.file("x", "one\ntwo\nthree\n")
@@ -66,7 +66,7 @@ async def test_exactly_one_form_is_taken(project: Project, form: dict[str, Any])
     assert path.read_text() == "one\ntwo\nthree\n"
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.b")
 async def test_replace_all_replaces_every_place_and_belongs_to_edits(project: Project) -> None:
     path = project.file("x", "a b a b a\n")
 
@@ -76,7 +76,7 @@ async def test_replace_all_replaces_every_place_and_belongs_to_edits(project: Pr
     assert await project.error("edit_file", path="x", unified_diff=DIFF, replace_all=True) is ErrorType.INVALID_INPUT
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.b")
 async def test_a_text_that_stands_nowhere_is_not_found_even_with_replace_all(project: Project) -> None:
     project.file("x", "one\n\n  two   words\n")
 
@@ -90,7 +90,7 @@ async def test_a_text_that_stands_nowhere_is_not_found_even_with_replace_all(pro
     assert project.bench.gate.asked == []
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.b")
 @pytest.mark.parametrize(
     ("content", "old", "lines"),
     [("a\nb\na\n", "a", [1, 3]), ("aaa", "aa", [1, 1]), ("x\r\ny\nx\n", "x\n", [1, 3])],
@@ -119,7 +119,7 @@ async def test_many_places_are_counted_and_the_first_are_listed(project: Project
     assert "and more" in result.error.message
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.f")
 async def test_one_edit_that_fails_leaves_the_file_as_it_was(project: Project) -> None:
     path = project.file("x", "one\ntwo\n")
 
@@ -130,7 +130,7 @@ async def test_one_edit_that_fails_leaves_the_file_as_it_was(project: Project) -
     assert path.read_text() == "one\ntwo\n"
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.g")
 async def test_a_missing_file_is_not_found_unless_it_may_be_created(project: Project) -> None:
     for form in ({"edits": edits(("one", "1"))}, {"unified_diff": DIFF}):
         assert await project.error("edit_file", path="x", **form) is ErrorType.FILE_NOT_FOUND
@@ -141,7 +141,7 @@ async def test_a_missing_file_is_not_found_unless_it_may_be_created(project: Pro
     assert list(project.root.iterdir()) == []
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.g")
 @pytest.mark.parametrize(
     "form",
     [
@@ -435,3 +435,13 @@ async def test_a_mailed_patch_may_end_in_its_signature(project: Project) -> None
     await project.data("edit_file", path="x", unified_diff=f"{head}{DIFF}-- \n2.39.5\n\n")
 
     assert path.read_text() == "one\n2\nthree\n"
+
+
+@pytest.mark.spec("FS-05.f")
+async def test_there_is_no_dry_run(project: Project) -> None:
+    path = project.file("x", "one\n")
+
+    assert (
+        await project.error("edit_file", path="x", edits=edits(("one", "1")), dry_run=True) is ErrorType.INVALID_INPUT
+    )
+    assert path.read_text() == "one\n"

@@ -16,7 +16,7 @@ async def nodes(project: Project, path: str, **arguments: int) -> tuple[ContextN
     return (await project.call("read_file", path=path, **arguments)).context_nodes
 
 
-@pytest.mark.spec("FS-08")
+@pytest.mark.spec("FS-08.a")
 @pytest.mark.parametrize("name", ["AGENTS.md", "CLAUDE.md", "sub/AGENTS.md"])
 async def test_an_instruction_file_adds_a_system_block_with_all_it_says(project: Project, name: str) -> None:
     project.file(name, "be kind\nbe quick\n")
@@ -51,7 +51,7 @@ async def test_an_instruction_file_speaks_through_a_link_of_such_a_name_inside_t
     assert await nodes(project, "notes.md") == ()  # a call that nothing tells to run alone adds nothing
 
 
-@pytest.mark.spec("FS-08")
+@pytest.mark.spec("FS-08.b")
 async def test_an_instruction_file_outside_the_project_adds_nothing(project: Project) -> None:
     (project.outside / "AGENTS.md").write_text("theirs\n")
     (project.root / "CLAUDE.md").symlink_to(project.outside / "AGENTS.md")
@@ -90,7 +90,7 @@ async def test_a_block_is_bounded_and_an_empty_file_gives_none(project: Project)
     assert await nodes(project, "CLAUDE.md") == ()
 
 
-@pytest.mark.spec("FS-08")
+@pytest.mark.spec("FS-08.a")
 async def test_which_files_speak_is_configured(project: Project) -> None:
     project.file("RULES.md", "one\n")
     project.file("AGENTS.md", "two\n")

@@ -12,7 +12,7 @@ def paths(data: dict[str, object]) -> list[str]:
     return [entry["path"] for entry in data["entries"]]  # type: ignore[attr-defined]
 
 
-@pytest.mark.spec("FS-02")
+@pytest.mark.spec("FS-02.a", "FS-02.b")
 async def test_entries_are_sorted_by_path_with_kind_and_size(project: Project) -> None:
     project.file("b.txt", "12345")
     project.file("a/x", "1")
@@ -40,7 +40,7 @@ async def test_a_recursive_list_is_sorted_as_a_whole(project: Project) -> None:
     assert listed == sorted(listed) == ["a", "a-b", "a-b/y", "a.txt", "a/c", "a/c/d", "a/x", "b"]
 
 
-@pytest.mark.spec("FS-02")
+@pytest.mark.spec("FS-02.a")
 @pytest.mark.parametrize("limit", [1, 3, 7, 8])
 async def test_a_limit_gives_the_first_entries_and_says_that_more_follow(project: Project, limit: int) -> None:
     for name in ("a/x", "a.txt", "a-b/y", "b", "a/c/d"):
@@ -53,7 +53,7 @@ async def test_a_limit_gives_the_first_entries_and_says_that_more_follow(project
     assert data["truncated"] is (limit < len(everything))
 
 
-@pytest.mark.spec("FS-02")
+@pytest.mark.spec("FS-02.a")
 @pytest.mark.parametrize("limit", [-1, 0, 1001, 10**9, "5"])
 async def test_a_limit_out_of_range_is_invalid(project: Project, limit: int) -> None:
     assert await project.error("list_dir", limit=limit) is ErrorType.INVALID_INPUT
@@ -68,7 +68,7 @@ async def test_links_are_never_followed(project: Project) -> None:
     assert paths(await project.data("list_dir", recursive=True)) == ["loop", "out"]
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.d")
 async def test_sensitive_entries_are_left_out_and_counted(project: Project) -> None:
     for name in (".env", "a/key.pem", "a/x.py", ".ssh/id_rsa"):
         project.file(name)
@@ -80,7 +80,7 @@ async def test_sensitive_entries_are_left_out_and_counted(project: Project) -> N
     assert "3 sensitive entries left out" in text_of(result)
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.b", "FS-06.d", "FS-02.c")
 async def test_a_sensitive_directory_that_was_asked_for_is_listed_after_consent(project: Project) -> None:
     project.file(".ssh/id_rsa")
 
@@ -135,3 +135,25 @@ async def test_a_name_cannot_write_lines_of_its_own(project: Project) -> None:
     assert text_of(await project.call("list_dir")).splitlines() == [
         '"x\\t0\\n[9 sensitive entries left out]\\u001b[2J\\u202e"\t0'
     ]
+
+
+@pytest.mark.spec("FS-02.c")
+async def test_a_folder_outside_the_project_is_listed_as_freely_as_one_inside(project: Project) -> None:
+    (project.outside / "x").write_text("1")
+
+    data = await project.data("list_dir", path=str(project.outside))
+
+    assert paths(data) == [str(project.outside / "x")]
+    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, True)
+
+
+@pytest.mark.spec("FS-02.a", "FS-02.b")
+async def test_by_default_two_hundred_entries_of_the_folder_itself_are_listed(project: Project) -> None:
+    for number in range(205):
+        project.file(f"f{number:03}")
+    project.file("a/inner")
+
+    data = await project.data("list_dir")
+
+    assert paths(data) == ["a", *(f"f{number:03}" for number in range(199))]
+    assert data["truncated"] is True

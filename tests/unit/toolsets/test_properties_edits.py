@@ -83,7 +83,7 @@ def compare(git: Git, before: bytes | None, diff: bytes, outcomes: Counter[str])
         outcomes["stricter"] += 1
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.e")
 def test_what_git_diff_makes_is_applied_as_git_apply_does(tmp_path: Path) -> None:
     git, outcomes = Git.at(tmp_path / "git"), Counter[str]()
 
@@ -179,7 +179,7 @@ def damaged(diff: bytes, chance: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-@pytest.mark.spec("FS-05")
+@pytest.mark.spec("FS-05.e")
 @pytest.mark.parametrize("is_new", [False, True], ids=["change", "creation"])
 def test_a_damaged_diff_is_refused_where_git_refuses_it_and_gives_gits_bytes_where_not(
     tmp_path: Path, is_new: bool

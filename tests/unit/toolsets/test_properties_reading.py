@@ -105,7 +105,7 @@ def _row(match: dict[str, Any]) -> tuple[str, int, str]:
     return match["path"]["text"].removeprefix("./"), match["line_number"], text
 
 
-@pytest.mark.spec("FS-03", "FS-06")
+@pytest.mark.spec("FS-03.a", "FS-06")
 def test_a_search_finds_what_ripgrep_itself_finds(tmp_path: Path) -> None:
     project, found = make_project(tmp_path), Counter[bool]()
     trees = st.dictionaries(st.lists(_NAMES, min_size=1, max_size=3).map(tuple), _LINES, max_size=6)

@@ -29,7 +29,7 @@ async def test_a_whole_small_file_is_read_with_its_number_of_lines(project: Proj
     assert text_of(result) == "     1\tone\n     2\ttwo\n     3\tthree\n[no newline at the end of the file]\n"
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.a", "FS-01.c")
 async def test_a_page_says_where_to_go_on(project: Project) -> None:
     project.file("x", "".join(f"{n}\n" for n in range(1, 501)))
 
@@ -46,7 +46,7 @@ async def test_a_page_says_where_to_go_on(project: Project) -> None:
     assert first["text"] + second["text"] == (project.root / "x").read_text()
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.a")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -69,7 +69,7 @@ async def test_numbers_out_of_range_are_invalid(project: Project, arguments: dic
     assert await project.error("read_file", **{"path": "x", **arguments}) is ErrorType.INVALID_INPUT  # type: ignore[arg-type]
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.b")
 async def test_a_long_line_is_cut_at_a_character_and_listed(project: Project) -> None:
     project.file("x", "short\n" + "ä" * 5000 + "\n" + "x" + "ä" * 5000 + "\nend\n")
 
@@ -82,7 +82,7 @@ async def test_a_long_line_is_cut_at_a_character_and_listed(project: Project) ->
     assert "cut at 4096 bytes: lines 2, 3" in text_of(result)
 
 
-@pytest.mark.spec("FS-01", "RES-03")
+@pytest.mark.spec("FS-01.c", "RES-03")
 async def test_a_page_over_the_size_limit_ends_early_and_is_never_an_artifact(project: Project) -> None:
     project.file("x", ("y" * 200 + "\n") * 300)
 
@@ -94,7 +94,7 @@ async def test_a_page_over_the_size_limit_ends_early_and_is_never_an_artifact(pr
     assert 50 < int(str(following)) < 61
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.d")
 @pytest.mark.parametrize(
     ("content", "start"),
     [
@@ -153,7 +153,7 @@ async def test_an_empty_file_and_a_start_beyond_the_end_are_no_errors(project: P
     assert "the file has 2 lines" in text_of(beyond)
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.e")
 async def test_a_missing_file_is_a_tool_error(project: Project) -> None:
     assert await project.error("read_file", path="gone") is ErrorType.FILE_NOT_FOUND
     assert await project.error("read_file", path="gone/x") is ErrorType.FILE_NOT_FOUND
@@ -163,7 +163,7 @@ async def test_a_directory_is_no_file(project: Project) -> None:
     assert await project.error("read_file", path=".") is ErrorType.NOT_REGULAR_FILE
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.f")
 @pytest.mark.parametrize("line_bytes", [80, 200 * 1024 * 1024], ids=["many lines", "one line"])
 async def test_memory_stays_small_whatever_the_file(project: Project, line_bytes: int) -> None:
     size = 200 * 1024 * 1024
@@ -210,7 +210,7 @@ async def test_the_first_window_of_a_huge_file_is_given_although_its_end_is_a_ho
     assert (data["end_line"], data["truncated"], data["next_start_line"]) == (200, True, 201)
 
 
-@pytest.mark.spec("FS-01")
+@pytest.mark.spec("FS-01.a")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=400), st.integers(1, 12), st.integers(1, 12)
@@ -263,7 +263,7 @@ async def test_a_file_outside_the_project_is_read_without_asking(project: Projec
     assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, True)
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.b")
 async def test_a_sensitive_file_asks_with_its_resolved_path(project: Project) -> None:
     project.file(".env", "A=1\n")
     (project.root / "settings.txt").symlink_to(".env")

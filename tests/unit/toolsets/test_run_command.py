@@ -30,7 +30,7 @@ def commands(tmp_path: Path) -> Commands:
     return make_commands(tmp_path)
 
 
-@pytest.mark.spec("CMD-01", "CMD-06")
+@pytest.mark.spec("CMD-01.a", "CMD-01.e", "CMD-06")
 def test_the_tool_writes_is_dangerous_and_has_two_minutes() -> None:
     tool = next(tool for tool in code_tools() if tool.name == "code.run_command")
 
@@ -39,7 +39,7 @@ def test_the_tool_writes_is_dangerous_and_has_two_minutes() -> None:
     assert timedelta(milliseconds=120_000) == DEFAULT_TIMEOUT
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.h")
 async def test_a_command_says_what_it_printed_and_how_it_ended(commands: Commands) -> None:
     result = await commands.run("/bin/sh", commands.program("hello", "echo hello; echo careful >&2\n").name)
 
@@ -50,7 +50,7 @@ async def test_a_command_says_what_it_printed_and_how_it_ended(commands: Command
     assert data == {"exit_code": 0, "ended": "exited", "stdout_bytes": 6, "stderr_bytes": 8, "truncated": False}
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.c")
 async def test_a_command_starts_in_the_project_or_in_a_folder_below(commands: Commands) -> None:
     (commands.root / "below").mkdir()
 
@@ -59,14 +59,14 @@ async def test_a_command_starts_in_the_project_or_in_a_folder_below(commands: Co
     assert text_of(await commands.run("pwd", cwd=str(commands.root / "below"))) == f"{commands.root}/below\n"
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.c")
 async def test_another_root_may_be_started_in(tmp_path: Path) -> None:
     commands = make_commands(tmp_path, place={"write_roots": (tmp_path / "outside",)})
 
     assert text_of(await commands.run("pwd", cwd=str(commands.outside))) == f"{commands.outside}\n"
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.c")
 @pytest.mark.parametrize("way", ["absolute", "dots", "link"])
 async def test_no_command_starts_outside_the_roots(commands: Commands, way: str) -> None:
     (commands.root / "link").symlink_to(commands.outside)
@@ -89,7 +89,7 @@ async def test_a_folder_that_is_none_is_refused(commands: Commands, cwd: str, ex
     assert (await commands.failure("pwd", cwd=cwd)).type is expected
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.h")
 @pytest.mark.parametrize("code", [1, 3, 127])
 async def test_another_exit_code_than_zero_is_an_error_with_code_and_stderr(commands: Commands, code: int) -> None:
     result = await commands.python(f"import sys; print('out'); print('it broke', file=sys.stderr); sys.exit({code})")
@@ -142,7 +142,7 @@ async def test_a_program_that_cannot_be_run_is_a_named_error(
     assert (await commands.failure(*argv)).type is expected
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.b")
 @pytest.mark.parametrize("argv", [["sh", "-c", "id"], ["env", "bash", "-lc", "id"], ["./link", "-c", "id"]], ids=str)
 async def test_a_shell_with_a_command_string_is_refused_and_nobody_is_asked(
     commands: Commands, argv: list[str]
@@ -156,7 +156,7 @@ async def test_a_shell_with_a_command_string_is_refused_and_nobody_is_asked(
     assert not commands.bench.gate.asked
 
 
-@pytest.mark.spec("CMD-01", "PER-06")
+@pytest.mark.spec("CMD-01.a", "PER-06")
 async def test_the_whole_command_is_shown_as_it_will_be_executed(commands: Commands) -> None:
     await commands.run("ls", "a b", "$(id)", "new\nline", "\u202etxt", timeout_ms=5000)
 
@@ -173,7 +173,7 @@ def test_words_are_quoted_so_that_different_commands_look_different() -> None:
     assert len({quoted(each) for each in words}) == len(words)
 
 
-@pytest.mark.spec("PER-08", "PER-04")
+@pytest.mark.spec("PER-08.d", "PER-04.b")
 async def test_a_plain_tool_is_granted_with_its_folder_and_others_with_their_very_words(commands: Commands) -> None:
     (commands.root / "below").mkdir()
     scopes: list[str] = []
@@ -225,7 +225,7 @@ async def test_a_program_or_folder_replaced_after_the_permission_is_not_run(comm
     assert not list(folder.iterdir())
 
 
-@pytest.mark.spec("CMD-01", "EXE-08.f")
+@pytest.mark.spec("CMD-01.g", "EXE-08.f")
 async def test_time_is_over_for_the_whole_family_and_the_partial_output_is_kept(commands: Commands) -> None:
     result = await commands.python(STAYING, str(commands.root), timeout_ms=4000)
 
@@ -238,7 +238,7 @@ async def test_time_is_over_for_the_whole_family_and_the_partial_output_is_kept(
     assert not any(map(is_alive, pids(commands.root).values()))
 
 
-@pytest.mark.spec("EXE-08.c")
+@pytest.mark.spec("EXE-08.c", "CMD-01.e")
 @pytest.mark.parametrize(("asked", "shown"), [(1500, "1.5 s"), (10**9, "60 s"), (60_001, "60 s")])
 async def test_a_model_can_ask_for_less_time_and_never_for_more(commands: Commands, asked: int, shown: str) -> None:
     await commands.run("true", timeout_ms=asked)
@@ -246,7 +246,7 @@ async def test_a_model_can_ask_for_less_time_and_never_for_more(commands: Comman
     assert commands.target.shown.endswith(f"at most {shown}")
 
 
-@pytest.mark.spec("EXE-08")
+@pytest.mark.spec("EXE-08", "CMD-01.e")
 @pytest.mark.parametrize(("configured", "maximum", "expected"), [(300_000, 600_000, 300), (300_000, 60_000, 60)])
 def test_configuration_sets_the_longest_time_within_the_maximum(configured: int, maximum: int, expected: int) -> None:
     config = Config(commands=CommandsConfig(timeout_ms=configured))
@@ -256,7 +256,7 @@ def test_configuration_sets_the_longest_time_within_the_maximum(configured: int,
     assert next(tool.timeout for tool in tools if tool.name == "code.run_command") == timedelta(seconds=expected)
 
 
-@pytest.mark.spec("CMD-01", "EXE-07")
+@pytest.mark.spec("CMD-01.g", "EXE-07")
 async def test_an_abort_ends_the_whole_family_and_keeps_the_partial_output(commands: Commands) -> None:
     task = asyncio.ensure_future(commands.python(STAYING, str(commands.root)))
     await until(lambda: len(pids(commands.root)) == 4 or task.done())
@@ -286,7 +286,7 @@ async def test_a_large_partial_output_becomes_an_artifact(commands: Commands) ->
     assert b"line 8999\n" in commands.bench.artifacts.stored[0]
 
 
-@pytest.mark.spec("RES-03", "CMD-01")
+@pytest.mark.spec("RES-03", "CMD-01.f")
 async def test_large_output_becomes_an_artifact_and_its_end_is_in_the_preview(commands: Commands) -> None:
     result = await commands.python("for n in range(9000): print('line', n)")
 
@@ -297,7 +297,7 @@ async def test_large_output_becomes_an_artifact_and_its_end_is_in_the_preview(co
     assert b"line 4500\n" in commands.bench.artifacts.stored[0]
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.f")
 async def test_output_is_kept_up_to_the_configured_amount(tmp_path: Path) -> None:
     commands = make_commands(tmp_path, config=CommandsConfig(max_output_bytes=50_000))
 
@@ -367,7 +367,7 @@ async def test_a_report_that_cannot_be_written_ends_the_command(tmp_path: Path) 
     assert not any(map(is_alive, pids(commands.root).values()))
 
 
-@pytest.mark.spec("CMD-05")
+@pytest.mark.spec("CMD-05.a", "CMD-01.d")
 async def test_the_configured_variables_are_passed_and_secret_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,7 +406,7 @@ async def test_another_runner_can_stand_between_tool_and_system(tmp_path: Path) 
     assert "sandbox" not in commands.target.shown
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05", "CMD-01.f")
 async def test_a_secret_is_in_no_result_report_or_artifact_whole_or_in_pieces(tmp_path: Path) -> None:
     secret = "canary-" + "k3y" * 10
     several_lines = "first-half-of-it\nsecond-half-of-it"
@@ -446,3 +446,24 @@ async def test_a_process_stopped_by_the_command_is_ended_too(commands: Commands)
     result = await commands.python(f"{stopping}\nos.kill(p.pid, signal.SIGSTOP)\nprint(p.pid)")
 
     assert not is_alive(int(text_of(result)))
+
+
+@pytest.mark.spec("CMD-06.e")
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "dangerouslyDisableSandbox",
+        "sandbox",
+        "sandbox_permissions",
+        "require_escalated",
+        "run_in_background",
+        "env",
+        "tty",
+    ],
+)
+async def test_no_input_switches_a_sandbox_off_or_changes_how_a_command_runs(commands: Commands, switch: str) -> None:
+    error = await commands.failure("true", **{switch: True})
+
+    assert error.type is ErrorType.INVALID_INPUT
+    assert switch in error.message
+    assert commands.bench.gate.asked == []

@@ -20,7 +20,7 @@ def found(data: dict[str, object]) -> list[tuple[str, int]]:
     return [(match["path"], match["line"]) for match in data["matches"]]  # type: ignore[attr-defined]
 
 
-@pytest.mark.spec("FS-03")
+@pytest.mark.spec("FS-03.a", "FS-03.b")
 async def test_matches_carry_path_line_and_text_sorted_by_path_and_line(project: Project) -> None:
     project.file("b.py", "x = 1\n# TODO: b\n# TODO: again\n")
     project.file("a/c.py", "# TODO: c\n")
@@ -40,7 +40,7 @@ async def test_matches_carry_path_line_and_text_sorted_by_path_and_line(project:
     }
 
 
-@pytest.mark.spec("FS-03")
+@pytest.mark.spec("FS-03.a")
 async def test_a_glob_narrows_and_a_path_starts_elsewhere(project: Project) -> None:
     for name in ("a/x.py", "a/x.md", "b/x.py"):
         project.file(name, "hit\n")
@@ -50,7 +50,7 @@ async def test_a_glob_narrows_and_a_path_starts_elsewhere(project: Project) -> N
     assert found(await project.data("search", query="hit", path="a/x.py")) == [("a/x.py", 1)]
 
 
-@pytest.mark.spec("FS-03")
+@pytest.mark.spec("FS-03.c")
 async def test_more_matches_than_the_limit_are_said_to_follow(project: Project) -> None:
     project.file("x", "hit\n" * 300)
 
@@ -83,7 +83,7 @@ async def test_a_bad_pattern_is_invalid_input_in_ripgreps_own_words(
     assert words in result.error.message
 
 
-@pytest.mark.spec("FS-03")
+@pytest.mark.spec("FS-03.d")
 async def test_a_place_outside_the_project_asks(project: Project) -> None:
     (project.outside / "x").write_text("hit\n")
 
@@ -93,7 +93,7 @@ async def test_a_place_outside_the_project_asks(project: Project) -> None:
     assert (project.target.is_inside_roots, project.target.scope) == (False, str(project.outside))
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.d")
 async def test_sensitive_files_are_left_out_and_counted_whatever_they_hold(project: Project) -> None:
     for name in (".env", "a/.env.local", "a/SERVER.PEM", ".ssh/id_rsa", "ok.txt"):
         project.file(name, "password=1\n")
@@ -105,7 +105,7 @@ async def test_sensitive_files_are_left_out_and_counted_whatever_they_hold(proje
     assert (found(miss), miss["left_out"]) == ([], 4)
 
 
-@pytest.mark.spec("FS-06")
+@pytest.mark.spec("FS-06.b", "FS-06.d")
 async def test_a_sensitive_place_that_was_asked_for_is_searched_after_consent(project: Project) -> None:
     project.file(".env", "password=1\n")
 
@@ -170,7 +170,7 @@ async def test_no_descriptor_is_left_open(project: Project) -> None:
     assert open_descriptors() == before
 
 
-@pytest.mark.spec("FS-03")
+@pytest.mark.spec("FS-03.c")
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 async def test_a_limit_gives_the_first_matches_of_the_whole_order(project: Project, limit: int) -> None:
     for name in ("a/z", "a-b/z", "a.txt", "b"):

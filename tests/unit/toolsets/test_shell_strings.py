@@ -7,7 +7,7 @@ from shared.toolsets.code.program_kinds import is_network_client, needs_exact_gr
 from shared.toolsets.code.shell_strings import plain_name, shell_string
 
 
-@pytest.mark.spec("CMD-01")
+@pytest.mark.spec("CMD-01.b")
 @pytest.mark.parametrize(
     "line",
     [
@@ -84,13 +84,13 @@ OPEN_ENDED = """
 """
 
 
-@pytest.mark.spec("PER-08")
+@pytest.mark.spec("PER-08.d")
 @pytest.mark.parametrize("name", OPEN_ENDED.split())
 def test_shells_interpreters_and_build_tools_need_a_grant_for_their_very_words(name: str) -> None:
     assert needs_exact_grant([f"/usr/bin/{name}"], Path("/bin/ls"))
 
 
-@pytest.mark.spec("PER-08")
+@pytest.mark.spec("PER-08.d")
 def test_a_script_needs_one_and_a_plain_tool_does_not(tmp_path: Path) -> None:
     script = tmp_path / "tool"
     script.write_text("#!/bin/sh\n")

@@ -75,7 +75,7 @@ def shelves(tmp_path: Path) -> Shelves:
     return Shelves(tmp_path / "home", tmp_path / "project", Config())
 
 
-@pytest.mark.spec("SKL-01")
+@pytest.mark.spec("SKL-01.a")
 async def test_skills_of_user_and_project_are_listed_with_what_they_ask_for(shelves: Shelves) -> None:
     shelves.user("review", skill("How to review.", allowed_tools="[code.read_file, code.search]", permissions="[a:/b]"))
     shelves.of_project("release", skill("How to release.", allowed_tools="code.read_file, code.run_command"))
@@ -105,7 +105,7 @@ async def test_skills_of_user_and_project_are_listed_with_what_they_ask_for(shel
     ]
 
 
-@pytest.mark.spec("SKL-01")
+@pytest.mark.spec("SKL-01.b")
 async def test_a_loaded_skill_becomes_a_context_node(shelves: Shelves) -> None:
     path = shelves.user("review", skill(body="# Review\n\nRead twice.", allowed_tools="code.write_file"))
 
@@ -119,7 +119,7 @@ async def test_a_loaded_skill_becomes_a_context_node(shelves: Shelves) -> None:
     assert "asks for: code.write_file. Asking grants nothing" in text_of(result)
 
 
-@pytest.mark.spec("SKL-01", "EXE-03.c")
+@pytest.mark.spec("SKL-01.b", "EXE-03.c")
 def test_both_tools_only_read_and_loading_runs_alone(shelves: Shelves) -> None:
     listing, loading = shelves.tools()
 
@@ -137,7 +137,7 @@ def test_a_worker_gets_skills_only_when_asked_for(shelves: Shelves) -> None:
     assert compute_surface(tools, asked).tools == ("internal.list_skills", "internal.load_skill")
 
 
-@pytest.mark.spec("SKL-01")
+@pytest.mark.spec("SKL-01.a")
 async def test_a_name_of_both_levels_means_the_users(shelves: Shelves) -> None:
     shelves.user("review", skill(body="The user's way."))
     shelves.of_project("review", skill(body="The project's way."))

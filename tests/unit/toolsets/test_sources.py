@@ -49,7 +49,7 @@ def test_the_modules_that_define_tools_are_protected(tmp_path: Path, monkeypatch
     assert not policy.is_protected(tmp_path / "teampack/other.py")
 
 
-@pytest.mark.spec("FS-08")
+@pytest.mark.spec("FS-08.a")
 def test_the_instruction_files_are_those_of_the_configuration() -> None:
     config = parse_config('[instructions]\nfiles = ["RULES.md"]')
 

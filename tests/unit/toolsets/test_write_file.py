@@ -12,7 +12,7 @@ from shared.toolsets.code import replace
 from tests.unit.toolsets.parts import Project
 
 
-@pytest.mark.spec("FS-04")
+@pytest.mark.spec("FS-04.b")
 async def test_a_new_file_is_written_with_its_directories(project: Project) -> None:
     result = await project.call("write_file", path="a/b/x.md", content="hello\n")
 
@@ -27,7 +27,7 @@ async def test_a_new_file_is_written_with_its_directories(project: Project) -> N
     }
 
 
-@pytest.mark.spec("FS-04", "FS-07", "PER-06")
+@pytest.mark.spec("FS-04", "FS-07.f", "PER-06")
 async def test_what_is_asked_is_the_resolved_path_its_folder_and_the_size(project: Project) -> None:
     await project.call("write_file", path="a/../x.md", content="one\ntwo")
 
@@ -36,7 +36,7 @@ async def test_what_is_asked_is_the_resolved_path_its_folder_and_the_size(projec
     assert project.target.preview.endswith("7 bytes, 2 lines")
 
 
-@pytest.mark.spec("FS-04")
+@pytest.mark.spec("FS-04.a")
 async def test_an_existing_file_is_a_conflict_and_nobody_is_asked(project: Project) -> None:
     project.file("x", "old")
 
@@ -45,7 +45,7 @@ async def test_an_existing_file_is_a_conflict_and_nobody_is_asked(project: Proje
     assert project.bench.gate.asked == []
 
 
-@pytest.mark.spec("FS-04")
+@pytest.mark.spec("FS-04.a", "CMD-06.d")
 async def test_overwriting_is_explicit_keeps_the_mode_and_shows_a_diff(project: Project) -> None:
     path = project.file("x", "old\nsame\n")
     path.chmod(0o751)
@@ -118,7 +118,7 @@ async def test_a_target_that_changed_while_asking_is_left_alone(project: Project
     assert change in ("vanished", "link") or path.read_text() == "theirs"
 
 
-@pytest.mark.spec("FS-04")
+@pytest.mark.spec("FS-04.c")
 @pytest.mark.parametrize("overwrite", [True, False])
 async def test_a_file_that_appears_between_check_and_rename_survives(
     project: Project, overwrite: bool, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +136,7 @@ async def test_a_file_that_appears_between_check_and_rename_survives(
     assert path.read_text() == "theirs"
 
 
-@pytest.mark.spec("FS-04")
+@pytest.mark.spec("FS-04.c")
 async def test_a_full_disk_leaves_the_old_file_and_no_rest(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.file("x", "old")
 
@@ -152,7 +152,7 @@ async def test_a_full_disk_leaves_the_old_file_and_no_rest(project: Project, mon
     assert [(entry.name, entry.read_text()) for entry in project.root.iterdir()] == [("x", "old")]
 
 
-@pytest.mark.spec("FS-07")
+@pytest.mark.spec("FS-07.a")
 async def test_outside_the_write_roots_is_asked_and_written_only_with_consent(project: Project) -> None:
     path = project.outside / "report.md"
 
@@ -247,3 +247,11 @@ async def test_a_rule_or_grant_for_a_folder_is_none_for_the_secrets_in_it(projec
     assert (evaluate(policy, secret).effect, evaluate(policy, plain).effect) == (Effect.ASK, Effect.ALLOW)
     assert scope_of(secret, Policy(), "/home/a") == str(project.root / ".env")
     assert scope_of(plain, Policy(), "/home/a") == str(project.root)
+
+
+@pytest.mark.spec("FS-04.b")
+async def test_missing_folders_are_made_only_where_that_was_not_refused(project: Project) -> None:
+    refused = await project.error("write_file", path="a/b/x", content="x", create_dirs=False)
+
+    assert refused is ErrorType.FILE_NOT_FOUND
+    assert not (project.root / "a").exists()

@@ -181,7 +181,7 @@ async def test_a_call_outside_the_surface_is_denied_in_the_log() -> None:
     assert (type_, data["error"]) == ("tool_denied", "tool_not_available")
 
 
-@pytest.mark.spec("PER-21")
+@pytest.mark.spec("PER-21.a")
 @pytest.mark.parametrize("ends_well", [True, False])
 async def test_a_call_that_may_have_read_what_strangers_wrote_taints_however_it_ends(ends_well: bool) -> None:
     """The words of a failure are a stranger's too: a page of an error, the stderr of a program."""

@@ -12,6 +12,7 @@ from shared.clock import Clock
 from shared.log import get_logger
 from shared.sessions.session import ProcessState
 from shared.sessions.store import SessionStore
+from shared.tasks.lost import lost_to
 from shared.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -57,8 +58,10 @@ class Reaper:
         """Expire whoever is overdue; return the sessions that lost something."""
         workers = await self.sessions.workers()
         concerned: set[str] = set()
+        names = {worker.id: worker.node_name for worker in workers}
+        how = f"sent no heartbeat for {self.lease.total_seconds():g} s"
         for worker_id, beat in self._workers.overdue((worker.id, worker.beat) for worker in workers):
-            concerned |= await self._expire(worker_id, beat)
+            concerned |= await self._expire(worker_id, beat, lost_to(names[worker_id], how))
         owners = await self.sessions.owners()
         others = ((owner.id, owner.beat) for owner in owners if owner.id != self.owner_id)
         for owner_id, beat in self._owners.overdue(others):
@@ -66,19 +69,22 @@ class Reaper:
                 log.warning("owner_expired", owner=owner_id)
         return frozenset(concerned)
 
-    async def process_died(self, host: str, pid: int) -> frozenset[str]:
-        """Expire the workers of a process that is known to have ended, without waiting for the lease."""
+    async def process_died(self, host: str, pid: int, how: str) -> frozenset[str]:
+        """Expire the workers of a process that is known to have ended, without waiting for the lease.
+
+        ``how`` completes the sentence that begins with the worker's name: ``died (SIGKILL, killed)``.
+        """
         concerned: set[str] = set()
         for worker in await self.sessions.workers():
             if worker.host == host and worker.pid == pid and worker.state is not ProcessState.GONE:
-                concerned |= await self._expire(worker.id, worker.beat)
+                concerned |= await self._expire(worker.id, worker.beat, lost_to(worker.node_name, how))
         return frozenset(concerned)
 
-    async def _expire(self, worker_id: str, beat: int) -> frozenset[str]:
+    async def _expire(self, worker_id: str, beat: int, because: str) -> frozenset[str]:
         freed = await self.tasks.expire_worker(
-            worker_id, beat, max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us()
+            worker_id, beat, max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us(), because=because
         )
         if freed is None:
             return frozenset()
-        log.warning("worker_expired", worker=worker_id, sessions=len(freed))
+        log.warning("worker_expired", worker=worker_id, reason=because, sessions=len(freed))
         return freed

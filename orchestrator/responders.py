@@ -70,6 +70,8 @@ async def _ask(callback: PermissionCallback, request: PermissionRequest, passing
     except ForeignError as error:
         if isinstance(error.original, SystemExit | KeyboardInterrupt):
             raise error.original from None  # the callback's program is this process, and may end it
+        if isinstance(error.original, asyncio.CancelledError):
+            return _Said(None, "the callback was cancelled from within")
         return _failed(request, error)
     except Exception as error:  # noqa: BLE001  # a stranger's function: whatever it raises is a failed answer
         return _failed(request, error)

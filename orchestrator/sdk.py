@@ -7,7 +7,9 @@ from typing import TypeAlias
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.client import Client, View
+from orchestrator.embedded.service_file import ServiceRecord
 from orchestrator.embedded.starter import attach
+from orchestrator.hindrances import Hindrances
 from orchestrator.outcome import TaskOutcome, outcome_of
 from orchestrator.preview import preview_of
 from orchestrator.submission import Submission, program_folder, submission
@@ -34,8 +36,9 @@ END_LIMIT_S = 10.0
 class Soong:
     """A connection to a service. Made by :meth:`embedded` or :meth:`connect`, each a context to be entered."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
+    def __init__(self, client: Client, settings: Settings, record: ServiceRecord | None = None) -> None:
         self._client = client
+        self._record = record
         self._settings = settings
         self._catalogue = Catalogue.of(settings)
 
@@ -57,7 +60,7 @@ class Soong:
         attachment = await attach(loaded)
         try:
             async with _client(attachment.settings) as client:
-                yield cls(client, attachment.settings)
+                yield cls(client, attachment.settings, attachment.record)
         finally:
             await attachment.release()
             await attachment.wait_until_gone(END_LIMIT_S)
@@ -119,6 +122,7 @@ class Soong:
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
+            UnavailableError: no worker can run it, and why; the task has been paused.
         """
         prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
         session, task = prepared.session, prepared.task
@@ -224,7 +228,9 @@ class Soong:
 
     async def _last_view(self, task_id: str) -> View:
         last: View | None = None
+        hindrances = Hindrances(self._client, lambda: self._record)
         async for view in self._client.follow(task_id):
+            await hindrances.look(view)
             last = view
         assert last is not None
         return last

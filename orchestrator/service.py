@@ -128,9 +128,9 @@ class Orchestrator:
             await close()
         await self.parts.store.close()
 
-    async def worker_died(self, pid: int) -> None:
-        """Free the leases of a worker process on this host that is known to have ended."""
-        concerned = await self._reaper.process_died(socket.gethostname(), pid)
+    async def worker_died(self, pid: int, how: str) -> None:
+        """Free the leases of a worker process on this host that is known to have ended; ``how`` says it in words."""
+        concerned = await self._reaper.process_died(socket.gethostname(), pid, f"died ({how})")
         await self._safely(self.look(concerned))
 
     async def is_working(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import InvalidConfigError
@@ -28,6 +28,7 @@ ARTIFACTS: Final = "artifacts"
 """The parts of the data folder."""
 
 Seconds = Annotated[float, Field(gt=0)]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda value: str(value).lower())]
 
 
 class Settings(BaseSettings):
@@ -53,7 +54,7 @@ class Settings(BaseSettings):
     principal: str = Field(
         default="local", min_length=1, description="Who works with this client: opens sessions and answers for them."
     )
-    log_level: str = Field(default="warning", description="debug, info, warning or error.")
+    log_level: LogLevel = Field(default="warning", description="debug, info, warning or error.")
 
     beat_s: Seconds = Field(default=5.0, description="Interval of a process's heartbeat.")
     lease_s: Seconds = Field(

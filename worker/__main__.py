@@ -9,15 +9,22 @@ import os
 import sys
 import threading
 
-from shared.errors import SoongError
+from shared.errors import SoongError, UsageError
+from shared.foreign import words_of
 from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
 from shared.startup import collect_seldom
 from worker.python_step import STEP_THREADS
 from worker.recycling import hear_signals
+from worker.starter import StatusPipe
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+"""A setting or a module is wrong: whoever starts the process again with the same ones gets the same end."""
 
 
 def main() -> int:
+    status = StatusPipe()
     collect_seldom()
     hear_signals()
     forbid_inspection()
@@ -33,10 +40,14 @@ def main() -> int:
         settings = load_settings(**options)
         from worker.bootstrap import run_worker  # wrong options are told before anything heavy loads
 
-        return run_worker(settings, name)
+        return run_worker(settings, name, status)
     except SoongError as error:
+        status.failed(str(error))
         sys.stderr.write(f"soong worker: {error}\n")
-        return 2
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+    except Exception as error:
+        status.failed(words_of(error))
+        raise
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -31,13 +31,14 @@ from worker.process import LoopThread, WorkerProcess
 from worker.python_step import STEP_THREADS, PythonSteps
 from worker.recycling import Wear, begin_anew
 from worker.run import Runner
+from worker.starter import StatusPipe
 from worker.watching import AgentWatcher
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
 
 
-def run_worker(settings: Settings, name: str) -> int:
+def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     """Run one worker process until it is told to stop; return its exit code. One that recycles does not return."""
     config = load_config(settings.home)
     clean = redactor(secret_values(settings, config.commands.secret_env))
@@ -56,6 +57,7 @@ def run_worker(settings: Settings, name: str) -> int:
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
     process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, wear)).result()
     thread.submit(process.start()).result()
+    status.ready()
     watcher.start()
     try:
         code = run_celery(app, settings, node_name, process, thread, wear=wear, parent=parent)

@@ -15,6 +15,7 @@ from shared.runs.status import EndReason
 from shared.tasks.functions import StepContext, StepFunction, resolve
 from shared.tasks.status import StepStatus
 from shared.tasks.step import Claim, StepEnd, StepError
+from shared.wire.capabilities import BUILTIN
 
 STEP_THREADS = "soong-step"
 """Name of the threads on which plain functions run: a thread cannot be ended, only left behind."""
@@ -36,7 +37,7 @@ class PythonSteps:
         except UsageError as error:
             return failed(claim, "invalid_input", str(error))
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
-            return crashed(claim, error, _file_of(function))
+            return crashed(claim, error, _place_of(function, error))
         try:
             dump(output)
         except (InvalidJsonError, TypeError, ValueError) as error:
@@ -63,16 +64,17 @@ class PythonSteps:
         return result
 
 
-def crashed(claim: Claim, error: BaseException, own_file: str = "") -> StepEnd:
+def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:
     """Return the end of a step whose work raised: the exception's type, its text and where it was raised."""
-    place = place_of(error, own_file)
     words = words_of(error)
     return failed(claim, "execution_failed", f"{words} (at {place})" if place else words, retryable=True)
 
 
-def _file_of(function: StepFunction) -> str:
+def _place_of(function: StepFunction, error: BaseException) -> str:
+    if function.name.startswith(BUILTIN):
+        return ""  # its lines are ours and help nobody
     code = getattr(inspect.unwrap(function.body), "__code__", None)
-    return code.co_filename if isinstance(code, CodeType) else ""
+    return place_of(error, code.co_filename if isinstance(code, CodeType) else "")
 
 
 def failed(

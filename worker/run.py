@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from shared.errors import LeaseLostError, TemplateError, UnavailableError
-from shared.foreign import contained
+from shared.foreign import contained, place_of
 from shared.jsontext import Json
 from shared.log import get_logger
 from shared.runs.status import EndReason
@@ -59,7 +59,8 @@ class Runner:
             raise
         except BaseException as error:  # a fault in one step must not take the process's other steps with it
             log.exception("step_crashed", step=claim.step_key)
-            return crashed(claim, contained(error))
+            stand_in = contained(error)
+            return crashed(claim, stand_in, place_of(stand_in))
 
     async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
         match claim.kind:

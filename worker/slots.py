@@ -12,6 +12,7 @@ from typing import Protocol, assert_never
 
 from shared.clock import Clock
 from shared.errors import LeaseLostError, UnavailableError
+from shared.foreign import place_of
 from shared.log import get_logger
 from shared.runs.status import EndReason
 from shared.tasks.outcomes import with_report
@@ -160,7 +161,7 @@ class Slots:
                 end = await self._stopped(held)
         except Exception as error:  # what the runner itself did not foresee: its step must not stay held for ever
             log.exception("runner_failed", step=claim.step_key)
-            end = crashed(claim, error)
+            end = crashed(claim, error, place_of(error))
         finally:
             del self._held[lease]
             if not self._held:

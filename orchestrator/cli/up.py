@@ -19,6 +19,7 @@ def command(
     ephemeral: bool = typer.Option(False, "--ephemeral", help="End when nobody is attached and nothing runs."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Worker processes [SOONG_WORKERS]."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Runs that one worker holds at once [SOONG_SLOTS]."),
+    log: str = typer.Option("", "--log", hidden=True, help="The file that standard error goes to."),
     http: int | None = typer.Option(
         None, "--http", metavar="PORT", min=1, max=65535, help="Serve the HTTP API there [SOONG_HTTP_PORT]."
     ),
@@ -26,10 +27,11 @@ def command(
     """Start Redis, the database, an orchestrator and workers on this machine, and stay."""
     settings = load_settings(workers=workers, slots=slots, http_port=http)
     configure_logs(settings)
-    service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral)
+    service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral, log=log)
 
     def ready() -> None:
-        say(f"soong is up: {settings.workers} workers of {settings.slots} slots, home {settings.home}")
+        workers = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
+        say(f"soong is up, home {settings.home}; starting {workers} of {settings.slots} slots")
         if settings.http_port:
             say(f"  HTTP API: http://{settings.http_host}:{settings.http_port}/v1/")
             say(f"  a token for it: {program()} tokens create --principal NAME --right run")

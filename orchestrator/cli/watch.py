@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 from orchestrator.cli.console import emit, say, visible
 from orchestrator.cli.display import Display, make_display
+from orchestrator.cli.losses import LostLeases
 from orchestrator.cli.program import program
 from orchestrator.cli.summary import text_of
 from orchestrator.client import Client, View
-from orchestrator.embedded.control import Ending, ask_once
+from orchestrator.embedded.control import Ending
 from orchestrator.embedded.starter import Attachment, attach, last_words
+from orchestrator.hindrances import Hindrances
 from orchestrator.outcome import ExitCode, TaskOutcome, outcome_of
 from shared.errors import UnavailableError
-from shared.sessions.session import AnswerMode, CommandKind, ProcessState, Session
+from shared.sessions.session import AnswerMode, CommandKind, Session
 from shared.settings import Settings
 from shared.tasks.status import TaskStatus
 
@@ -23,8 +25,6 @@ GONE_LIMIT_S = 20.0
 RESTARTS = 3
 SUCCESSOR_S = 30.0
 """How long a service that takes over is waited for before another is started."""
-LOOK_FOR_REASON_S = 1.0
-NO_WORKER_AFTER_S = 15.0
 
 
 class InterruptedBeforeStartError(Exception):
@@ -50,15 +50,6 @@ class Interrupts:
     def _hear(self) -> None:
         self.count += 1
         (self._first if self.count == 1 else self._second).set()
-
-
-@dataclass(slots=True)
-class Waited:
-    """How long a task has been watched without anybody to run it."""
-
-    began_s: float
-    next_s: float = 0.0
-    is_told: bool = False
 
 
 @dataclass(slots=True)
@@ -109,40 +100,16 @@ class Watch:
     async def _show(self, task_id: str) -> View:
         assert self._display is not None
         last: View | None = None
-        waited = Waited(asyncio.get_running_loop().time())
+        losses = LostLeases()
+        hindrances = Hindrances(self.client, lambda: self.attachment.record, self._display.note)
         async for view in self.client.follow(task_id):
             self._display.show(view)
-            await self._tell_why_nothing_runs(view, waited)
+            for sentence in losses.news(view):
+                self._display.note(sentence)
+            await hindrances.look(view)
             last = view
         assert last is not None
         return last
-
-    async def _tell_why_nothing_runs(self, view: View, waited: "Waited") -> None:
-        """Say what is missing when nobody takes the steps for a while.
-
-        Raises: UnavailableError when the service's workers cannot start; the task is paused, so nothing waits for it.
-        """
-        assert self._display is not None
-        now_s = asyncio.get_running_loop().time()
-        if any(worker.state is ProcessState.LIVE for worker in view.workers) or now_s < waited.next_s:
-            return
-        waited.next_s = now_s + LOOK_FOR_REASON_S
-        if await self._is_hopeless():
-            await self.client.pause(view.task, reason="its workers do not start", limit_s=PAUSE_LIMIT_S)
-            raise UnavailableError(f"the workers do not start{last_words(self.attachment.log)}")
-        if now_s - waited.began_s > NO_WORKER_AFTER_S and not waited.is_told:
-            waited.is_told = True
-            owners = await self.client.store.owners()
-            missing = "worker: start one with `soong worker`" if owners else "orchestrator: start one"
-            self._display.note(f"nothing runs: there is no {missing}; `soong doctor` looks at the rest")
-
-    async def _is_hopeless(self) -> bool:
-        """Ask the service whether its workers cannot start; one that is dying is not asked twice."""
-        if self.attachment.record is None:
-            return False
-        with suppress(UnavailableError):
-            return (await ask_once(self.attachment.record.control, "status")).get("is_hopeless") is True
-        return False
 
     def _answer(self, session: Session) -> None:
         from orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked

@@ -6,9 +6,16 @@ project that sets it and has a ``worker/`` or ``shared/`` of its own, ours have 
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from shared.sandbox import keeper
+from shared.sandbox.process import HAS_KEEPER
 from shared.settings import Settings
+
+ORPHAN_GRACE_S: Final = 5.5
+"""How long a worker may take to end by itself after its service has ended; its own limit is 5 s."""
 
 INSTALL_ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +37,18 @@ def child_environment(settings: Settings, **more: str) -> dict[str, str]:
 
 def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+
+
+def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) -> list[str]:
+    """Return the argv that runs a worker so that all its descendants end with it (:mod:`shared.sandbox.keeper`).
+
+    ``control`` is a pipe whose end says that this process has ended, ``status`` one that is told the worker's own id.
+    Where there can be no keeper, the argv stays as it is.
+    """
+    if not HAS_KEEPER:
+        return list(argv)
+    own = [keeper.STAND_IN, str(control), str(status), str(ORPHAN_GRACE_S)]
+    return [sys.executable, "-I", "-S", keeper.__file__, *own, *argv]
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -8,6 +8,7 @@ import socket
 from orchestrator.embedded.service_file import start_of
 from shared.log import get_logger
 from shared.store import Store
+from shared.tasks.lost import lost_to
 
 log = get_logger(__name__)
 
@@ -21,7 +22,10 @@ async def expire_dead(store: Store, *, max_lost_leases: int, now_us: int) -> int
     count = 0
     for worker in await store.workers():
         if worker.host == host and has_ended(worker.pid, worker.started_us):
-            freed = await store.expire_worker(worker.id, worker.beat, max_lost_leases=max_lost_leases, now_us=now_us)
+            because = lost_to(worker.node_name, "ended while no service ran")
+            freed = await store.expire_worker(
+                worker.id, worker.beat, max_lost_leases=max_lost_leases, now_us=now_us, because=because
+            )
             count += freed is not None
     for owner in await store.owners():
         if owner.host == host and has_ended(owner.pid, owner.started_us):

@@ -48,7 +48,7 @@ class Owner(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def worker_died(self, pid: int) -> None: ...
+    async def worker_died(self, pid: int, how: str) -> None: ...
 
     async def is_working(self) -> bool: ...
 
@@ -60,6 +60,8 @@ class EmbeddedService:
     settings: Settings
     build: Callable[[Settings], Awaitable[tuple[Owner, Store]]]
     is_ephemeral: bool = False
+    log: str = ""
+    """The file that its words go to; empty when that is a terminal or for its starter to know."""
     state: State = "starting"
     _owner: Owner | None = None
     _store: Store | None = None
@@ -202,9 +204,9 @@ class EmbeddedService:
         if owner is not None:
             await owner.stop()
 
-    async def _worker_died(self, pid: int) -> None:
+    async def _worker_died(self, pid: int, how: str) -> None:
         if self._owner is not None:
-            await self._owner.worker_died(pid)
+            await self._owner.worker_died(pid, how)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -227,5 +229,15 @@ class EmbeddedService:
             "attached": self._control.attached if self._control is not None else 0,
             "children": list(self._supervisor.facts()) if self._supervisor is not None else [],
             "http": "" if self._listener is None else address_of(self._listener),
-            "is_hopeless": self._supervisor is not None and self._supervisor.is_hopeless,
+            **self._workers_status(),
+        }
+
+    def _workers_status(self) -> dict[str, Json]:
+        supervisor = self._supervisor
+        return {
+            "is_hopeless": supervisor is not None and supervisor.is_hopeless,
+            "starting": 0 if supervisor is None else supervisor.starting,
+            "problem": "" if supervisor is None else supervisor.problem,
+            "functions": list(self.settings.functions),
+            "log": self.log,
         }

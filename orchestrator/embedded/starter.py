@@ -179,7 +179,7 @@ def _start(settings: Settings) -> Attachment:
     log = _log_file(prepare_home(settings))
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
-            module_command("orchestrator.cli", "up", "--ephemeral"),
+            module_command("orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
             env=child_environment(settings),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -2,71 +2,46 @@
 
 It owns one Redis and the worker processes. Each child has a process group of its own, so that Ctrl-C in a terminal
 reaches the service alone, which then stops them in order; none outlives the service: Redis is on a leash
-(:mod:`orchestrator.embedded.leash`), workers watch a pipe whose other end is here.
+(:mod:`orchestrator.embedded.leash`), workers watch a pipe whose other end is here. Each worker has a keeper
+(:mod:`shared.sandbox.keeper`), which ends with it whatever a step has started, also when the service was killed.
 """
 
 import asyncio
 import os
-import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.embedded import leash
+from orchestrator.embedded.child import Child, exit_words
 from orchestrator.embedded.environment import child_environment, module_command
 from orchestrator.embedded.folders import REDIS_SOCKET
 from orchestrator.embedded.redis import RedisProgram, redis_arguments
 from shared.errors import UnavailableError
 from shared.log import get_logger
+from shared.sandbox.keeper import SWEEP_LIMIT_S
 from shared.settings import Settings
 
 log = get_logger(__name__)
 
 PARENT_FD = "SOONG_PARENT_FD"
 REDIS_START_LIMIT_S = 20.0
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 10.0
 STEADY_AFTER_S = 30.0
 """A child that lived this long has proved itself: its next death is the first of a new row."""
-HOPELESS_DEATHS = 3
-
-
-@dataclass(slots=True)
-class Child:
-    """A process that is kept running. ``deaths`` counts those in a row; it spaces out the starts."""
-
-    name: str
-    argv: Sequence[str]
-    environment: dict[str, str]
-    pass_fds: tuple[int, ...] = ()
-    output: int = 2
-    """Where it writes: our standard error, so that there is one log. Standard output belongs to whoever started us."""
-    process: asyncio.subprocess.Process | None = None
-    deaths: int = 0
-    last_exit: int | None = None
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid if self.process is not None and self.process.returncode is None else 0
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                self.process.send_signal(number)
-
-    def pause_s(self) -> float:
-        """Return how long to wait before the next start."""
-        return float(min(FIRST_PAUSE_S * 2 ** max(0, self.deaths - 1), LONGEST_PAUSE_S))
+FAMILY_ENDS_S = SWEEP_LIMIT_S + 2.0
+"""How long a keeper may take to end its family; what it could not end by then, nobody here can."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Keeps children running until :meth:`stop`. ``worker_died`` hears the pid of each worker that was reaped."""
+    """Keeps children running until :meth:`stop`.
+
+    ``worker_died`` hears the pid of each worker that was reaped, and in words how it ended.
+    """
 
     settings: Settings
     folder: Path
-    worker_died: Callable[[int], Awaitable[None]]
+    worker_died: Callable[[int, str], Awaitable[None]]
     _redis: Child | None = None
     _http: Child | None = None
     _workers: list[Child] = field(default_factory=list)
@@ -92,7 +67,7 @@ class Supervisor:
         environment = child_environment(self.settings, **{PARENT_FD: str(pipe)})
         for number in range(1, count + 1):
             argv = module_command("worker", "--name", f"worker-{number}", "--slots", str(slots))
-            child = Child(f"worker-{number}", argv, environment, (pipe,))
+            child = Child(f"worker-{number}", argv, environment, (pipe,), is_worker=True, control=pipe)
             self._workers.append(child)
             self._keep(child, self.worker_died)
 
@@ -110,7 +85,7 @@ class Supervisor:
         """Let the HTTP API finish what it is answering; kill it after the grace."""
         if self._http is not None:
             self._is_stopping = True
-            self._http.signal(signal.SIGTERM)
+            self._http.ask_to_end()
             await self._wait_for([self._http], grace_s)
 
     def _parent_pipe(self) -> int:
@@ -121,81 +96,77 @@ class Supervisor:
     def facts(self) -> list[dict[str, str | int]]:
         """Return what there is to say of each child."""
         children = [child for child in (self._redis, self._http) if child is not None] + self._workers
-        return [
-            {"name": child.name, "pid": child.pid, "deaths": child.deaths, "last_exit": _exit_text(child.last_exit)}
-            for child in children
-        ]
+        return [child.facts() for child in children]
 
     @property
     def is_hopeless(self) -> bool:
-        """Say whether no worker process stays alive: each has died again and again soon after its start."""
-        return bool(self._workers) and all(child.deaths >= HOPELESS_DEATHS for child in self._workers)
+        """Say whether no worker will start: there is none that is ready, and each has failed for good."""
+        return bool(self._workers) and all(child.is_hopeless for child in self._workers)
+
+    @property
+    def problem(self) -> str:
+        """What keeps a worker from starting, in its own words; empty when none has said anything."""
+        return next((child.problem for child in self._workers if child.problem), "")
+
+    @property
+    def starting(self) -> int:
+        """How many workers are not ready: they start, or will be started again."""
+        return sum(child.state != "running" for child in self._workers)
 
     async def stop_workers(self, grace_s: float) -> None:
         """Ask the workers to finish; kill what has not ended after the grace."""
         self._is_stopping = True
         for child in self._workers:
-            child.signal(signal.SIGTERM)
+            child.ask_to_end()
         await self._wait_for(self._workers, grace_s)
 
     def kill_workers(self) -> None:
         for child in self._workers:
-            child.signal(signal.SIGKILL)
+            child.end_now()
 
     async def stop(self) -> None:
         """End what is left, Redis last."""
         self._is_stopping = True
         await self._wait_for(self._workers, 0.0)
         if self._redis is not None:
-            self._redis.signal(signal.SIGTERM)
+            self._redis.ask_to_end()
             await self._wait_for([self._redis], 5.0)
+        for child in self._workers:
+            child.close()
         for descriptor in (*(self._pipe or ()), self._redis_log):
             if descriptor >= 0:
                 os.close(descriptor)
         self._pipe, self._redis_log = None, -1
 
-    def _keep(self, child: Child, died: Callable[[int], Awaitable[None]]) -> None:
+    def _keep(self, child: Child, died: Callable[[int, str], Awaitable[None]]) -> None:
         self._keepers[child.name] = asyncio.get_running_loop().create_task(self._run(child, died))
 
-    async def _run(self, child: Child, died: Callable[[int], Awaitable[None]]) -> None:
+    async def _run(self, child: Child, died: Callable[[int, str], Awaitable[None]]) -> None:
         while not self._is_stopping:
             started = asyncio.get_running_loop().time()
             try:
-                child.process = await self._spawn(child)
+                # A worker's own folder is nobody's project: relative paths in steps are never resolved against it.
+                await child.spawn(self.settings.home)
             except OSError as error:  # no memory or no process left for it now: later there may be
                 child.deaths += 1
                 log.error("child_not_started", name=child.name, error=str(error))
                 await asyncio.sleep(child.pause_s())
                 continue
-            pid = child.process.pid
-            child.last_exit = await child.process.wait()
+            assert child.process is not None
+            code = await child.process.wait()
+            pid, words = child.own_pid, exit_words(code)
             if not self._is_stopping:
                 lived_s = asyncio.get_running_loop().time() - started
-                child.deaths = 1 if lived_s > STEADY_AFTER_S else child.deaths + 1
-                log.warning(
-                    "child_died", name=child.name, pid=pid, exit=_exit_text(child.last_exit), deaths=child.deaths
-                )
+                child.note_end(code, is_steady=lived_s > STEADY_AFTER_S)
+                log.warning("child_died", name=child.name, pid=pid, exit=words, deaths=child.deaths)
             try:
-                await died(pid)
+                await died(pid, words)
             except Exception:  # whatever fails in telling, the child is kept; its lease will run out instead
                 log.exception("death_untold", name=child.name)
             if not self._is_stopping:
                 await asyncio.sleep(child.pause_s())
 
-    async def _spawn(self, child: Child) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *child.argv,
-            env=child.environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=child.output,
-            stderr=child.output,
-            pass_fds=child.pass_fds,
-            process_group=0,
-            # A worker's own folder is nobody's project: relative paths in steps are never resolved against it.
-            cwd=str(self.settings.home),
-        )
-
-    async def _nobody_told(self, _pid: int) -> None:
+    async def _nobody_told(self, _pid: int, _words: str) -> None:
         """Tell nobody: the owner's sweep rings again from the rows, and nothing hangs on the HTTP API."""
 
     async def _answering(self, child: Child) -> None:
@@ -203,7 +174,7 @@ class Supervisor:
         while not await answers(self.folder / REDIS_SOCKET):
             if child.deaths >= 3 or asyncio.get_running_loop().time() > deadline:
                 raise UnavailableError(
-                    f"the embedded Redis does not start ({_exit_text(child.last_exit) or 'no answer'}); "
+                    f"the embedded Redis does not start ({_ending(child)}); "
                     f"its words are in {self.settings.home / 'logs' / 'redis.log'}"
                 )
             await asyncio.sleep(0.01)
@@ -211,12 +182,16 @@ class Supervisor:
     async def _wait_for(self, children: Sequence[Child], grace_s: float) -> None:
         keepers = [self._keepers[child.name] for child in children if child.name in self._keepers]
         for child, keeper in zip(children, keepers, strict=False):
-            if not child.pid:
+            if not child.is_running:
                 keeper.cancel()  # between two starts: there is nothing to wait for
         if keepers:
             await asyncio.wait(keepers, timeout=max(grace_s, 0.001))
         for child in children:
-            child.signal(signal.SIGKILL)
+            child.end_now()
+        if keepers:
+            await asyncio.wait(keepers, timeout=FAMILY_ENDS_S)
+        for child in children:
+            child.kill()
         if keepers:
             await asyncio.wait(keepers, timeout=5.0)
 
@@ -237,10 +212,5 @@ async def answers(socket_path: Path) -> bool:
         writer.close()
 
 
-def _exit_text(code: int | None) -> str:
-    if code is None:
-        return ""
-    if code < 0:
-        with suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
+def _ending(child: Child) -> str:
+    return "no answer" if child.last_exit is None else exit_words(child.last_exit)

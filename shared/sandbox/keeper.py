@@ -17,12 +17,18 @@ no descendant. Against these only an operating system sandbox helps.
 
 The keeper has exactly the program's environment and working directory; there is no secret in it to be read. It imports
 little (no typing, no pathlib): its start is what a command costs more.
+
+``keeper.py stand-in CONTROL STATUS GRACE_S PROGRAM ARG…`` keeps a program that serves: a worker. It starts the program
+at once, forwards signals to it, and ends as the program ended: with its exit code or by its signal. The family ends
+with the program; GRACE_S after CONTROL was closed; and at once on ``END_NOW``. The program gets CONTROL too and may
+watch it, and STATUS, to report on its own. CONTROL and STATUS may be -1: nobody to watch, nobody to report to.
 """
 
 import contextlib
 import ctypes
 import errno
 import os
+import resource
 import select
 import signal
 import sys
@@ -36,8 +42,15 @@ SWEEP_LIMIT_S = 8.0
 FREEZE_ROUNDS = 64
 _LOOK_EVERY_S = 0.02
 
+STAND_IN = "stand-in"
+END_NOW = signal.SIGUSR2
+"""Tells a stand-in to end its program and the whole family without further ado."""
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
+
 
 def main(arguments: list[str]) -> int:
+    if arguments[0] == STAND_IN:
+        return stand_in(int(arguments[1]), int(arguments[2]), float(arguments[3]), arguments[4:])
     control, status, limit_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     for descriptor in (control, status):
         os.set_inheritable(descriptor, False)
@@ -55,6 +68,21 @@ def main(arguments: list[str]) -> int:
     left = family.end()
     _say(status, f"ended {-signal.SIGKILL if family.code is None else family.code} {left}")
     return 0
+
+
+def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
+    """Stand between a program that serves and whoever started it; return the exit code when no signal ended it."""
+    family = Family(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED))
+    try:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        family.start(argv, status)
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}\n")
+        return 127 if error.errno == errno.ENOENT else 126
+    _let_go_of_output()
+    family.serve(control, grace_s)
+    family.end()
+    return _end_as(-signal.SIGKILL if family.code is None else family.code)
 
 
 class Family:
@@ -100,6 +128,33 @@ class Family:
                 if descriptor == control or set(os.read(self._wake, 512)) != {signal.SIGCHLD}:
                     return
 
+    def serve(self, control: int, grace_s: float) -> None:
+        """Forward signals until the program has ended, is to end now, or the grace after CONTROL's end is over."""
+        poll, until = select.poll(), None
+        poll.register(self._wake, select.POLLIN)
+        if control >= 0:
+            poll.register(control, select.POLLIN)
+        while True:
+            self.reap()
+            left_s = 3600.0 if until is None else until - time.monotonic()
+            if self.code is not None or left_s <= 0:
+                return
+            for descriptor, _event in poll.poll(left_s * 1000):
+                if descriptor == control:
+                    poll.unregister(control)
+                    until = time.monotonic() + grace_s
+                elif self._forward(os.read(self._wake, 512)):
+                    return
+
+    def _forward(self, numbers: bytes) -> bool:
+        """Hand signals on to the program; say whether one of them asks for the end."""
+        for number in numbers:
+            if number == END_NOW:
+                return True
+            if number != signal.SIGCHLD:
+                _signal(self.program, number)
+        return False
+
     def reap(self) -> bool:
         """Take note of every child that has ended; say whether any is left, grown or adopted."""
         while True:
@@ -127,6 +182,19 @@ class Family:
             if select.select([self._wake], [], [], _LOOK_EVERY_S)[0]:
                 os.read(self._wake, 512)
         return 0
+
+
+def end_own_descendants() -> None:
+    """Kill and reap what this process has started and what that has started, for as long as a keeper would try."""
+    until = time.monotonic() + SWEEP_LIMIT_S
+    while time.monotonic() < until:
+        for pid in freeze(os.getpid()):
+            _signal(pid, signal.SIGKILL)
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(_LOOK_EVERY_S)
+        except ChildProcessError:
+            return
 
 
 def freeze(root: int) -> list[int]:
@@ -236,12 +304,27 @@ def _let_go_of_output() -> None:
     os.close(nothing)
 
 
+def _end_as(code: int) -> int:
+    """End by the signal that ended the program; return its exit code, or a shell's word for a signal."""
+    if code >= 0:
+        return code
+    number = -code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+    signal.set_wakeup_fd(-1)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number  # the first process of a container does not end by a signal
+
+
 def _say(status: int, line: str) -> None:
+    if status < 0:
+        return
     with contextlib.suppress(BrokenPipeError):  # the owner is gone; there is nobody to tell
         os.write(status, f"{line}\n".encode())
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

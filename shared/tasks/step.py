@@ -192,6 +192,8 @@ class Step:
     is_puller: bool = False
     holder_run_id: str = ""
     """The run that holds or held it beside its own step; empty when its own run does (DAG-03)."""
+    lost_to: str = ""
+    """Which worker lost its lease last and how that ended; empty when none did."""
 
 
 @dataclass(frozen=True, slots=True)

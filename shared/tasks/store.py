@@ -17,6 +17,7 @@ from shared.runs.record import NewRun
 from shared.sessions.session import Ownership
 from shared.tasks.change import TaskChange
 from shared.tasks.further import Unclaimable
+from shared.tasks.lost import WORKER_GONE
 from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
 from shared.tasks.step import (
     Advance,
@@ -175,12 +176,13 @@ class TaskStore(Protocol):
         ...
 
     async def expire_worker(
-        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int
+        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
     ) -> frozenset[str] | None:
         """Declare a worker gone if its beat is still ``beat``, and free its leases; None when it has beaten or is gone.
 
         Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
-        ``poisoned``; those whose cancellation was asked for are cancelled. Returns the sessions concerned.
+        ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: it says which
+        worker it was and how that ended (:func:`shared.tasks.lost.lost_to`). Returns the sessions concerned.
         """
         ...
 

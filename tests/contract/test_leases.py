@@ -10,6 +10,7 @@ from shared.runs.status import EndReason, RunStatus
 from shared.sessions.session import ProcessState
 from shared.store import Store
 from shared.tasks.status import StepStatus
+from shared.tasks.step import FailurePolicy
 from tests.contract.scene import Scene, completed, held
 
 PRESENT = pytest.mark.spec("DAG-03", "DAG-07")
@@ -90,6 +91,30 @@ async def test_expiry_is_told_in_the_log_of_the_run(scene: Scene) -> None:
     assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.QUEUED
 
 
+@pytest.mark.spec("DAG-05")
+async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(scene: Scene) -> None:
+    first = await scene.start("a")
+    because = "worker-1@vm died (SIGSEGV, segmentation fault)"
+    await scene.store.expire_worker(scene.worker, 0, max_lost_leases=2, now_us=scene.now_us, because=because)
+    ready = await scene.store.step(first.step_key)
+    worker = await scene.another_worker()
+    await scene.claim(worker=worker)
+
+    await scene.store.expire_worker(worker, 0, max_lost_leases=2, now_us=scene.now_us, because=f"{because} again")
+
+    failed = await scene.store.step(first.step_key)
+    events = await scene.store.events(first.identity.run_id)
+    said = [event.data["reason"] for event in events if event.type == "step_lease_expired"]
+    assert (ready.status, ready.lost_to, ready.error) == (StepStatus.READY, because, None)
+    assert failed.error is not None
+    assert failed.error.message == f"it lost its lease 2 times; the last time {because} again"
+    assert said == [because, f"{because} again"]
+    await scene.store.settle_failure(scene.own, failed.key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.finish_task(scene.own, failed.task_id, now_us=scene.now_us)
+    await scene.retry_task(failed.task_id)
+    assert (await scene.store.step(first.step_key)).lost_to == ""
+
+
 @PRESENT
 async def test_worker_that_has_beaten_does_not_expire(scene: Scene) -> None:
     claim = await scene.start("a")
@@ -166,6 +191,7 @@ async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: Scene) -> N
     assert (step.status, step.lost_leases) == (StepStatus.FAILED, 3)
     assert step.error is not None
     assert step.error.type == "poisoned"
+    assert step.error.message == "it lost its lease 3 times; the last time its worker is gone"
     assert (run.status, run.end_reason) == (RunStatus.FAILED, EndReason.LEASE_LOST)
     assert [failure.key for failure in await scene.store.failures(scene.own)] == [claim.step_key]
     assert await scene.claim(worker=await scene.another_worker()) == ()

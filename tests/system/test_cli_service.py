@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared.sandbox import keeper
 from tests.system.cli_scene import Scene, scene, until
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
@@ -87,7 +88,7 @@ def test_a_worker_joins_from_another_terminal(service: Scene) -> None:
 def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: Scene) -> None:
     command = service.start("run", service.plan(NAP % 6), "--json")
     service.until_running("nap")
-    victim = next(process for process in service.processes() if "worker-1" in process.cmdline())
+    victim = next(process for process in service.processes() if is_worker(process))
 
     victim.kill()
     report = json.loads(command.communicate(timeout=120)[0])
@@ -109,14 +110,86 @@ def test_a_record_of_a_killed_service_is_replaced(cli: Scene) -> None:
     assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
 
 
-def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(cli: Scene) -> None:
+BROKEN = {
+    "no such module": ({"SOONG_FUNCTIONS": "nothing_of_that_name"}, "SOONG_FUNCTIONS names 'nothing_of_that_name'"),
+    "a module that fails": ({"SOONG_FUNCTIONS": "broken"}, "which cannot be imported: ZeroDivisionError"),
+    "a module that leaves": ({"SOONG_FUNCTIONS": "leaving"}, "which cannot be imported: SystemExit: 4"),
+}
+
+
+@pytest.mark.parametrize(("environment", "words"), BROKEN.values(), ids=list(BROKEN))
+def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(
+    cli: Scene, environment: dict[str, str], words: str
+) -> None:
+    (cli.folder / "broken.py").write_text("1 / 0\n")
+    (cli.folder / "leaving.py").write_text("import sys; sys.exit(4)\n")
+    cli.environment |= {"SOONG_WORKERS": "2", "PYTHONPATH": str(cli.folder), **environment}
+
+    done = cli.run("run", cli.plan(ECHO))
+
+    (log,) = (cli.home / "logs").glob("service-*.log")
+    assert done.returncode == 1
+    assert "the workers do not start: " in done.stderr
+    assert words in done.stderr
+    assert f"its log: {log}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the task is paused; continue it: " in done.stderr
+    cli.assert_nothing_left()
+
+
+def test_workers_that_cannot_start_are_told_to_a_client_of_a_service_that_runs(cli: Scene) -> None:
     cli.environment["SOONG_FUNCTIONS"] = "nothing_of_that_name"
+    up = cli.start("up")
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    del cli.environment["SOONG_FUNCTIONS"]
 
     done = cli.run("run", cli.plan(ECHO))
 
     assert done.returncode == 1
-    assert "the workers do not start" in done.stderr
-    assert "nothing_of_that_name" in done.stderr
+    assert "the workers do not start: SOONG_FUNCTIONS names 'nothing_of_that_name'" in done.stderr
+    up.send_signal(signal.SIGINT)
+    assert "SOONG_FUNCTIONS names 'nothing_of_that_name'" in up.communicate(timeout=60)[1]
+
+
+def test_a_cold_start_says_that_workers_start_and_asks_for_none(cli: Scene) -> None:
+    cli.environment |= {"SOONG_WORKERS": "2", "SOONG_FUNCTIONS": "slow_start", "PYTHONPATH": str(cli.folder)}
+    (cli.folder / "slow_start.py").write_text("import time; time.sleep(4)\n")
+
+    done = cli.run("run", cli.plan(ECHO))
+
+    assert done.returncode == 0, done.stderr
+    assert "  starting 2 workers\n" in done.stderr
+    assert "start one" not in done.stderr
+
+
+def test_a_killed_last_worker_is_said_to_be_replaced(service: Scene) -> None:
+    service.environment["SOONG_FUNCTIONS"] = ""
+    command = service.start("run", service.plan(NAP % 6), "--json")
+    service.until_running("nap")
+    victim = next(process for process in service.processes() if is_worker(process))
+
+    victim.kill()
+    said = command.communicate(timeout=120)[1]
+
+    assert "died (SIGKILL, killed, perhaps out of memory); 1 step starts again" in said
+    assert "no worker is left: the service starts 1 worker" in said
+    assert "start one" not in said
+
+
+@pytest.mark.parametrize("call", ["team.sqare", "nobody.has_it"])
+def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(cli: Scene, call: str) -> None:
+    (cli.folder / "steps.py").write_text(
+        "from soong import step_function\n@step_function('team.square')\ndef square(inputs, context): return 4\n"
+    )
+    cli.environment |= {"SOONG_FUNCTIONS": "steps", "PYTHONPATH": str(cli.folder)}
+
+    done = cli.run("run", cli.plan(ECHO.replace("builtin.echo", call)))
+
+    assert done.returncode == 1
+    assert f"step 'echo' needs the function '{call}', which no worker of the running service has" in done.stderr
+    assert ("did you mean 'team.square'?" if call == "team.sqare" else "known: team.square") in done.stderr
+    assert "the service's modules (SOONG_FUNCTIONS): steps" in done.stderr
+    assert "down` and run again with SOONG_FUNCTIONS=MODULE" in done.stderr
     cli.assert_nothing_left()
 
 
@@ -229,6 +302,12 @@ def test_doctor_tells_a_frozen_service(service: Scene) -> None:
 
     assert done.returncode == 1
     assert f"kill {process.pid}" in done.stdout
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Say whether it is a worker itself and not its keeper."""
+    words = process.cmdline()
+    return "worker" in words and keeper.STAND_IN not in words
 
 
 def _free_port() -> int:

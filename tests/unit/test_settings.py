@@ -40,7 +40,9 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("SOONG_SLOTS", "many"), ("SOONG_LEASE_S", "0"), ("SOONG_WORKERS", "0")], ids=str
+    ("name", "value"),
+    [("SOONG_SLOTS", "many"), ("SOONG_LEASE_S", "0"), ("SOONG_WORKERS", "0"), ("SOONG_LOG_LEVEL", "loud")],
+    ids=str,
 )
 def test_a_wrong_value_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)

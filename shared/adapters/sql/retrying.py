@@ -34,7 +34,7 @@ ENDED_BADLY: Final = Statement(
 COUNT_AGAIN: Final = Statement(
     "count again: what each retried step waits for; its lost leases are forgotten",
     """
-    UPDATE steps SET lost_leases = 0, open_deps = (
+    UPDATE steps SET lost_leases = 0, lost_to = '', open_deps = (
         SELECT count(*) FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
         WHERE e.child_key = steps.key AND p.status <> 'completed'
     ) WHERE key IN @keys RETURNING key, kind, run_id, open_deps

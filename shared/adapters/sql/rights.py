@@ -113,7 +113,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         never=(
             *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
             *("definition", "model", "lane", "run_id", "attempt", "max_attempts", "backoff_s", "on_failure"),
-            *("lost_leases", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
+            *("lost_leases", "lost_to", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
             *("claim_mode", "is_puller"),
         ),
         old=_FREE_OR_OURS,

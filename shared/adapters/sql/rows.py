@@ -158,6 +158,7 @@ def step_of(row: Any, depends_on: Sequence[str]) -> Step:
         backoff_s=row.backoff_s,
         on_failure=FailurePolicy(row.on_failure),
         lost_leases=row.lost_leases,
+        lost_to=row.lost_to,
         fence=row.fence,
         worker_id=row.worker_id,
         map_key=row.map_key,

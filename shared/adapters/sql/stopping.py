@@ -15,7 +15,8 @@ from shared.adapters.sql.transaction import Row, Transaction
 from shared.adapters.sql.unlocking import ROOT_RUNS
 from shared.runs.events import EventType
 from shared.runs.status import EndReason, RunStatus
-from shared.tasks.step import Held, StepError
+from shared.tasks.lost import poisoned
+from shared.tasks.step import Held
 
 FREE_STEPS: Final = Statement(
     "free steps: their holder gives them back; those that were asked to stop end instead",
@@ -37,7 +38,7 @@ EXPIRE_LEASES: Final = Statement(
     "for this one",
     """
     UPDATE steps SET
-        lost_leases = lost_leases + 1, fence = fence + 1,
+        lost_leases = lost_leases + 1, lost_to = :because, fence = fence + 1,
         status = CASE WHEN cancel_reason IS NOT NULL THEN 'cancelled'
                       WHEN lost_leases + 1 >= :most THEN 'failed' ELSE 'ready' END,
         ended_us = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN :now_us ELSE ended_us END,
@@ -110,19 +111,20 @@ def free_steps(
 
 
 def expire_leases(
-    tx: Transaction, journal: Journal, worker_id: str, max_lost_leases: int, now_us: int
+    tx: Transaction, journal: Journal, worker_id: str, max_lost_leases: int, now_us: int, because: str
 ) -> frozenset[str]:
-    """End all leases of a worker that is gone; return the sessions concerned."""
-    rows = tx.rows(EXPIRE_LEASES, worker_id=worker_id, most=max_lost_leases, now_us=now_us)
+    """End all leases of a worker that is gone, ``because`` of what; return the sessions concerned."""
+    because = plain(because)
+    rows = tx.rows(EXPIRE_LEASES, worker_id=worker_id, most=max_lost_leases, now_us=now_us, because=because)
     failed = []
     for row in tx.paced(rows):
         key, run_id, fence, status, *_, lost = row
         if status != "failed":
-            _note_freed(journal, row, EventType.STEP_LEASE_EXPIRED, "worker gone")
+            _note_freed(journal, row, EventType.STEP_LEASE_EXPIRED, because)
             continue
-        error = StepError("poisoned", f"it lost its lease {lost} times; whatever runs it dies of it")
+        error = poisoned(lost, because)
         failed.append((key, pack(error.as_json())))
-        journal.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason="worker gone", fence=fence)
+        journal.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason=because, fence=fence)
         journal.note(run_id, EventType.STEP_FAILED, step=key, **error.as_json())
         journal.end(run_id, RunStatus.FAILED, EndReason.LEASE_LOST)
     if failed:

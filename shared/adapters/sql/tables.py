@@ -223,6 +223,8 @@ steps = Table(
     Column("backoff_s", Float, nullable=False, server_default=text("1.0")),
     _text("on_failure", "skip_dependents"),
     _number("lost_leases"),
+    # Which worker lost it last and how that ended, for people.
+    _text("lost_to"),
     _number("fence"),
     # How often this attempt was claimed: more than once means that its run is resumed.
     _number("starts"),

@@ -24,6 +24,7 @@ from shared.adapters.sql.upsert import upsert
 from shared.errors import ConflictError, LeaseLostError, NotFoundError
 from shared.runs.events import EventType
 from shared.runs.status import RunStatus
+from shared.tasks.lost import WORKER_GONE
 from shared.tasks.status import StepStatus
 from shared.tasks.step import (
     Advance,
@@ -192,13 +193,13 @@ class SqlTasks:
         return await self._database.read(lambda tx: _backlog(tx, limit))
 
     async def expire_worker(
-        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int
+        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
     ) -> frozenset[str] | None:
         def write(tx: Transaction) -> frozenset[str] | None:
             if not tx.count(EXPIRE_WORKER, worker_id=worker_id, beat=beat):
                 return None
             journal = Journal(now_us)
-            concerned = expire_leases(tx, journal, worker_id, max_lost_leases, now_us)
+            concerned = expire_leases(tx, journal, worker_id, max_lost_leases, now_us, because)
             journal.flush(tx)
             return concerned
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.status import EndReason, RunEvent
+from shared.tasks.lost import poisoned
 from shared.tasks.outcomes import Remains, is_unclean, of_map
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from shared.tasks.step import Outcome, Step, StepEnd, StepError, StepKind, StepResult
@@ -78,7 +79,7 @@ def fail_map(rows: Rows, map_key: str, error: StepError, now_us: int) -> None:
 
 def poison(rows: Rows, step: Step, now_us: int) -> None:
     """Fail a step that has lost its lease too often."""
-    error = StepError("poisoned", f"it lost its lease {step.lost_leases} times; whatever runs it dies of it")
+    error = poisoned(step.lost_leases, step.lost_to)
     moved = replace(_move(rows, step.key, StepEvent.QUARANTINE, now_us), error=error)
     rows.steps[step.key] = moved
     note_step(rows, moved, EventType.STEP_FAILED, now_us, error=error.as_json())

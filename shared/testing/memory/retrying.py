@@ -81,7 +81,7 @@ class MemoryRetrying:
         for run in by_step.values():
             insert_run(self.rows, run, RunStatus.QUEUED, now_us)
         for step in steps:
-            start_again(self.rows, replace(step, lost_leases=0), by_step.get(step.key), now_us)
+            start_again(self.rows, replace(step, lost_leases=0, lost_to=""), by_step.get(step.key), now_us)
         # All are counted before the first is opened: opening a map may complete it, which counts down again.
         waiting = [step.key for step in steps if self._count_again(step.key)]
         for key in waiting:

@@ -9,6 +9,7 @@ from shared.errors import ConflictError, LeaseLostError
 from shared.runs.events import EventType
 from shared.runs.status import RunEvent, RunStatus
 from shared.sessions.session import ProcessState
+from shared.tasks.lost import WORKER_GONE
 from shared.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from shared.tasks.step import (
     Advance,
@@ -204,7 +205,9 @@ class MemorySteps:
         return Backlog({pool: min(number, limit) for pool, number in counts.items()}, waiting)
 
     @transaction
-    def expire_worker(self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int) -> frozenset[str] | None:
+    def expire_worker(
+        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
+    ) -> frozenset[str] | None:
         worker = self.rows.workers.get(worker_id)
         if worker is None or worker.state is ProcessState.GONE or worker.beat != beat:
             return None
@@ -212,13 +215,13 @@ class MemorySteps:
         self.rows.workers[worker_id] = replace(worker, state=ProcessState.GONE)
         for step in held:
             # The fence grows here already, so that nobody can mistake the next holder for this one.
-            lost = replace(step, lost_leases=step.lost_leases + 1, fence=step.fence + 1)
+            lost = replace(step, lost_leases=step.lost_leases + 1, lost_to=because, fence=step.fence + 1)
             self.rows.steps[step.key] = lost
             if lost.lost_leases >= max_lost_leases and step.key not in self.rows.stopping:
-                note_step(self.rows, lost, EventType.STEP_LEASE_EXPIRED, now_us, worker=worker_id)
+                note_step(self.rows, lost, EventType.STEP_LEASE_EXPIRED, now_us, reason=because, fence=lost.fence)
                 poison(self.rows, lost, now_us)
             else:
-                self._free(lost, StepEvent.EXPIRE, EventType.STEP_LEASE_EXPIRED, "worker gone", now_us)
+                self._free(lost, StepEvent.EXPIRE, EventType.STEP_LEASE_EXPIRED, because, now_us)
         return frozenset(step.session_id for step in held)
 
     def _held(self, worker_id: str, lease: Held) -> Step | None:

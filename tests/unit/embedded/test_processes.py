@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 from orchestrator.embedded import leash
+from orchestrator.embedded.child import Child
 from orchestrator.embedded.environment import INSTALL_ROOT, child_environment, module_command
 from orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
 from orchestrator.embedded.leftovers import expire_dead, has_ended
 from orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
 from orchestrator.embedded.service_file import start_of
-from orchestrator.embedded.supervisor import Child
 from shared.errors import InvalidConfigError, UnavailableError
 from shared.sessions.session import Owner, Worker
 from shared.settings import load_settings

@@ -230,6 +230,7 @@ def _make_tasks() -> None:
         Column("backoff_s", Float, nullable=False, server_default=text("1.0")),
         _text("on_failure", "skip_dependents"),
         _number("lost_leases"),
+        _text("lost_to"),
         _number("fence"),
         _number("starts"),
         _text("worker_id"),

@@ -1,0 +1,182 @@
+"""A child process of the service, as its supervisor knows it: what it is, how it stands, how it last ended."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from orchestrator.embedded.environment import kept_command
+from shared.sandbox.keeper import END_NOW
+from shared.sandbox.process import HAS_KEEPER
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 10.0
+
+EXIT_USAGE: Final = 2
+HOPELESS_STARTS: Final = 3
+STATUS_FD: Final = "SOONG_STATUS_FD"
+
+_MAX_REPORT_BYTES: Final = 64 * 1024
+
+_HINTS: Final = {signal.SIGKILL: "killed, perhaps out of memory"}
+"""What a signal's own name does not say."""
+
+ChildState = Literal["starting", "running", "dead"]
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that is kept running. ``deaths`` counts those in a row; it spaces out the starts.
+
+    A worker runs under a keeper, so that everything that it starts ends with it; ``control`` is then the pipe that
+    tells both when the service has ended. It reports on a pipe when it is ready, or why it cannot start.
+    """
+
+    name: str
+    argv: Sequence[str]
+    environment: dict[str, str]
+    pass_fds: tuple[int, ...] = ()
+    output: int = 2
+    """Where it writes: our standard error, so that there is one log. Standard output belongs to whoever started us."""
+    is_worker: bool = False
+    control: int = -1
+    process: asyncio.subprocess.Process | None = None
+    deaths: int = 0
+    last_exit: int | None = None
+    failed_starts: int = 0
+    """How often in a row a worker ended before it was ready."""
+    problem: str = ""
+    """What kept a worker from starting, in its own words."""
+    _report: int = -1
+    _own_pid: int = 0
+    _is_ready: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """The id of the program itself, while it runs; 0 while it does not, and while its keeper has not said it."""
+        if self.process is None or self.process.returncode is not None:
+            return 0
+        return self.own_pid
+
+    @property
+    def own_pid(self) -> int:
+        """The id of the program that runs or ran last."""
+        if self.process is None or not self._is_kept:
+            return 0 if self.process is None else self.process.pid
+        self._read_report()
+        return self._own_pid
+
+    @property
+    def state(self) -> ChildState:
+        if not self.is_running:
+            return "dead"
+        self._read_report()
+        return "running" if self._is_ready or not self.is_worker else "starting"
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Say whether it will not start: it named a setting that is wrong, or has failed again and again."""
+        is_misconfigured = self.failed_starts > 0 and bool(self.problem) and self.last_exit == EXIT_USAGE
+        return is_misconfigured or self.failed_starts >= HOPELESS_STARTS
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.is_worker and HAS_KEEPER
+
+    async def spawn(self, folder: Path) -> None:
+        """Start it, with ``folder`` as its working directory. Raises: OSError."""
+        argv, pass_fds, environment, status = self.argv, self.pass_fds, self.environment, -1
+        self.close()
+        if self.is_worker:
+            self._report, status = os.pipe()
+            os.set_blocking(self._report, False)
+            argv = kept_command(argv, control=self.control, status=status)
+            pass_fds, environment = (*pass_fds, status), {**environment, STATUS_FD: str(status)}
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=self.output,
+                stderr=self.output,
+                pass_fds=pass_fds,
+                process_group=0,
+                cwd=str(folder),
+            )
+        finally:
+            if status >= 0:
+                os.close(status)
+
+    def note_end(self, code: int, *, is_steady: bool) -> None:
+        """Take note of its end. One that was steady had proved itself: its end is the first of a new row."""
+        self._read_report()
+        self.last_exit = code
+        self.deaths = 1 if is_steady else self.deaths + 1
+        self.failed_starts = 0 if self._is_ready else self.failed_starts + 1
+
+    def ask_to_end(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def end_now(self) -> None:
+        """End it and, where it has a keeper, its family."""
+        self._signal(END_NOW if self._is_kept else signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End what :meth:`end_now` did not: the kernel ends a kept program with its keeper."""
+        self._signal(signal.SIGKILL)
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next start."""
+        return float(min(FIRST_PAUSE_S * 2 ** max(0, self.deaths - 1), LONGEST_PAUSE_S))
+
+    def facts(self) -> dict[str, str | int]:
+        """Return what there is to say of it."""
+        said = "" if self.last_exit is None else exit_words(self.last_exit)
+        standing = {"state": self.state, "problem": self.problem}
+        return {"name": self.name, "pid": self.pid, "deaths": self.deaths, "last_exit": said, **standing}
+
+    def close(self) -> None:
+        """Forget the report of the last start."""
+        if self._report >= 0:
+            os.close(self._report)
+        self._report, self._own_pid, self._is_ready = -1, 0, False
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def _read_report(self) -> None:
+        if self._report < 0:
+            return
+        with suppress(BlockingIOError):
+            for line in os.read(self._report, _MAX_REPORT_BYTES).decode("utf-8", "replace").splitlines():
+                match line.split(" ", 1):
+                    case ["started", pid] if pid.isdigit():
+                        self._own_pid = int(pid)
+                    case ["ready"]:
+                        self._is_ready, self.problem, self.failed_starts = True, "", 0
+                    case ["failed", words]:
+                        self.problem = words
+                    case _:
+                        pass  # a program of the user's has written there
+
+
+def exit_words(code: int) -> str:
+    """Return how a process ended, for people: its exit code, or its signal and what that means."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"signal {-code}"
+    hint = _HINTS.get(number) or (signal.strsignal(number) or "").lower()
+    return f"{number.name}, {hint}" if hint else number.name

@@ -1,0 +1,173 @@
+"""Whatever a step has started ends within 5 s of its worker, however the worker or the service ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.servers import RedisServer
+from tests.system.cli_scene import Scene, scene, until
+from tests.system.family_steps import CHILDREN
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux"),
+]
+
+PROMISED_S = 5.0
+BUSY_S = float(os.environ.get("TEST_BUSY_S", "5"))
+FORK = "title: Fork\nsteps:\n- {id: fork, kind: python, call: family.fork, inputs: {stays: %s}}\n"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Scene]:
+    with scene() as one:
+        one.environment |= {
+            "SOONG_FUNCTIONS": "tests.system.family_steps",
+            "SOONG_TEST_PIDS": str(tmp_path),
+            "PYTHONPATH": str(ROOT),
+        }
+        try:
+            yield one
+        finally:
+            for pid in left(tmp_path).values():
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def up(cli: Scene) -> "Iterator[subprocess.Popen[str]]":
+    command = cli.start("up")
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    yield command
+    if command.poll() is None:
+        command.send_signal(signal.SIGINT)
+    command.communicate(timeout=60)
+
+
+def left(folder: Path) -> dict[str, int]:
+    """Return the processes that a step has left and that live."""
+    found = {}
+    for path in folder.glob("*.pid"):
+        pid = int(path.read_text())
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            found[path.stem] = pid
+    return found
+
+
+def worker_of(cli: Scene) -> psutil.Process:
+    """Return the worker itself, not its keeper."""
+    found = [one for one in cli.processes() if "worker" in one.cmdline() and "stand-in" not in one.cmdline()]
+    return next(one for one in found if "worker" in (one.parent() or one).cmdline())
+
+
+def assert_gone(folder: Path) -> None:
+    began_s = time.monotonic()
+    until(lambda: not left(folder), f"nobody is left of {left(folder)}", limit_s=60)
+    assert time.monotonic() - began_s <= PROMISED_S + BUSY_S
+
+
+@pytest.mark.spec("DAG-06", "DAG-07")
+def test_what_a_step_forked_ends_with_a_worker_that_is_killed(
+    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    command = cli.start("run", cli.plan(FORK % "true"), "--json")
+    until(lambda: len(left(tmp_path)) == CHILDREN, "the step has forked", cli.logs)
+    first = left(tmp_path)
+    worker = worker_of(cli)
+
+    worker.kill()
+
+    began_s = time.monotonic()
+    until(lambda: not set(first.values()) & set(left(tmp_path).values()), "they have ended", limit_s=60)
+    assert time.monotonic() - began_s <= PROMISED_S + BUSY_S
+    assert command.stderr is not None
+    said = next(line for line in command.stderr if "died" in line)
+    assert said.endswith("died (SIGKILL, killed, perhaps out of memory); 1 step starts again\n")
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=60)
+
+
+@pytest.mark.spec("DAG-07")
+def test_what_a_step_forked_ends_with_a_service_that_is_killed(
+    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
+    assert len(left(tmp_path)) == CHILDREN
+    worker = worker_of(cli)
+
+    up.kill()
+
+    psutil.wait_procs([worker], timeout=30)
+    assert not worker.is_running()
+    assert_gone(tmp_path)
+    cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-06")
+def test_what_a_step_forked_ends_with_a_service_that_is_told_to_stop(
+    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
+    assert len(left(tmp_path)) == CHILDREN
+
+    assert cli.run("down").returncode == 0
+
+    assert not left(tmp_path)
+    cli.assert_nothing_left()
+
+
+def test_what_a_step_forked_ends_with_a_worker_that_begins_anew(cli: Scene, tmp_path: Path) -> None:
+    cli.environment |= {"SOONG_RECYCLE_AFTER": "1", "SOONG_LOG_LEVEL": "info"}
+    up = cli.start("up")
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+
+    assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
+    worker = worker_of(cli)
+
+    until(lambda: not {"child", "deaf"} & left(tmp_path).keys(), "its children have ended", limit_s=60)
+    assert worker.is_running()
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)], ids=["told to stop", "killed"]
+)
+def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody(
+    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    own = cli.start("worker", "--name", "own", "--pools", "special")
+    plan = cli.plan((FORK % "false").replace("kind: python", "kind: python, pool: special"))
+    assert cli.json("run", plan)["exit_code"] == 0
+    keeper = psutil.Process(own.pid)
+    forked = set(left(tmp_path).values())
+    (worker,) = [child for child in keeper.children() if "worker" in child.cmdline() and child.pid not in forked]
+
+    (keeper if number is signal.SIGTERM else worker).send_signal(number)
+
+    assert own.wait(timeout=60) == code
+    assert not left(tmp_path)
+
+
+def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(cli: Scene, redis_live: RedisServer) -> None:
+    cli.environment |= {"SOONG_FUNCTIONS": "tests.system.step_exceptions", "SOONG_MAX_LOST_LEASES": "2"}
+    steps = [
+        "- {id: code, kind: python, call: leave.code, inputs: {code: 7}, on_failure: keep}",
+        "- {id: crash, kind: python, call: leave.signal, inputs: {name: SIGSEGV}, depends_on: [code]}",
+    ]
+
+    report = cli.json("run", cli.plan("title: Leave\nsteps:\n" + "\n".join(steps)))
+
+    errors = {step["id"]: step["error"] for step in report["steps"]}
+    assert {error["type"] for error in errors.values()} == {"poisoned"}
+    assert errors["code"]["message"].endswith("died (exit code 7)")
+    assert errors["crash"]["message"].endswith("died (SIGSEGV, segmentation fault)")
+    assert "it lost its lease 2 times; the last time worker-1@" in errors["crash"]["message"]

@@ -1,0 +1,80 @@
+"""What the supervisor says of a child, and when a worker is taken for one that will not start."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.embedded.child import EXIT_USAGE, STATUS_FD, Child, exit_words
+
+REPORTING = """
+import os, sys
+os.write(int(os.environ["{fd}"]), sys.argv[1].encode() + b"\\n")
+sys.stdin.read() if sys.argv[2] == "stay" else sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (7, "exit code 7"),
+        (-signal.SIGKILL, "SIGKILL, killed, perhaps out of memory"),
+        (-signal.SIGSEGV, "SIGSEGV, segmentation fault"),
+        (-signal.SIGABRT, "SIGABRT, aborted"),
+        (-63, "signal 63"),
+    ],
+)
+def test_how_a_process_ended_is_said_in_words(code: int, words: str) -> None:
+    assert exit_words(code) == words
+
+
+async def ended(child: Child, folder: Path) -> Child:
+    await child.spawn(folder)
+    assert child.process is not None
+    async with asyncio.timeout(30):
+        code = await child.process.wait()
+    child.note_end(code, is_steady=False)
+    return child
+
+
+def worker(line: str, then: str) -> Child:
+    code = REPORTING.format(fd=STATUS_FD)
+    return Child("w", [sys.executable, "-c", code, line, then], dict(os.environ), is_worker=True)
+
+
+async def test_a_worker_whose_settings_are_wrong_is_hopeless_at_once_and_says_why(tmp_path: Path) -> None:
+    child = await ended(worker("failed SOONG_SLOTS='x' is wrong", str(EXIT_USAGE)), tmp_path)
+
+    assert (child.is_hopeless, child.problem) == (True, "SOONG_SLOTS='x' is wrong")
+    assert child.facts()["problem"] == "SOONG_SLOTS='x' is wrong"
+
+
+async def test_a_worker_that_cannot_start_for_another_reason_is_tried_a_few_times(tmp_path: Path) -> None:
+    child = worker("failed the database is away", "1")
+
+    seen = [(await ended(child, tmp_path)).is_hopeless for _ in range(3)]
+
+    assert seen == [False, False, True]
+
+
+async def test_a_worker_that_was_ready_is_never_one_that_does_not_start(tmp_path: Path) -> None:
+    child = worker("ready", str(EXIT_USAGE))
+
+    seen = [(await ended(child, tmp_path)).is_hopeless for _ in range(4)]
+
+    assert (seen, child.failed_starts, child.deaths) == ([False] * 4, 0, 4)
+
+
+async def test_a_worker_starts_until_it_says_that_it_is_ready(tmp_path: Path) -> None:
+    silent = worker("something else", "stay")
+    await silent.spawn(tmp_path)
+    states = [silent.state]
+    assert silent.process is not None
+    await silent.process.wait()  # its standard input is empty
+    states.append(silent.state)
+
+    assert states == ["starting", "dead"]

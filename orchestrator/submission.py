@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.catalogue import Catalogue
+from shared.agents.model import check_name
 from shared.clock import Clock
 from shared.errors import UsageError
 from shared.ids import new_id
@@ -18,7 +19,7 @@ from shared.permissions.consent import StepGrant
 from shared.permissions.rules import parse_allow
 from shared.sandbox.marked_project import project_id
 from shared.sessions.session import AnswerMode, Session
-from shared.tasks.expansion import new_task
+from shared.tasks.expansion import models_of, new_task
 from shared.tasks.inputs import bind_inputs
 from shared.tasks.plan import Plan
 from shared.tasks.step import NewTask
@@ -59,7 +60,7 @@ def submission(
     ``step_grants`` are what was consented to of the steps' own wishes (PER-17); ``ids`` are new ones unless told.
 
     Raises:
-        UsageError: the project is no folder, an input or a rule is wrong, a step has neither model nor script.
+        UsageError: the project is no folder, an input, a rule or a model is wrong, a step has neither model nor script.
     """
     ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
@@ -67,6 +68,8 @@ def submission(
     for grant in step_grants:
         rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
     folder = existing_folder(project)
+    for name in models_of(plan, model):
+        check_name(name)
     session = Session(
         id=ids.session,
         project=str(folder),

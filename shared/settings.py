@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -234,6 +234,14 @@ def source_of(name: str) -> Literal["environment", "file", "default"]:
     if variable in os.environ:
         return "environment"
     return "file" if os.environ.get(f"{variable}_FILE") else "default"
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
 
 
 def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str, ...]:

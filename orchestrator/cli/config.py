@@ -2,13 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
 from orchestrator.cli.console import emit, table
 from shared.config import CONFIG_FILE, load_config
-from shared.settings import Settings, load_settings, source_of
+from shared.settings import Settings, load_settings, source_of, without_password
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _URLS: Final = frozenset({"database_url", "redis_url"})
@@ -59,15 +58,7 @@ def settings_in_force(settings: Settings) -> list[SettingValue]:
 
 def _text(name: str, value: object) -> str:
     if name in _URLS:
-        return _without_password(str(value))
+        return without_password(str(value))
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))
     return "" if value is None else str(value)
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))

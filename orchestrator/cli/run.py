@@ -13,14 +13,17 @@ from orchestrator.cli.console import emit, is_terminal, say, visible
 from orchestrator.cli.plan_file import read_plan
 from orchestrator.cli.program import program
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
+from orchestrator.embedded.service_file import read_record
 from orchestrator.embedded.starter import Attachment, attach
 from orchestrator.outcome import ExitCode
 from orchestrator.submission import Submission, submission
+from shared.agents.model import SCRIPT, resolve_model
 from shared.clock import SystemClock
 from shared.errors import UsageError
 from shared.permissions.consent import Preview, StepGrant
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
+from shared.tasks.expansion import models_of
 
 
 class Answer(StrEnum):
@@ -90,6 +93,7 @@ def command(
         principal=settings.principal,
         step_grants=grants,
     )
+    _check_models(settings, models_of(read, settings.model))
     raise typer.Exit(asyncio.run(_run(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
@@ -105,6 +109,17 @@ def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_jso
     if grants is None:
         raise typer.Exit
     return grants
+
+
+def _check_models(settings: Settings, names: frozenset[str]) -> None:
+    """Check packages and keys where the service that this command starts has this command's environment.
+
+    Raises: InvalidConfigError.
+    """
+    record = read_record(settings.home) if settings.is_embedded else None
+    if settings.is_embedded and (record is None or not record.is_process_alive):
+        for name in names - {SCRIPT}:
+            resolve_model(name)
 
 
 def read_inputs(given: list[str]) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """The model seam: a name becomes a Pydantic AI model, imported only when it is asked for (DIS-08)."""
 
 import importlib
+import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,19 @@ def warm_up(name: str) -> None:
     _WARM.add(name)
 
 
+def check_name(name: str) -> None:
+    """Check that a provider of this name exists, without its package or key: for a client of another machine's workers.
+
+    Raises:
+        InvalidConfigError: no provider is known by it; names the nearest known models.
+    """
+    if name == SCRIPT:
+        return
+    provider, separator, model = name.partition(":")
+    if not separator or not model or not _is_provider(provider):
+        raise InvalidConfigError(f"the model {name!r} is not known; {_suggestion(name)}")
+
+
 def resolve_model(name: str, script: Sequence[Json] | None = None) -> "Model[Any]":
     """Return the model of that name for one run. ``script`` is played by the model ``script`` and else ignored.
 
@@ -77,7 +92,47 @@ def _provider_model(name: str) -> "Model[Any]":
         remedy = f"pip install 'soong[{extra}]'" if extra else f"install what it names: {error}"
         raise InvalidConfigError(f"the model {name!r} needs a package that is not installed; {remedy}") from error
     except UserError as error:
-        # Its words name the missing key's variable, or the nearest known model.
-        raise InvalidConfigError(f"the model {name!r} cannot be used: {error}") from error
+        raise InvalidConfigError(_unusable(name, str(error))) from error
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfigError(f"the model {name!r} cannot be used: {type(error).__name__}: {error}") from error
+
+
+_VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]{2,})`")
+"""How the model library names an environment variable in what it says of a missing key."""
+
+
+def _is_provider(name: str) -> bool:
+    from pydantic_ai.providers import infer_provider_class  # as above
+
+    try:
+        infer_provider_class(name)
+    except ImportError:
+        return True  # known, and its package is not installed here
+    except ValueError:
+        return name in {"test", "gateway"}
+    return True
+
+
+def _unusable(name: str, words: str) -> str:
+    """Return what is wrong, and in whose environment, when the model library refuses a model."""
+    variables = tuple(dict.fromkeys(_VARIABLE.findall(words)))
+    if variables:
+        return (
+            f"the model {name!r} needs {' or '.join(variables)} in the environment of the process that runs agents; "
+            "set it there, then start the service or the worker again"
+        )
+    if words.startswith("Unknown model"):
+        return f"the model {name!r} is not known; {_suggestion(name)}"
+    return f"the model {name!r} cannot be used: {words}"
+
+
+def _suggestion(name: str) -> str:
+    from pydantic_ai.models import known_model_names  # as above
+
+    known = (SCRIPT, *known_model_names())
+    same = [each for each in known if each.partition(":")[2] == name]
+    near = same or get_close_matches(name, known, 3, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near[:3]))}?"
+    examples = [next(each for each in known if each.startswith(f"{provider}:")) for provider in ("anthropic", "openai")]
+    return f"name it as provider:model, for example {' or '.join(examples)}, or 'script'"

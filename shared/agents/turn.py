@@ -28,6 +28,7 @@ from shared.agents.messages import arguments_of, calls_of, text_of
 from shared.errors import InvalidJsonError, SoongError
 from shared.jsontext import Json, JsonObject, parse_strict
 from shared.runs.record import Usage
+from shared.settings import without_password
 from shared.tools.definition import ToolDefinition
 from shared.tools.naming import NameTable
 from shared.tools.schema import validate
@@ -102,6 +103,8 @@ async def request(
             failed(attempt, str(error), is_retried)
             if not is_retried:
                 words = f"{attempt} attempts: {error}" if attempt > 1 else str(error)
+                if isinstance(error, ModelConnectionError) and model.base_url:
+                    words = f"{words} ({without_password(model.base_url)})"
                 raise ProviderFailedError(words, is_retryable=may_pass) from error
             await sleep(_pause_s(error, attempt))
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)

@@ -105,6 +105,11 @@ def new_task(
     )
 
 
+def models_of(plan: Plan, default_model: str) -> frozenset[str]:
+    """Return the models that the agents of a plan run on, those of its map steps' items among them."""
+    return frozenset(filter(None, (_model(step.step or step, default_model) for step in plan.steps)))
+
+
 def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> None:
     """A script model without a script can do nothing: say so before anything is written. Raises: InvalidPlanError."""
     offences = []

@@ -9,7 +9,7 @@ import pytest
 from shared.errors import ConflictError
 from shared.jsontext import Json
 from soong import Soong, StepStatus, TaskStatus
-from tests.system.cli_scene import Scene, scene
+from tests.system.cli_scene import Scene, scene, until
 from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(180)
@@ -170,11 +170,19 @@ steps:
 
 @pytest.mark.spec("DAG-08", "DIS-08")
 def test_the_last_failed_task_is_resumed_on_another_model(cli: Scene) -> None:
-    failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "nowhere:at-all"))
+    # A service that lives may have packages and keys that this command has not: it is not refused here.
+    service = cli.start("up")
+    until((cli.home / "service.json").exists, "the service")
+    failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "anthropic:without-package"))
 
     resumed = cli.json("resume", "--last", "--model", "script")
 
     assert failed["exit_code"] == 1
     assert (resumed["id"], resumed["status"]) == (failed["id"], "completed")
     runs = cli.json("runs", "list", "--task", failed["id"])
-    assert [run["identity"]["model"] for run in runs if run["identity"]["step_key"]] == ["script", "nowhere:at-all"]
+    assert [run["identity"]["model"] for run in runs if run["identity"]["step_key"]] == [
+        "script",
+        "anthropic:without-package",
+    ]
+    service.terminate()
+    service.wait(timeout=60)

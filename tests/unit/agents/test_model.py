@@ -8,7 +8,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, User
 from pydantic_ai.models import ModelRequestParameters
 
 from shared.agents.messages import messages_of, opening_nodes
-from shared.agents.model import is_warm, resolve_model, warm_up
+from shared.agents.model import _unusable, check_name, is_warm, resolve_model, warm_up
 from shared.errors import InvalidConfigError, InvalidPlanError, TemplateError
 from shared.jsontext import Json
 
@@ -71,8 +71,8 @@ def test_the_script_model_needs_a_script() -> None:
     ("name", "words"),
     [
         pytest.param("mistral:mistral-large-latest", r"pip install 'soong\[mistral\]'", id="package-missing"),
-        pytest.param("no-such-provider:x", "cannot be used", id="provider-unknown"),
-        pytest.param("nonsense", "cannot be used", id="no-provider"),
+        pytest.param("no-such-provider:x", "is not known", id="provider-unknown"),
+        pytest.param("nonsense", "is not known", id="no-provider"),
     ],
 )
 def test_a_model_that_cannot_be_had_says_what_to_do(name: str, words: str) -> None:
@@ -100,3 +100,35 @@ def test_the_seam_costs_nothing_until_a_model_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["script", "openai:gpt-of-tomorrow", "anthropic:x", "ollama:llama", "test:any"])
+def test_a_provider_that_is_known_is_taken_without_its_package_and_whatever_the_model(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("scirpt", "did you mean 'script'?"),
+        ("nope:x", "name it as provider:model"),
+        ("gpt-4o", "name it as provider:model"),
+        ("openai:", "is not known"),
+        ("anthropic:claude-opuss-5-5".replace(":", "-"), "did you mean 'anthropic:claude-opus-5-5'"),
+    ],
+)
+def test_a_name_without_a_provider_is_refused_with_what_comes_near(name: str, said: str) -> None:
+    with pytest.raises(InvalidConfigError) as raised:
+        check_name(name)
+
+    assert f"the model {name!r} is not known; " in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_a_missing_key_names_its_variable_and_whose_environment_needs_it() -> None:
+    words = "Set the `ANTHROPIC_API_KEY` environment variable or pass it via `AnthropicProvider(api_key=...)` to use …"
+
+    assert _unusable("anthropic:x", words) == (
+        "the model 'anthropic:x' needs ANTHROPIC_API_KEY in the environment of the process that runs agents; "
+        "set it there, then start the service or the worker again"
+    )

@@ -191,3 +191,26 @@ def test_resume_takes_a_task_or_the_last_one(tmp_path: Path, words: tuple[str, .
 
     assert done.returncode == 2
     assert "--last" in done.stderr
+
+
+AGENT = "title: T\nsteps:\n- {id: a, instructions: go%s}\n"
+
+
+@pytest.mark.spec("DIS-08")
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("gpt-4o", "the model 'gpt-4o' is not known"),
+        ("scirpt", "did you mean 'script'?"),
+        ("anthropic:claude-x", "pip install 'soong[anthropic]'"),
+    ],
+)
+def test_a_model_that_cannot_be_used_here_starts_and_writes_nothing(tmp_path: Path, model: str, said: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(AGENT % f", model: '{model}'")
+
+    done = soong("run", str(plan), home=tmp_path)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "soong" / "soong.db").exists()

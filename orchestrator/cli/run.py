@@ -44,9 +44,7 @@ def command(
         [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
     ),
     is_previewed: bool = typer.Option(
-        False,
-        "--preview",
-        help="Show what the steps will ask for; take one answer a step.",
+        False, "--preview", help="Show what the steps will ask for; take one answer per step."
     ),
     allowed_steps: list[str] = typer.Option(
         [], "--allow-step", metavar="STEP", help="Allow what this step says it asks for, for it alone; may be repeated."

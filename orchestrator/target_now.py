@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.whole_input import WholeInput
+from shared.errors import InvalidConfigError
 from shared.foreign import call_foreign
 from shared.jsontext import Json, JsonObject
+from shared.permissions.policy import Policy
 from shared.permissions.request import PermissionRequest
+from shared.permissions.scope import is_too_wide
+from shared.permissions.writable import writable_by_rule
 from shared.sessions.session import Session
 from shared.tools.definition import Target, ToolContext, ToolDefinition, Workplace
 from shared.tools.normalise import failure_of
@@ -36,10 +40,12 @@ class TargetNow:
 
 @dataclass(frozen=True, slots=True)
 class Lookout:
-    """What is looked with: the tools that are known here, and where runs of this home work."""
+    """What is looked with: the tools that are known here, and where runs of this home work and may write."""
 
     tools: Sequence[ToolDefinition]
     runs_folder: Path
+    write_roots: tuple[Path, ...] = ()
+    """Those of the configuration, beside a run's own."""
 
     async def look(self, request: PermissionRequest, session: Session, whole: WholeInput, host: str) -> TargetNow:
         """Look at a question's target; ``host`` is where its run works ("" when no worker holds it)."""
@@ -71,9 +77,16 @@ class Lookout:
     def _context(self, request: PermissionRequest, session: Session) -> ToolContext:
         run_dir = self.runs_folder / request.identity.run_id
         project, cwd = Path(session.project), Path(request.cwd or session.cwd)
-        roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables")
-        workplace = Workplace(project, cwd, run_dir, roots)
+        own = (project,) if is_too_wide(str(cwd), str(Path.home())) else (project, cwd)
+        roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self.write_roots)
+        workplace = Workplace(project, cwd, run_dir, roots, writable_by_rule=self._writable_by_rule(session))
         return ToolContext(request.identity, workplace, request.tool_call_id, "looked_at", 0, _Silent())
+
+    def _writable_by_rule(self, session: Session) -> tuple[Path, ...]:
+        try:
+            return writable_by_rule(Policy.from_json(session.policy), self.tools)
+        except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
+            return ()
 
 
 class _Silent:

@@ -156,11 +156,13 @@ async def read_approval(settings: Settings, text: str) -> "Approval":
     from orchestrator.catalogue import Catalogue
     from orchestrator.cli.ids import open_store
     from orchestrator.target_now import Lookout
+    from shared.permissions.configured import configured_write_roots
 
     store = await open_store(settings)
     try:
         question = await find_question(store, text)
-        lookout = Lookout(Catalogue.of(settings).tools, settings.runs)
+        catalogue = Catalogue.of(settings)
+        lookout = Lookout(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
         return await approval_of(store, question, lookout)
     finally:
         await store.close()

@@ -40,7 +40,7 @@ def refused_by_tool(facts: JsonObject) -> dict[str, Json]:
 
 
 async def target_of(definition: ToolDefinition, context: ToolContext, call_input: JsonObject) -> Target:
-    """Compute what a call touches; a file tool looks at the disk for it, which is not done on the loop.
+    """Compute what a call touches; a tool that looks at files for it does not do so on the loop.
 
     Raises:
         ToolError: it cannot be said, or is refused whoever permits it.
@@ -48,7 +48,7 @@ async def target_of(definition: ToolDefinition, context: ToolContext, call_input
     if definition.target is None:
         return Target()
     try:
-        if "filesystem" in definition.tags:
+        if not definition.tags.isdisjoint(_LOOKS_AT_FILES):
             return _sound(await asyncio.to_thread(call_foreign, definition.target, context, call_input))
         return _sound(call_foreign(definition.target, context, call_input))
     except Exception as error:
@@ -73,6 +73,7 @@ def _sound(target: object) -> Target:
     return target
 
 
+_LOOKS_AT_FILES: Final = frozenset({"filesystem", "declarative"})
 _KINDS: Final = frozenset({"path", "command", "host", "resource", "none"})
 _TEXTS: Final = ("kind", "scope", "shown", "host", "precondition", "preview")
 _FLAGS: Final = ("is_inside_roots", "is_sensitive")

@@ -92,7 +92,8 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
         registry.add(source, is_builtin=True)
     register_modules(registry, surroundings.modules)
     if surroundings.home is not None:
-        DeclarativeTools(surroundings.home, surroundings.runner, surroundings.config).register(registry)
+        paths = surroundings.paths
+        DeclarativeTools(surroundings.home, surroundings.runner, surroundings.config, paths).register(registry)
     return registry
 
 

@@ -1,23 +1,27 @@
-"""What a command call asks for, made definite: program, folder, time, environment; what is shown and granted (CMD-01).
+"""What a command call asks for, made definite: program, folder, files, time, environment; what is shown and granted.
 
-Everything is found once, before permission. What is executed is what was shown, or nothing.
+Everything is found once, before permission. What is executed is what was shown, or nothing (CMD-01). A session grant
+covers the exact argv and the content of the files that it names (PER-08); :mod:`shared.toolsets.code.program_kinds` has
+the few programs of which it covers more.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from shared.config import CommandsConfig
 from shared.jsontext import JsonObject
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
+from shared.sandbox.links import stands_linked
 from shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
 from shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from shared.tools.definition import Target, ToolContext
+from shared.tools.definition import Target, ToolContext, Workplace
 from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.code.named_files import NamedFiles, named_files
 from shared.toolsets.code.places import number_of, object_identity, text_of
-from shared.toolsets.code.program_kinds import needs_exact_grant
+from shared.toolsets.code.program_kinds import is_harmless
+from shared.toolsets.code.quoting import quoted
 from shared.toolsets.code.shell_strings import shell_string
 
 MAX_ARGUMENTS: Final = 4096
@@ -26,8 +30,8 @@ MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
 MAX_ARGV_BYTES: Final = 1024 * 1024
 MAX_SCOPE_CHARS: Final = 2_000
 
-_ANY_ARGUMENTS: Final = "…"
-_ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+ANY_ARGUMENTS: Final = "… (any short options and names within the project)"
+"""What no quoted argv says: the first character is always quoted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class CommandCall:
     timeout_ms: int
     environment: Mapping[str, str]
     is_from_roots: bool
+    is_wide: bool = False
+    """A session grant covers more than this argv: a harmless program that is given nothing beyond the project."""
+    files: NamedFiles = field(default_factory=NamedFiles)
 
     @property
     def program(self) -> Path:
@@ -58,15 +65,16 @@ class CommandCall:
 
     @property
     def scope(self) -> str:
-        """What a session grant covers: program and folder, for some programs the very argv; empty when too long."""
-        is_exact = self.is_from_roots or needs_exact_grant(self.known_as, self.target_path)
-        words = quoted(self.argv) if is_exact else f"{quoted(self.argv[:1])} {_ANY_ARGUMENTS}"
-        scope = f"{words} in {quoted([str(self.cwd)])}"
+        """What a session grant covers: the argv, its folder and what its files hold; empty when too long to be read."""
+        words = f"{quoted(self.argv[:1])} {ANY_ARGUMENTS}" if self.is_wide else quoted(self.argv)
+        files = f", files sha256:{self.files.content}" if self.files.content else ""
+        scope = f"{words} in {quoted([str(self.cwd)])}{files}"
         return scope if len(scope) <= MAX_SCOPE_CHARS else ""
 
     def precondition(self, folder_identity: str) -> str:
-        """Return what program and folder are now; ``folder_identity`` is of the folder looked at or opened."""
-        return f"{program_identity(self.program)} in {folder_identity}"
+        """Return what program, folder and files are now; ``folder_identity`` is of the folder looked at or opened."""
+        files = f" with {self.files.state}" if self.files.state else ""
+        return f"{program_identity(self.program)} in {folder_identity}{files}"
 
     def target(self) -> Target:
         return Target(
@@ -83,7 +91,7 @@ class CommandCall:
             lines.insert(0, f"{self.argv[0]} leads to {quoted([str(self.target_path)])}")
         if self.is_from_roots:
             lines.insert(0, "the program lies where this run can write")
-        return "\n".join(lines)
+        return "\n".join([*self.files.lines(), *lines])
 
 
 def resolve(
@@ -102,6 +110,8 @@ def resolve(
     environment = child_environment(config.env, config.secret_env, untrusted=untrusted)
     program = find_program(argv[0], environment, cwd=cwd, untrusted=untrusted)
     leads_to = program.resolve()
+    is_from_roots = any(is_below(path, root) for root in untrusted for path in (program, leads_to))
+    is_plain = is_harmless(program) and not is_from_roots
     found = CommandCall(
         argv=(str(program), *argv[1:]),
         given_name=argv[0],
@@ -109,21 +119,29 @@ def resolve(
         cwd=cwd,
         timeout_ms=min(number_of(call_input, "timeout_ms", limit_ms), limit_ms),
         environment=environment,
-        is_from_roots=any(is_below(path, root) for root in untrusted for path in (program, leads_to)),
+        is_from_roots=is_from_roots,
+        is_wide=is_plain and _stays_within(policy, context.workplace, cwd, argv[1:]),
     )
-    if shell := shell_string(found.known_as, argv[1:]):
+    if not is_plain and (shell := shell_string(found.known_as, argv[1:])):
         hint = "give the program and its arguments as argv, one call a program; nothing is expanded, piped or chained"
         raise ToolError(ErrorType.SHELL_NOT_ALLOWED, f"{shell!r} would be given a command string", hint=hint)
-    return found
+    if found.is_wide:
+        return found
+    return replace(found, files=named_files(found.argv, cwd, untrusted, policy.is_sensitive))
 
 
-def quoted(words: Sequence[str]) -> str:
-    """Return words as one line: as a shell would read them, with everything invisible written out."""
-    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in words)
-
-
-def _escaped(word: str) -> str:
-    return "".join(_ESCAPES.get(char) or (char if char.isprintable() else f"\\U{ord(char):08x}") for char in word)
+def _stays_within(policy: PathPolicy, place: Workplace, cwd: Path, words: Sequence[str]) -> bool:
+    """Say whether words are short options and names of what lies in the project and may be read without asking."""
+    end = words.index("--") if "--" in words else len(words)
+    if any(word.startswith("--") for word in words[:end]):
+        return False  # long options may take a file, and their names may be cut short
+    named = [*(word for word in words[:end] if not word.startswith("-")), *words[end + 1 :]]
+    try:
+        found = [policy.locate(place, str(cwd / word)) for word in named]
+    except PathRefusedError:
+        return False
+    is_open = (one.is_inside_project and not one.is_sensitive and not stands_linked(one.resolved) for one in found)
+    return all(is_open)
 
 
 def _argv(call_input: JsonObject) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """What kind of program a command is, for the width of a session grant and for the network (PER-08, PER-21).
 
-A grant for a shell, an interpreter or a build tool "with any arguments" would be one for everything: ``git status`` and
-``git -c core.pager=…`` are the same program. For those a grant covers the very argv. A plain tool in one folder may be
-granted as such. Whatever is itself a script counts as its interpreter, and what lies outside the system's own folders
-may be a shell under another name.
+A grant for a program "with any arguments" would be one for everything that the program can be made to do: ``git
+status`` and ``git -c core.pager=…`` are the same program, and most programs of a system start others, load libraries or
+write files by some option. So a grant covers the exact argv, but for the few programs of :data:`HARMLESS`.
 """
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -39,17 +39,42 @@ _NETWORK: Final = names("""
 """)
 
 
-_SYSTEM_FOLDERS: Final = ("/usr/", "/bin/", "/sbin/", "/nix/store/", "/opt/homebrew/", "/snap/")
-"""Where a name says what a program is: elsewhere a copy of a shell may be called anything."""
+_SCRIPT_RUNNERS: Final = names("""
+    sh bash rbash dash ash zsh ksh mksh fish csh tcsh pwsh powershell python pypy ipython perl raku ruby node nodejs
+    deno bun php lua luajit r rscript julia java groovy scala tclsh wish expect osascript guile racket make gmake bmake
+""")
+# Each of these reads what its words name and prints it. None writes a file, starts a program or takes an option that
+# does. Not among them, for an option: tail (--pid), wc (--files0-from), date (-s, -f), sort (-o), find (-exec), tee.
+HARMLESS: Final = names("arch basename cat dirname echo false head id ls nproc pwd stat true uname whoami")
+_HARMLESS_FOLDERS: Final = frozenset({"/bin", "/usr/bin"})
 
 
-def needs_exact_grant(known_as: Sequence[str], program: Path) -> bool:
-    """Say whether a program can do anything at all, by its arguments or by what it reads where it starts."""
-    return is_open_ended(known_as) or not str(program).startswith(_SYSTEM_FOLDERS) or _is_script(program)
+def is_harmless(program: Path) -> bool:
+    """Say whether a program does no harm whatever it is given, but for what its words let it read.
+
+    Known by where it lies and not by what it was called: the file itself, the system's own, that nobody but the
+    administrator can have put there. A link, and whatever lies elsewhere, may be another program of that name.
+    """
+    if program.name not in HARMLESS or str(program.parent) not in _HARMLESS_FOLDERS:
+        return False
+    try:
+        status = program.lstat()
+    except OSError:
+        return False
+    is_the_systems = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_the_systems and stat.S_ISREG(status.st_mode) and not _is_script(program)
+
+
+def runs_a_script(program: str) -> bool:
+    """Say whether a program is one that runs the file which it is given."""
+    return plain_name(program) in _SCRIPT_RUNNERS
 
 
 def is_open_ended(known_as: Sequence[str]) -> bool:
-    """Say the same of what a program is called alone: for a script that a user has chosen, not a model."""
+    """Say whether a program that a user has chosen is known to do anything at all, by its arguments or where it starts.
+
+    For a tool whose arguments a user has written down but for some values. A model's own argv is never judged by names.
+    """
     plain = {plain_name(name) for name in known_as}
     listed = _INTERPRETERS | _BUILD_TOOLS | _CHANGERS | _NETWORK | _RUN_BY_OPTION
     return bool(plain & listed) or any(map(is_shell_or_starter, plain))

@@ -20,6 +20,8 @@ _SHELLS: Final = names("""
     sh bash rbash dash ash zsh ksh mksh lksh pdksh oksh yash posh csh tcsh fish rc es elvish nu xonsh osh ysh hush lash
     pwsh powershell cmd
 """)
+# Words that hardly mean anything else, wherever they stand.
+_PLAIN_SHELLS: Final = names("sh bash rbash dash ash zsh ksh mksh fish csh tcsh")
 # These hand the string behind -c to a shell.
 _LIKE_SHELLS: Final = names("su runuser script flock")
 # These hand their arguments to a shell, whatever they are.
@@ -54,17 +56,19 @@ _FAR: Final = 256
 def shell_string(known_as: Sequence[str], arguments: Sequence[str]) -> str:
     """Return the name of the shell that would get a command string, or an empty text.
 
-    ``known_as`` is all that the program is known by: as written, as found, as what a link leads to. Behind a program
-    that starts others every word counts as a program: one of another meaning that looks like a shell followed by ``-c``
-    is refused, too.
+    ``known_as`` is all that the program is known by: as written, as found, as what a link leads to. Any program may
+    start another, so every word counts as one: a word of another meaning that looks like a shell followed by ``-c`` is
+    refused, too. Behind a program that is known to start others the less common shells count as well.
     """
     own = [plain_name(name) for name in known_as]
     found = next((name for name in own if _gets_string(name, arguments)), "")
-    if found or not any(map(_starts_others, own)):
+    if found:
         return found
-    words = (*arguments, *_split(arguments))
-    places = ((plain_name(word), place) for place, word in enumerate(words))
-    return next((name for name, place in places if _gets_string(name, words[place + 1 : place + _FAR])), "")
+    is_starter = any(map(_starts_others, own))
+    words = (*arguments, *_split(arguments)) if is_starter else tuple(_parts(arguments))
+    places = ((plain_name(word.rpartition("=")[2]), place) for place, word in enumerate(words))
+    looked_at = ((name, place) for name, place in places if is_starter or name in _PLAIN_SHELLS)
+    return next((name for name, place in looked_at if _gets_string(name, words[place + 1 : place + _FAR])), "")
 
 
 def plain_name(program: str) -> str:
@@ -137,6 +141,12 @@ def _takes_string(arguments: Sequence[str]) -> bool:
         else:
             is_value = _TAKES_VALUE.fullmatch(argument) is not None
     return False
+
+
+def _parts(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the words of arguments, of which one may hold several: ``gcc -wrapper sh,-c,x``."""
+    for argument in arguments:
+        yield from [argument] if " " in argument else argument.split(",")
 
 
 def _split(arguments: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from shared.sandbox.paths import is_below, valid_text
 from shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from shared.tools.definition import Target, ToolContext, Workplace
 from shared.tools.result import ErrorType, ToolError
+from shared.toolsets.code.named_files import NamedFiles, runs_what_is_in
 from shared.toolsets.code.program_kinds import is_open_ended
 from shared.toolsets.code.shell_strings import shell_string
 from shared.toolsets.declarative.definition import Bounds, CommandTool, is_inside
@@ -35,7 +36,7 @@ class Invocation:
     environment: Mapping[str, str]
     line: str
     is_own_to_run: bool
-    """The program lies where the run itself may write."""
+    """The program, or a script that it is given or reads unnamed, lies where the run itself may write."""
 
     @property
     def program(self) -> Path:
@@ -67,24 +68,26 @@ def invocation(
         _refuse_shell_string(tool, argv)
     target = Path(os.path.realpath(program))
     is_own = any(is_below(each, root) for each in (program, target) for root in own)
-    return Invocation(argv, cwd, environment, line, is_own)
+    return Invocation(argv, cwd, environment, line, is_own or runs_what_is_in(argv, cwd, own))
 
 
-def target_of(tool: CommandTool, made: Invocation, call_input: JsonObject) -> Target:
-    """Return what permission is asked for and remembered by (PER-04, PER-08).
+def target_of(tool: CommandTool, made: Invocation, call_input: JsonObject, files: NamedFiles) -> Target:
+    """Return what permission is asked for and remembered by (PER-04, PER-08). ``files`` are those of the invocation.
 
     A grant for a plain program holds for the program in its folder: what it can be made to do was fixed by the user who
-    wrote the definition. Where an argument can be a program, and for dangerous tools, it holds for the very same input.
+    wrote the definition. Where an argument can be a program, and for dangerous tools, it holds for the very same input
+    and for what the files that it names hold.
     """
-    is_exact = tool.is_shell or "dangerous" in tool.tags or is_open_ended(_known_as(tool, made.program))
-    place = f"{made.cwd}: "
-    scope = f"{place}{made.line} < {digest(call_input)}" if is_exact else f"{place}{made.program}"
+    is_exact = tool.is_shell or "dangerous" in tool.tags or _has_free_argument(tool, made.program)
+    content = f", files sha256:{files.content}" if files.content else ""
+    words = f"{made.line} < {digest(call_input)}{content}" if is_exact else str(made.program)
+    state = f" with {files.state}" if files.state else ""
     return Target(
         kind="command",
-        scope=valid_text(scope),
+        scope=valid_text(f"{made.cwd}: {words}"),
         shown=valid_text(made.line),
-        precondition=program_identity(made.program),
-        preview=_preview(tool, made),
+        precondition=f"{program_identity(made.program)}{state}",
+        preview=_preview(tool, made, files),
     )
 
 
@@ -110,6 +113,16 @@ def _refuse_shell_string(tool: CommandTool, argv: Sequence[str]) -> None:
         raise ToolError(ErrorType.SHELL_NOT_ALLOWED, problem, hint="a user can declare a tool of command_type shell")
 
 
+def _has_free_argument(tool: CommandTool, program: Path) -> bool:
+    """Say whether a value can be a program, a script or a command of the program.
+
+    It can where it begins its argument, and where the program is known for that. In ``--to={{place}}`` it is a value
+    whatever it holds, as the user who wrote it down wanted.
+    """
+    is_free = any(argument.fields and not argument.literals[0] for argument in tool.arguments)
+    return is_free or is_open_ended(_known_as(tool, program))
+
+
 def _known_as(tool: CommandTool, program: Path) -> tuple[str, ...]:
     return (tool.command, str(program), os.path.realpath(program))
 
@@ -123,7 +136,8 @@ def _cwd(tool: CommandTool, bounds: Bounds, place: Workplace) -> Path:
     return Path(os.path.realpath(tool.working_dir))
 
 
-def _preview(tool: CommandTool, made: Invocation) -> str:
+def _preview(tool: CommandTool, made: Invocation, files: NamedFiles) -> str:
     kind = "shell line" if tool.is_shell else "program"
     names = ", ".join(sorted({*made.environment, EFFECT_VARIABLE}))
-    return f"{kind} declared in {tool.origin}\nruns in {made.cwd}\ngets {names}, and the arguments as JSON on stdin"
+    place = f"{kind} declared in {tool.origin}\nruns in {made.cwd}"
+    return "\n".join([*files.lines(), f"{place}\ngets {names}, and the arguments as JSON on stdin"])

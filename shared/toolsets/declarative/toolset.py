@@ -1,5 +1,6 @@
 """The declarative tools of a home as one source (REG-07, CMD-02)."""
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -8,10 +9,13 @@ from shared.config import Config
 from shared.errors import InvalidConfigError, InvalidToolError
 from shared.jsontext import JsonObject
 from shared.sandbox.command import CommandRunner
+from shared.sandbox.paths import PathPolicy
+from shared.sandbox.programs import untrusted_folders
 from shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
 from shared.tools.describing import EVERY_CALL
 from shared.tools.registry import ToolRegistry
 from shared.tools.result import ErrorType
+from shared.toolsets.code.named_files import named_files
 from shared.toolsets.declarative.definition import Bounds, CommandTool
 from shared.toolsets.declarative.folder import read_tool_files
 from shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
@@ -34,6 +38,7 @@ class DeclarativeTools:
     home: Path
     runner: CommandRunner
     config: Config = field(default_factory=Config)
+    paths: PathPolicy = field(default_factory=PathPolicy)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Read the files, each time anew.
@@ -45,7 +50,7 @@ class DeclarativeTools:
         files = read_tool_files(self.home, bounds)
         if files.offences:
             raise InvalidConfigError("\n".join(map(str, files.offences)))
-        return tuple(command_tool(tool, bounds, self.config, self.runner) for tool in files.tools)
+        return tuple(command_tool(tool, bounds, self.config, self.runner, self.paths) for tool in files.tools)
 
     def register(self, registry: ToolRegistry) -> None:
         """Register the tools, each with its file as its source.
@@ -61,14 +66,20 @@ class DeclarativeTools:
                 raise InvalidConfigError(f"{origin}: {error.problem}") from error
 
 
-def command_tool(tool: CommandTool, bounds: Bounds, config: Config, runner: CommandRunner) -> ToolDefinition:
+def command_tool(
+    tool: CommandTool, bounds: Bounds, config: Config, runner: CommandRunner, paths: PathPolicy
+) -> ToolDefinition:
     """Return the registered form of one definition."""
 
     def made(context: ToolContext, call_input: JsonObject) -> Invocation:
         return invocation(tool, bounds, config, context.workplace, call_input)
 
+    def target_of_made(context: ToolContext, call_input: JsonObject, now: Invocation) -> Target:
+        files = named_files(now.argv, now.cwd, untrusted_folders(context.workplace), paths.is_sensitive)
+        return target_of(tool, now, call_input, files)
+
     def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return target_of(tool, made(context, call_input), call_input)
+        return target_of_made(context, call_input, made(context, call_input))
 
     def check_permissions(context: ToolContext, call_input: JsonObject) -> Literal["ask"] | None:
         # What a run can write and then run by a tool that never asks would be code without consent.
@@ -76,7 +87,7 @@ def command_tool(tool: CommandTool, bounds: Bounds, config: Config, runner: Comm
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         now = made(context, call_input)
-        hold_to_permission(context, target_of(tool, now, call_input))
+        hold_to_permission(context, await asyncio.to_thread(target_of_made, context, call_input, now))
         return await run_tool(tool, now, context, call_input, runner, bounds)
 
     return ToolDefinition(

@@ -279,7 +279,7 @@ async def test_permission_is_asked_for_the_exact_line_and_remembered_by_program_
 
 
 @pytest.mark.spec("PER-08")
-@pytest.mark.parametrize("kind", ["dangerous", "interpreter", "shell"])
+@pytest.mark.parametrize("kind", ["dangerous", "interpreter", "shell", "value alone"])
 async def test_where_an_argument_can_be_a_program_a_grant_holds_for_the_same_input_alone(
     declared: Declared, tmp_path: Path, kind: str
 ) -> None:
@@ -287,6 +287,8 @@ async def test_where_an_argument_can_be_a_program_a_grant_holds_for_the_same_inp
     match kind:
         case "dangerous":
             declared.write(command=str(_program(tmp_path / "bin" / "deploy")), tags=["dangerous"])
+        case "value alone":
+            declared.write(command=str(_program(tmp_path / "bin" / "deploy")), args=["--", "{{text}}"])
         case "interpreter":
             declared.python('print(\'{"summary": "ok"}\')')
         case _:
@@ -331,6 +333,56 @@ async def test_a_program_that_the_run_itself_can_write_is_asked_for_even_when_it
 
         assert declared.bench is not None
         assert declared.bench.gate.asked[-1].hook_result == expected
+
+
+@pytest.mark.spec("PER-02")
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("python3", ["lint.py"], "ask"),
+        ("sh", ["{{text}}"], "ask"),
+        ("make", ["-n"], "ask"),
+        ("env", ["make", "-n"], "ask"),
+        ("cat", ["{{text}}"], "none"),
+        ("python3", ["-c", "print(1)"], "none"),
+    ],
+    ids=str,
+)
+async def test_a_script_of_the_project_is_asked_for_even_when_its_tool_only_reads(
+    declared: Declared, command: str, arguments: list[str], expected: str
+) -> None:
+    for name in ("lint.py", "Makefile"):
+        (declared.project / name).write_text("")
+    declared.write(command=command, args=arguments, permission="readonly")
+
+    await declared.call(text="lint.py")
+
+    assert declared.bench is not None
+    assert declared.bench.gate.asked[-1].hook_result == expected
+
+
+@pytest.mark.spec("PER-04", "PER-12")
+async def test_a_script_that_is_rewritten_after_it_was_shown_is_not_run(declared: Declared) -> None:
+    script = declared.project / "deploy.py"
+    script.write_text("print(1)")
+    declared.write(command="python3", args=["deploy.py"])
+    bench = make_bench(declared.tools(), project=declared.project)
+
+    def rewrite() -> None:
+        script.write_text("open('EVIL', 'w')")
+
+    async def before() -> None:
+        rewrite()
+
+    bench.gate.before = before
+    result = await bench.call("team.tool")
+    shown = bench.gate.asked[-1].target
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.PATH_CONFLICT
+    assert not (declared.project / "EVIL").exists()
+    assert shown.preview.startswith("file deploy.py: sha256 ")
+    assert ", files sha256:" in shown.scope
 
 
 async def test_a_program_by_name_is_not_found_in_the_project(

@@ -18,7 +18,7 @@ from shared.testing.clock import FakeClock
 from shared.tools.definition import Permission, Traits
 from shared.tools.result import ErrorType
 from shared.toolsets.code import code_tools
-from shared.toolsets.code.command_call import quoted
+from shared.toolsets.code.quoting import quoted
 from shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
 from tests.simulation.loop import VirtualLoop
 from tests.unit.sandbox.families import STAYING, is_alive, pids, until

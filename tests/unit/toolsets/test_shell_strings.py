@@ -1,9 +1,10 @@
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from shared.toolsets.code.program_kinds import is_network_client, needs_exact_grant
+from shared.toolsets.code.program_kinds import HARMLESS, is_harmless, is_network_client, is_open_ended
 from shared.toolsets.code.shell_strings import plain_name, shell_string
 
 
@@ -26,6 +27,8 @@ from shared.toolsets.code.shell_strings import plain_name, shell_string
         "pwsh -e x", "pwsh -enc x", "powershell -NoProfile -com x", "/lib64/ld-linux-x86-64.so.2 /bin/sh -c x",
         "/lib/ld-2.36.so /bin/sh -c x", "choom -n 5 -- sh -c x", "dumb-init sh -c x", "proxychains4 sh -c x",
         "setarch linux64 sh -c x", "linux64 sh -c x",
+        "msgexec -i x.po sh -c x", "gcc -wrapper sh,-c,x a.c", "gcc -wrapper=sh,-c,x a.c", "agetty -l /bin/sh -c x",
+        "no-such-starter --with bash -lc x", "no-such-starter --shell=/bin/dash -c x", "git bisect run sh -c x",
     ],
 )  # fmt: skip
 def test_a_shell_with_a_command_string_is_found(line: str) -> None:
@@ -43,6 +46,8 @@ def test_a_shell_with_a_command_string_is_found(line: str) -> None:
         "find . -name sh -print", "xargs grep -c sh", "nohup ./run.sh -c", "watch -x ls", "gcc -c main.c",
         "flock lock ls", "env -S ls\u00a0-c", "bash /code/script.sh", "bash -xo pipefail /code/script.sh -c",
         "sudo ls -i", "sudo -u s ls", "pwsh -File a.ps1", "env --unset=sh ls", "fish a.fish",
+        "git commit -m sh\u00a0-c", "grep sh\u00a0-c file", "go run ./cmd /code", "gcc -c sh.c", "npx tsc -c sh",
+        "ls sh", "msgexec -l es -c", "git log --grep=sh,-x", "tar -cf sh.tar bash",
     ],
 )  # fmt: skip
 def test_what_runs_no_string_is_not_taken_for_it(line: str) -> None:
@@ -86,27 +91,28 @@ OPEN_ENDED = """
 
 @pytest.mark.spec("PER-08.d")
 @pytest.mark.parametrize("name", OPEN_ENDED.split())
-def test_shells_interpreters_and_build_tools_need_a_grant_for_their_very_words(name: str) -> None:
-    assert needs_exact_grant([f"/usr/bin/{name}"], Path("/bin/ls"))
+def test_no_shell_interpreter_or_build_tool_is_granted_beyond_its_exact_words(name: str) -> None:
+    assert not is_harmless(Path("/usr/bin", name))
+    assert is_open_ended([f"/usr/bin/{name}"])
 
 
 @pytest.mark.spec("PER-08.d")
-def test_a_script_needs_one_and_a_plain_tool_does_not(tmp_path: Path) -> None:
-    script = tmp_path / "tool"
-    script.write_text("#!/bin/sh\n")
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_a_program_is_harmless_by_the_file_that_it_is_and_not_by_its_name(tmp_path: Path, name: str) -> None:
+    copy, link = tmp_path / name, tmp_path / "link" / name
+    shutil.copy("/bin/sh", copy)
+    link.parent.mkdir()
+    link.symlink_to(f"/usr/bin/{name}")
 
-    assert needs_exact_grant(["tool"], script)
-    assert needs_exact_grant(["tool"], tmp_path / "unreadable")
-    assert not needs_exact_grant(["ls"], Path("/bin/ls"))
+    assert is_harmless(Path("/usr/bin", name))
+    assert not is_harmless(copy)
+    assert not is_harmless(link)
+    assert not is_harmless(Path("/usr/bin", f"{name}.x"))
 
 
-@pytest.mark.spec("PER-08")
-def test_a_copy_of_a_shell_is_granted_by_its_very_words_whatever_it_is_called(tmp_path: Path) -> None:
-    copy = tmp_path / "ls"
-    copy.write_bytes(Path("/bin/sh").read_bytes())
-    copy.chmod(0o755)
-
-    assert needs_exact_grant(["ls", str(copy)], copy)
+def test_what_is_not_there_is_not_harmless() -> None:
+    assert not is_harmless(Path("/bin/cat/ls"))
+    assert not is_harmless(Path("/usr/local/bin/ls"))
 
 
 def test_programs_made_for_the_network_are_known() -> None:

@@ -24,6 +24,7 @@ from shared.settings import ARTIFACTS, Settings, secret_values
 from shared.store import Store
 from shared.tasks.figures import FigureSource
 from shared.tasks.retention import Retention
+from shared.wire.jobs import queue_of
 from shared.wire.ring import Ear, Ring
 
 
@@ -114,4 +115,7 @@ def open_broker(settings: Settings) -> object:
     """Return the Celery app by which Flower reads the queues and events of a deployment."""
     from shared.adapters.celery_app import make_celery  # Celery costs a client nothing until it is asked for
 
-    return make_celery(settings.redis_url)
+    app = make_celery(settings.redis_url, pools=settings.pools)
+    # Flower lists it beside the others: Celery's own default is a queue that nothing here uses or may read.
+    app.conf.task_default_queue = queue_of(settings.pools[0])
+    return app

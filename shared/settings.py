@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
     slots: int = Field(default=32, ge=1, le=1000, description="Child runs that one worker process holds at once.")
     pools: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=("default",), description="Queues a worker serves, comma separated."
+        default=("default",), description="Queues a worker serves and Flower lists, comma separated."
     )
     labels: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Capabilities a worker announces, comma separated."

@@ -51,7 +51,7 @@ def rows_of(form: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.spec("OPS-12")
+@pytest.mark.spec("OPS-12.a")
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_deployment_says_of_everybody_what_they_can_and_cannot(form: str) -> None:
     rows = rows_of(form)

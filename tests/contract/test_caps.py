@@ -15,6 +15,7 @@ from tests.contract.scene import Scene, completed, held
 pytestmark = pytest.mark.spec("DIS-03")
 
 
+@pytest.mark.spec("DIS-03.b", "DIS-03.d", "DIS-10.c")
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
 async def test_cap_limits_live_leases_of_its_scope(scene: Scene, kind: str) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
@@ -76,6 +77,7 @@ async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kep
     assert (len(first), begun) == (3, [0, 0, 1])
 
 
+@pytest.mark.spec("DIS-03.b")
 async def test_caps_of_many_sessions_each_limit_their_own(scene: Scene) -> None:
     others = [await open_session(scene.store) for _ in range(3)]
     for number, own in enumerate(others):
@@ -96,6 +98,7 @@ async def test_limit_below_one_removes_the_cap(scene: Scene) -> None:
     assert len(await scene.claim()) == 2
 
 
+@pytest.mark.spec("DIS-10.e")
 async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: Scene) -> None:
     await scene.store.set_caps([Cap("pool:default", 1)])
     claim = await scene.start("a", "b")
@@ -142,7 +145,7 @@ class Crowd:
             )
 
 
-@pytest.mark.spec("CARD-2")
+@pytest.mark.spec("CARD-2.c")
 async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: Scene, open_another: OpenStore) -> None:
     total = 40
     await scene.store.set_caps([Cap(f"session:{scene.own.session_id}", 5)])

@@ -14,14 +14,14 @@ from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, completed, step_ids
 
 
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.a")
 async def test_claimed_step_is_given_to_nobody_else(scene: Scene) -> None:
     await scene.start("a")
 
     assert await scene.claim(worker=await scene.another_worker()) == ()
 
 
-@pytest.mark.spec("DAG-03", "CARD-2")
+@pytest.mark.spec("DAG-03.a", "CARD-2")
 async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: Scene, open_another: OpenStore) -> None:
     await scene.task(*(f"s{number}" for number in range(20)))
     stores = [await open_another() for _ in range(4)]
@@ -38,7 +38,7 @@ async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: Scene, open
     assert len(claimed) == len(set(claimed)) == 20
 
 
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.d")
 async def test_claim_makes_step_and_run_running_under_one_fence(scene: Scene) -> None:
     claim = await scene.start("a")
 
@@ -49,7 +49,7 @@ async def test_claim_makes_step_and_run_running_under_one_fence(scene: Scene) ->
     assert step.started_us == run.started_us == scene.now_us
 
 
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.b")
 async def test_fence_grows_with_each_claim(scene: Scene) -> None:
     fences = []
     claim = await scene.start("a")
@@ -93,7 +93,7 @@ async def test_claim_carries_the_results_of_its_dependencies_by_step_id(scene: S
     }
 
 
-@pytest.mark.spec("EVT-02", "DAG-04")
+@pytest.mark.spec("EVT-02", "DAG-04.c")
 async def test_run_of_a_step_tells_its_whole_story_in_order(scene: Scene) -> None:
     claim = await scene.start("a")
     await scene.complete(claim)

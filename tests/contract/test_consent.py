@@ -65,7 +65,7 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
     assert await scene.store.pending("sess_other") == []
 
 
-@pytest.mark.spec("DAG-09")
+@pytest.mark.spec("DAG-09.c")
 async def test_question_keeps_what_it_says_of_unknown_effects(scene: Scene) -> None:
     claim = await scene.start("a")
     told = replace(make_request(claim), unknown_effects=({"tool": "code.run_command", "shown": "make deploy"},))

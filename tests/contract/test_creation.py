@@ -52,7 +52,7 @@ async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Scene) 
         assert (step.run_id, step.attempt, step.fence) == (made.run.identity.run_id, 1, 0)
 
 
-@pytest.mark.spec("CARD-3", "DIS-05")
+@pytest.mark.spec("CARD-3", "DIS-05.a")
 async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene: Scene) -> None:
     new = make_task(scene.own.session_id, "a", "b")
     await scene.store.create_task(new)
@@ -77,7 +77,7 @@ async def test_root_run_is_running_and_its_owner_may_append(scene: Scene) -> Non
     assert (root.status, root.fence) == (RunStatus.RUNNING, 0)
 
 
-@pytest.mark.spec("DAG-04")
+@pytest.mark.spec("DAG-04.c")
 async def test_creation_is_told_in_the_logs(scene: Scene) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     steps = await scene.steps(task_id)

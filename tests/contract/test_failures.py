@@ -128,6 +128,7 @@ async def test_only_an_open_failure_is_retried(scene: Scene) -> None:
 
 
 # -- settling
+@pytest.mark.spec("DAG-05.b")
 async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: Scene) -> None:
     task_id = await scene.task(*TREE)
     claim, _ = await scene.claim()
@@ -156,6 +157,7 @@ async def test_keep_lets_dependents_go_on_with_null(scene: Scene) -> None:
     assert (result.status, result.output) == (StepStatus.FAILED, None)
 
 
+@pytest.mark.spec("DAG-05.a")
 async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Scene) -> None:
     task_id = await scene.task("bad", "held", "idle", make_step("b", depends_on=("held",)))
     bad, running = await scene.claim(2)

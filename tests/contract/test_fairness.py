@@ -10,6 +10,7 @@ from tests.contract.scene import Scene, completed
 pytestmark = pytest.mark.spec("DIS-10", "DIS-03")
 
 
+@pytest.mark.spec("DIS-10.b")
 @pytest.mark.parametrize("slots", [1, 8])
 async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(scene: Scene, slots: int) -> None:
     await scene.task(*(f"s{number}" for number in range(1000)))
@@ -28,6 +29,7 @@ async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(sce
     assert len(taken) <= slots + 1
 
 
+@pytest.mark.spec("DIS-03.e", "DIS-10.a")
 async def test_sessions_take_turns_claim_by_claim(scene: Scene) -> None:
     other = await scene.another_session()
     await scene.task("a", "b", "c")
@@ -58,6 +60,7 @@ async def test_what_one_session_cannot_use_goes_to_the_others(scene: Scene) -> N
     assert Counter(claim.identity.session_id for claim in claims) == {scene.own.session_id: 1, other.session_id: 7}
 
 
+@pytest.mark.spec("DIS-10.a")
 async def test_priority_orders_within_a_session_and_not_between_sessions(scene: Scene) -> None:
     other = await scene.another_session()
     await scene.task(*(make_step(f"urgent{number}", priority=100) for number in range(3)))

@@ -64,6 +64,7 @@ async def traces(scene: Scene, claim: Claim) -> list[object]:
     ]
 
 
+@pytest.mark.spec("DAG-03.b")
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 async def test_write_under_a_stale_fence_is_refused_and_leaves_no_trace(scene: Scene, write: Write) -> None:
     stale = await scene.start("a")
@@ -106,6 +107,7 @@ async def test_present_holder_may_write(scene: Scene, write: Write) -> None:
     await write(scene, claim)
 
 
+@pytest.mark.spec("DAG-03.b")
 @pytest.mark.parametrize("end", [completed, failed], ids=["completed", "failed"])
 async def test_end_under_a_stale_fence_is_refused_and_leaves_no_trace(
     scene: Scene, end: Callable[[Claim], StepEnd]

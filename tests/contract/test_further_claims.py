@@ -21,6 +21,7 @@ from tests.contract.scene import Scene, cancelled, completed, failed, held, outd
 pytestmark = pytest.mark.spec("DAG-03")
 
 
+@pytest.mark.spec("DAG-03.e")
 async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(scene: Scene) -> None:
     own = await scene.start(work("own"), work("more", spec={"v": 1, "instructions": "Do it."}))
 
@@ -164,6 +165,7 @@ async def test_two_asked_for_by_one_run_at_once_give_one(scene: Scene, other_sto
 
 
 # -- refusals
+@pytest.mark.spec("DAG-03.e")
 async def test_a_step_that_is_not_there_or_of_another_task_is_unknown(scene: Scene) -> None:
     own = await scene.start(work("own"))
     await scene.task(work("elsewhere"))
@@ -231,7 +233,7 @@ async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing
 
 
 @pytest.mark.parametrize("kind", ["definition", "model", "pool"])
-@pytest.mark.spec("DIS-03")
+@pytest.mark.spec("DIS-03", "DAG-03.e")
 async def test_a_cap_holds_for_further_claims(scene: Scene, kind: str) -> None:
     own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
     name = "wide" if kind == "pool" else "x"

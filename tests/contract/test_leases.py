@@ -179,7 +179,7 @@ async def test_expiry_of_one_worker_leaves_the_steps_of_others(scene: Scene) -> 
     assert (await scene.store.step(theirs.step_key)).status is StepStatus.RUNNING
 
 
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05.d")
 async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: Scene) -> None:
     claim = await scene.start("a")
     for _ in range(2):
@@ -231,7 +231,7 @@ async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: Scene, ot
 
 
 # -- progress and workers
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.f")
 async def test_progress_of_a_held_step_is_shown(scene: Scene) -> None:
     claim = await scene.start("a")
 

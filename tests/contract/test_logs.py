@@ -23,7 +23,7 @@ async def append(scene: Scene, claim: Claim, *events: NewEvent, nodes: tuple[New
     return appended.last_seq, appended.last_node
 
 
-@pytest.mark.spec("EVT-02")
+@pytest.mark.spec("EVT-02.a")
 async def test_events_are_numbered_from_one_without_a_gap(scene: Scene) -> None:
     claim = await scene.start("a")
     await append(scene, claim, NewEvent("one"), NewEvent("two"))
@@ -36,7 +36,7 @@ async def test_events_are_numbered_from_one_without_a_gap(scene: Scene) -> None:
     assert (await scene.store.run(claim.identity.run_id)).last_seq == last_seq
 
 
-@pytest.mark.spec("EVT-02", "EVT-01")
+@pytest.mark.spec("EVT-02.a", "EVT-01")
 async def test_appends_at_once_leave_neither_gap_nor_double(scene: Scene, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     stores = [await open_another() for _ in range(3)]
@@ -65,7 +65,7 @@ async def test_appends_at_once_leave_neither_gap_nor_double(scene: Scene, open_a
     assert [node.number for node in await scene.store.nodes(claim.identity.run_id)] == list(range(1, 49))
 
 
-@pytest.mark.spec("EVT-02")
+@pytest.mark.spec("EVT-02.d")
 async def test_events_are_replayed_from_any_number(scene: Scene) -> None:
     claim = await scene.start("a")
     last_seq, _ = await append(scene, claim, *(NewEvent(f"e{number}") for number in range(10)))
@@ -90,7 +90,7 @@ async def test_event_keeps_its_data_and_its_time_or_gets_the_writers(scene: Scen
     assert timed.envelope()["source"] == f"/runs/{claim.identity.run_id}"
 
 
-@pytest.mark.spec("EVT-01")
+@pytest.mark.spec("EVT-01.a")
 async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: Scene) -> None:
     claim = await scene.start("a")
     plain, branch = NewNode(NodeKind.USER, {"v": 1}), NewNode(NodeKind.ASSISTANT, {"v": 1, "text": "x"}, parent=1)
@@ -136,7 +136,7 @@ async def test_runs_are_listed_by_session_and_by_task(scene: Scene) -> None:
 
 
 # -- calls
-@pytest.mark.spec("DAG-09", "PER-19")
+@pytest.mark.spec("DAG-09.a", "PER-19")
 async def test_call_is_in_the_ledger_before_it_has_a_result(scene: Scene) -> None:
     claim = await scene.start("a")
     call = make_call(claim)
@@ -180,7 +180,7 @@ async def test_the_end_of_a_call_brings_its_row(scene: Scene) -> None:
     assert kept == replace(row, status=CallStatus.ENDED, result={"is_error": False})
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05.d")
 @pytest.mark.parametrize("brings_row", [True, False])
 async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(scene: Scene, brings_row: bool) -> None:
     claim = await scene.start("a")
@@ -199,7 +199,7 @@ async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(scene
     assert (after.open_input, after.status) == (None, CallStatus.ENDED)
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05.d")
 async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: Scene) -> None:
     claim = await scene.start("a")
     row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})

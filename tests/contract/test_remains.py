@@ -52,6 +52,7 @@ async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Scene) 
     assert await scene.store.result(claim.step_key) == result
 
 
+@pytest.mark.spec("DAG-10.c")
 async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scene: Scene) -> None:
     """Kilo-Org/kilocode#11797: a failed sub-agent took all its work with it."""
     await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
@@ -86,6 +87,7 @@ async def test_map_tells_what_its_items_left_each_by_name(scene: Scene) -> None:
     ]
 
 
+@pytest.mark.spec("DAG-10.a")
 async def test_clean_step_left_nothing(scene: Scene) -> None:
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
 

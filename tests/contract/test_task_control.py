@@ -60,7 +60,7 @@ async def test_end_of_a_step_of_a_paused_task_counts(scene: Scene) -> None:
     assert await scene.claim() == ()
 
 
-@pytest.mark.spec("DAG-07")
+@pytest.mark.spec("DAG-07", "DAG-08.d")
 async def test_resumed_task_goes_on_where_it_stood(scene: Scene) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
@@ -218,7 +218,7 @@ async def test_task_of_another_session_takes_no_order(scene: Scene) -> None:
 
 
 # -- retrying a task
-@pytest.mark.spec("DAG-08", "DAG-07")
+@pytest.mark.spec("DAG-08.e", "DAG-07")
 async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_one(scene: Scene) -> None:
     task_id = await scene.task("good", "bad", make_step("join", depends_on=("good", "bad")))
     good, bad = await scene.claim()
@@ -333,7 +333,7 @@ async def run_all(scene: Scene) -> list[str]:
     return ran
 
 
-@pytest.mark.spec("DAG-08", "DAG-07")
+@pytest.mark.spec("DAG-08.e", "DAG-07")
 async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come_of_it(scene: Scene) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)

@@ -54,7 +54,7 @@ async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: 
     assert step_ids(advance.claims) == ["join"]
 
 
-@pytest.mark.spec("DAG-04", "EVT-02")
+@pytest.mark.spec("DAG-04.c", "EVT-02")
 async def test_step_unlocked_and_claimed_in_one_transaction_tells_so_in_order(scene: Scene) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 
@@ -122,7 +122,7 @@ async def test_diamond_runs_through(scene: Scene) -> None:
     assert set((await scene.statuses(task_id)).values()) == {StepStatus.COMPLETED}
 
 
-@pytest.mark.spec("DAG-10", "DIS-05")
+@pytest.mark.spec("DAG-10", "DIS-05.a")
 async def test_end_is_stored_whole(scene: Scene) -> None:
     claim = await scene.start("a")
     scene.clock.advance(timedelta(seconds=1))

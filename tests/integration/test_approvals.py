@@ -54,7 +54,7 @@ async def answer(bench: Bench, question: Question, choice: Choice, reason: str =
 
 
 # -- answering
-@pytest.mark.spec("PER-03", "PER-13", "PER-15")
+@pytest.mark.spec("PER-03", "PER-13", "PER-15", "CARD-3.c")
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [

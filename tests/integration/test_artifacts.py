@@ -17,7 +17,7 @@ def artifacts(tmp_path: Path) -> FolderArtifacts:
     return FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
 
 
-@pytest.mark.spec("EVT-04")
+@pytest.mark.spec("EVT-04.a")
 async def test_bytes_come_back_by_their_digest(artifacts: FolderArtifacts) -> None:
     ref = await artifacts.put(b"a report", "text/markdown", "report.md")
 
@@ -74,7 +74,7 @@ def enlarged(path: Path) -> None:
 EXCHANGES: list[Callable[[Path], None]] = [exchanged, emptied, linked, made_a_fifo, enlarged]
 
 
-@pytest.mark.spec("EVT-04", "OPS-12")
+@pytest.mark.spec("EVT-04.a", "OPS-12")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 async def test_bytes_that_are_not_those_of_the_digest_are_never_returned(
     artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch, exchange: Callable[[Path], None]

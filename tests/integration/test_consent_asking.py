@@ -24,7 +24,7 @@ from tests.integration.consent import Callback, make_call, until, verdicts
 TEXT = "line\n" * 2_000
 
 
-@pytest.mark.spec("CARD-3", "PER-01.a", "PER-06.c")
+@pytest.mark.spec("CARD-3.b", "PER-01.a", "PER-06.c")
 async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_rows(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:

@@ -33,7 +33,7 @@ async def _sweep(bench: Bench) -> None:
         await bench.desk.review([bench.session_id])
 
 
-@pytest.mark.spec("CARD-3", "PER-07")
+@pytest.mark.spec("CARD-3.a", "PER-07")
 async def test_two_workers_one_scope_one_question_with_redis_and_without(bench: Bench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     bench.desk.attach(bench.session_id, callback)

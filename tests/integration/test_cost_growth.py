@@ -49,7 +49,6 @@ def full_url(urls: tuple[str, str]) -> str:
     return urls[1]
 
 
-@pytest.mark.spec("DIS-10", "EVT-02")
 async def test_nothing_costs_more_after_thousands_of_finished_steps(urls: tuple[str, str], full_url: str) -> None:
     found = await against_history(urls[0], full_url, EFFORT)
 
@@ -57,7 +56,6 @@ async def test_nothing_costs_more_after_thousands_of_finished_steps(urls: tuple[
     assert grown(found) == []
 
 
-@pytest.mark.spec("DIS-10")
 async def test_a_hop_of_a_long_chain_costs_no_more_than_one_of_a_short_one(urls: tuple[str, str]) -> None:
     found = await against_long_chain(*urls, LARGE, EFFORT)
 
@@ -65,7 +63,6 @@ async def test_a_hop_of_a_long_chain_costs_no_more_than_one_of_a_short_one(urls:
     assert grown(found) == []
 
 
-@pytest.mark.spec("DIS-10")
 async def test_a_step_of_a_wide_fan_costs_no_more_than_one_of_a_narrow_one(urls: tuple[str, str]) -> None:
     found = await against_wide_fan(*urls, LARGE, EFFORT)
 

@@ -92,7 +92,7 @@ async def place(url: str, tmp_path: Path) -> AsyncIterator[Place]:
     await store.close()
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.a")
 async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) -> None:
     before = place.tables()
     task_id = await place.ended_task(events=(NewEvent("tool_completed", {"x": 1}),))
@@ -110,7 +110,7 @@ async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) ->
     assert list((place.home / "runs").iterdir()) == []
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.a")
 async def test_age_is_counted_from_the_end(place: Place) -> None:
     old = await place.ended_task()
     place.scene.clock.advance(timedelta(days=40))
@@ -133,7 +133,7 @@ OPEN = {
 }
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.c")
 @pytest.mark.parametrize("verbs", OPEN.values(), ids=OPEN.keys())
 async def test_what_is_open_stays_row_for_row(place: Place, verbs: tuple[str, ...]) -> None:
     await _play(place.scene, await place.scene.task("a"), verbs)
@@ -145,7 +145,7 @@ async def test_what_is_open_stays_row_for_row(place: Place, verbs: tuple[str, ..
     assert place.tables() == before
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.c")
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: Place, seed: int) -> None:
     random = Random(seed)  # which history is drawn is no secret
@@ -166,7 +166,7 @@ async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: 
     assert {task.id for task in await place.store.tasks()} == open_ids
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.d")
 async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> None:
     task_id = await place.scene.task("a")
     await _play(place.scene, task_id, ("claim", "fail", "settle", "finish"))
@@ -179,7 +179,7 @@ async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> 
     assert (await place.store.task(task_id)).status is TaskStatus.RUNNING
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.d")
 async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> None:
     task_id = await place.ended_task("a", "b", "c")
     assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
@@ -191,7 +191,7 @@ async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> 
     assert await place.store.runs(task_id=task_id) == []
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.c")
 async def test_the_audit_log_verifies_afterwards(place: Place) -> None:
     await place.ended_task()
     before = place.tables()["audit"]
@@ -202,7 +202,7 @@ async def test_the_audit_log_verifies_afterwards(place: Place) -> None:
     assert (await verify(place.store, place.store)).holds
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.b")
 async def test_size_removes_the_oldest_until_enough_is_free(place: Place) -> None:
     sizes = {}
     for number in range(8):

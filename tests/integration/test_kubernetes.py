@@ -198,7 +198,7 @@ def _text(name: str) -> str:
     return re.sub(r"--grant-\w+[ =]soong_\w+|--role soong_owner|`soong_client`", "", text)
 
 
-@pytest.mark.spec("OPS-03")
+@pytest.mark.spec("OPS-03.b")
 def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
     (scaled,) = of_kind("ScaledObject")
     (trigger,) = scaled["spec"]["triggers"]

@@ -29,7 +29,7 @@ def drawings(home: Path) -> Iterator[tuple[str, str]]:
     yield "broken", "flowchart TD\n a --> --> b"
 
 
-@pytest.mark.spec("DAG-08")
+@pytest.mark.spec("DAG-08.c")
 def test_mermaid_reads_every_drawing(tmp_path: Path) -> None:
     if not INSISTS:
         missing("Mermaid comes from npm")

@@ -107,7 +107,7 @@ async def test_an_idle_service_shows_every_figure_as_nothing(scene: Scene, sourc
     }
 
 
-@pytest.mark.spec("OPS-05")
+@pytest.mark.spec("OPS-05.b")
 async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: Scene, source: SqlFigures) -> None:
     await scene.task(*(make_step(f"s{number}") for number in range(4)), make_step("big", pool="big"))
     before = await watched(scene, source)
@@ -304,7 +304,7 @@ def _rows_of_line(line: str) -> int:
 # -- the list of workers
 
 
-@pytest.mark.spec("DIS-04")
+@pytest.mark.spec("DIS-04.a")
 async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(scene: Scene, source: SqlFigures) -> None:
     gone = await scene.another_worker()
     await scene.store.set_worker_state(gone, ProcessState.GONE)
@@ -380,7 +380,7 @@ def answer(port: int, path: str) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-@pytest.mark.spec("OPS-05")
+@pytest.mark.spec("OPS-05.b")
 def test_an_orchestrator_answers_for_an_autoscaler_and_on_loopback_only(
     url: str, redis_url: str, tmp_path: Path
 ) -> None:

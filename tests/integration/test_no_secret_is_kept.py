@@ -213,7 +213,7 @@ def log_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     structlog.contextvars.clear_contextvars()
 
 
-@pytest.mark.spec("EVT-05", "EXE-02", "RES-06")
+@pytest.mark.spec("EVT-05.c", "EXE-02", "RES-06")
 async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_lines: io.StringIO) -> None:
     task_id = await site.submit()
 

@@ -152,7 +152,7 @@ async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_pa
     assert ((place / "x").is_symlink(), (place / "x").read_bytes()) == (False, b"ours")
 
 
-@pytest.mark.spec("RES-06", "EVT-03")
+@pytest.mark.spec("RES-06", "EVT-03.b")
 async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(tmp_path: Path) -> None:
     store = MemoryStore()
     facts: dict[str, Json] = {"tool_call_id": "c1", "tool": "code.search", "status": "failed", "duration_ms": 12}

@@ -83,6 +83,7 @@ async def until(seen: Sequence[Event], count: int) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.spec("EVT-02.c", "EVT-02.d")
 async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
     running: Running, clients: RedisClients
 ) -> None:

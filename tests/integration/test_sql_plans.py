@@ -80,7 +80,6 @@ def looked_at(*, is_sqlite: bool) -> dict[str, Statement]:
 
 
 # -- SQLite
-@pytest.mark.spec("DIS-10", "EVT-02")
 def test_sqlite_searches_where_it_could_scan(full_sqlite: Path) -> None:
     connection = sqlite3.connect(full_sqlite)
 
@@ -112,19 +111,16 @@ def _walks_live(line: str) -> bool:
 
 
 # -- PostgreSQL
-@pytest.mark.spec("DIS-10", "EVT-02")
 def test_postgres_reaches_every_row_by_an_index_when_many_have_ended(full_postgres: str) -> None:
     assert _offending(full_postgres) == {}
 
 
-@pytest.mark.spec("DIS-10", "EVT-02")
 def test_postgres_reaches_every_row_by_an_index_when_there_are_none(postgres_url: str) -> None:
     prepare(parse_url(postgres_url), migrate=True)
 
     assert _offending(postgres_url) == {}
 
 
-@pytest.mark.spec("DIS-10", "EVT-02")
 @pytest.mark.parametrize(("width", "ended"), [(500, 1), (500, 60), (500, 499), (2000, 250)])
 async def test_postgres_skips_through_no_index_within_a_large_task(postgres_url: str, width: int, ended: int) -> None:
     """At the beginning almost all of its steps are ready, and none at its end: one plan has to do for both.

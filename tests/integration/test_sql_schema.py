@@ -29,7 +29,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return found
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.a")
 def test_migrations_have_one_head_and_the_program_was_written_for_it() -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -37,7 +37,7 @@ def test_migrations_have_one_head_and_the_program_was_written_for_it() -> None:
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.a")
 @pytest.mark.filterwarnings("ignore:autogenerate skipping metadata-specified expression-based index")
 def test_migrations_make_what_the_tables_say(url: str) -> None:
     prepare(parse_url(url), migrate=True)

@@ -326,7 +326,7 @@ async def test_no_rule_of_anybody_opens_a_protected_name(tmp_path: Path, path: s
 LOOK: JsonObject = {"call": "code.list_dir", "with": {"path": "${workplace.project}"}, "save": "done"}
 
 
-@pytest.mark.spec("DIS-07")
+@pytest.mark.spec("DIS-07.a")
 @pytest.mark.parametrize(
     ("turns", "reason"), [(3, EndReason.MAX_TURNS), (5, EndReason.COMPLETED)], ids=["too few", "enough"]
 )

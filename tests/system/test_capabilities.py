@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import JsonObject
+from shared.jsontext import Json, JsonObject
 from shared.runs.events import EventType
 from shared.sandbox.marked_project import mark_project
 from shared.tasks.status import StepStatus, TaskStatus
@@ -92,3 +92,28 @@ async def reasons(service: Deployment, run_id: str) -> set[str]:
     """Return what is told of steps that nobody is able to run."""
     events = await service.store.events(run_id)
     return {str(event.data["reason"]) for event in events if event.type == EventType.STEP_UNCLAIMABLE}
+
+
+@pytest.mark.spec("CARD-5.a", "CARD-5.c", "DIS-03.c")
+async def test_a_worker_that_is_added_takes_what_has_no_slot_and_both_work_at_once(service: Deployment) -> None:
+    sleeps: list[Json] = [
+        {"id": f"s{number}", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 3600}}
+        for number in range(3)
+    ]
+    await service.start_workers(1, slots=1)
+    task = await service.submit({"title": "wide", "steps": sleeps})
+
+    async def running_on() -> set[str]:
+        return {step.worker_id for step in (await service.steps(task)).values() if step.status is StepStatus.RUNNING}
+
+    async def run(workers: int) -> bool:
+        return len(await running_on()) == workers
+
+    await service.until(lambda: run(1))
+    (first,) = await running_on()
+    await service.start_workers(1, slots=1)
+    await service.until(lambda: run(2))
+
+    statuses = sorted(step.status for step in (await service.steps(task)).values())
+    assert first in await running_on()
+    assert statuses == sorted([StepStatus.READY, StepStatus.RUNNING, StepStatus.RUNNING])

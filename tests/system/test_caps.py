@@ -43,6 +43,7 @@ def most_at_once(service: Deployment) -> int:
     return most
 
 
+@pytest.mark.spec("CARD-2.a", "CARD-2.c", "DIS-03.e")
 @pytest.mark.parametrize(
     ("kind", "scope", "is_agent"),
     [

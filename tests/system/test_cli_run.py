@@ -44,7 +44,7 @@ def cli() -> Iterator[Scene]:
         yield one
 
 
-@pytest.mark.spec("OPS-01", "OPS-04")
+@pytest.mark.spec("OPS-01.a", "OPS-04.a")
 def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: Scene) -> None:
     report = cli.json("run", cli.plan(ECHO), "--input", "word=hi")
 

@@ -229,7 +229,7 @@ def test_a_home_path_of_120_characters_works() -> None:
         cli.assert_nothing_left()
 
 
-@pytest.mark.spec("OPS-01")
+@pytest.mark.spec("OPS-01.b")
 def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
     cli: Scene, postgres_url: str, redis_tcp_url: str
 ) -> None:
@@ -258,7 +258,7 @@ def test_a_deployment_without_migration_says_so(cli: Scene, postgres_url: str, r
     assert "the database has no schema yet" in done.stderr
 
 
-@pytest.mark.spec("OPS-02")
+@pytest.mark.spec("OPS-02.b")
 def test_flower_is_behind_a_password_and_changes_nothing(service: Scene) -> None:
     port = _free_port()
     flower = service.start("flower", "--port", str(port))

@@ -73,7 +73,7 @@ def written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.spec("CARD-3", "PER-07.a", "PER-04")
+@pytest.mark.spec("CARD-3.a", "PER-07.a", "PER-04")
 async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process(
     service: Deployment, folder: Path
 ) -> None:
@@ -88,7 +88,7 @@ async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process
     assert written(folder) == ["left.txt", "right.txt"]
 
 
-@pytest.mark.spec("CARD-3", "PER-01", "PER-06")
+@pytest.mark.spec("CARD-3.b", "PER-01", "PER-06")
 async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Deployment, folder: Path) -> None:
     person = Person(Choice.ALLOW_ONCE)
 

@@ -46,6 +46,7 @@ async def until_killed_in_the_call(service: Deployment, refunds: Path) -> None:
     await asyncio.to_thread(service.workers[0].wait, 5)
 
 
+@pytest.mark.spec("DAG-09.c")
 async def test_a_write_cut_off_by_a_crash_is_told_to_model_and_approver_and_done_again_only_when_asked_for(
     service: Deployment, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ async def test_a_write_cut_off_by_a_crash_is_told_to_model_and_approver_and_done
     assert "may or may not have happened" in str(asked[1].unknown_effects[0]["message"])
 
 
+@pytest.mark.spec("DAG-09.d", "DAG-09.e")
 async def test_a_read_cut_off_by_a_crash_is_made_again_under_its_id_and_a_further_attempt_has_another(
     service: Deployment, tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ async def is_running(service: Deployment, task: Task, step_id: str) -> bool:
 
 
 @pytest.mark.timed
-@pytest.mark.spec("DAG-07", "DAG-03", "CARD-5")
+@pytest.mark.spec("DAG-07.a", "DAG-03.c")
 async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(service: Deployment) -> None:
     await service.start_workers(2, slots=4)
     task = await service.submit(fan(12, 0.7))
@@ -95,7 +95,7 @@ async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(ser
 
 
 @ON_POSTGRES
-@pytest.mark.spec("OPS-06")
+@pytest.mark.spec("OPS-06.a", "OPS-06.b")
 async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: Deployment) -> None:
     await service.start_workers(1, SOONG_DRAIN_S="0.3")
     task = await service.submit({"title": "t", "steps": [sleep_step("long", 3)]})
@@ -127,7 +127,7 @@ async def test_a_worker_told_to_stop_does_not_wait_for_a_function_that_blocks(se
 
 
 @ON_POSTGRES
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.b")
 async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment) -> None:
     await service.start_workers(1)
     task = await service.submit({"title": "t", "steps": [sleep_step("slow", 1.0)]})
@@ -151,7 +151,7 @@ async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment)
 
 
 @ON_SQLITE
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05.d")
 async def test_a_step_that_kills_its_worker_is_quarantined(service: Deployment) -> None:
     poison: dict[str, Json] = {"id": "poison", "kind": "python", "call": "test.kill_worker"}
     task = await service.submit({"title": "t", "steps": [poison]})
@@ -168,7 +168,7 @@ async def test_a_step_that_kills_its_worker_is_quarantined(service: Deployment) 
 
 
 @ON_POSTGRES
-@pytest.mark.spec("DAG-07")
+@pytest.mark.spec("DAG-07.b")
 async def test_a_successor_goes_on_where_a_dead_orchestrator_stopped(service: Deployment) -> None:
     await service.start_workers(1, slots=2)
     task = await service.submit(fan(6, 0.3))

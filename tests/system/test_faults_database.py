@@ -58,7 +58,7 @@ async def on_postgres(postgres: MortalPostgres, redis_url: str, tmp_path: Path) 
         yield deployment
 
 
-@pytest.mark.spec("DAG-07", "DAG-03")
+@pytest.mark.spec("DAG-07.c", "DAG-03")
 async def test_a_postgres_that_is_killed_again_and_again_loses_and_doubles_nothing(
     on_postgres: Deployment, postgres: MortalPostgres
 ) -> None:

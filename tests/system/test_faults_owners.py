@@ -35,7 +35,7 @@ DEATHS = [
 
 
 @pytest.mark.timed
-@pytest.mark.spec("DAG-07", "CARD-1")
+@pytest.mark.spec("DAG-07.b", "CARD-1.b")
 @pytest.mark.parametrize("no_owner", [pytest.param("sqlite", marks=pytest.mark.chaos), "postgres"], indirect=True)
 async def test_a_killed_owner_is_succeeded_by_one_that_runs_beside_it(no_owner: Deployment) -> None:
     async with no_owner as service:
@@ -74,7 +74,7 @@ async def test_owners_killed_at_one_border_after_another_leave_work_that_the_las
 
 
 @pytest.mark.timed
-@pytest.mark.spec("CARD-1")
+@pytest.mark.spec("CARD-1.a")
 async def test_a_frozen_owner_is_succeeded_and_writes_nothing_when_it_thaws(no_owner: Deployment) -> None:
     async with no_owner as service:
         await service.start_owners(2)

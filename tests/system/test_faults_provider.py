@@ -52,6 +52,7 @@ async def failures(service: Deployment, step: Step) -> int:
     return [event.type for event in events].count(EventType.MODEL_FAILED)
 
 
+@pytest.mark.spec("DIS-08.a", "DIS-09.a", "DIS-09.b")
 async def test_each_misfortune_ends_its_step_by_name_and_no_other(service: Deployment, provider: Provider) -> None:
     worker = await start(service, provider)
     first = await service.submit({"title": "t", "steps": [agent_step("plain")]})

@@ -83,7 +83,6 @@ def foreign(marker: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.spec("CARD-5")
 async def test_a_worker_bears_whatever_lies_on_its_queue(
     service: Deployment, redis_live: RedisServer, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ async def service(redis: MortalRedis, tmp_path: Path) -> AsyncIterator[Deploymen
         yield deployment
 
 
-@pytest.mark.spec("DAG-07", "CARD-5")
+@pytest.mark.spec("DAG-07.c")
 @pytest.mark.parametrize("redis", [AOF], indirect=True)
 async def test_a_killed_redis_that_comes_back_with_its_log_or_empty_costs_nothing(
     service: Deployment, redis: MortalRedis

@@ -64,7 +64,7 @@ async def allow(request: PermissionRequest) -> PermissionDecision:
     return PermissionDecision(Choice.ALLOW_ONCE)
 
 
-@pytest.mark.spec("DAG-07", "DAG-09", "DAG-06")
+@pytest.mark.spec("DAG-07", "DAG-09.b", "DAG-06")
 async def test_a_worker_killed_in_a_command_leaves_no_process_and_does_not_repeat_it(
     service: Deployment, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import JsonObject
+from shared.jsontext import Json, JsonObject
+from shared.wire.jobs import queue_of
 from tests.system.deployment import Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
@@ -126,7 +128,7 @@ async def service(flower: Flower, redis_tcp_url: str, tmp_path: Path) -> AsyncIt
         yield deployment
 
 
-@pytest.mark.spec("OPS-08", "OPS-02")
+@pytest.mark.spec("OPS-08.a", "OPS-08.b", "OPS-08.c", "OPS-02.a", "OPS-02.c")
 async def test_flower_counts_what_agents_run_into_and_tells_no_secret(
     service: Deployment, flower: Flower, tmp_path: Path
 ) -> None:
@@ -176,3 +178,21 @@ async def test_a_run_is_shown_in_its_own_state_whatever_was_counted_of_it(
 
     await service.until(lambda: has_ended("asks", "SUCCESS"))
     await service.until(lambda: has_ended("turns", "FAILURE"))
+
+
+@pytest.mark.spec("CARD-5.b", "OPS-02.a")
+async def test_flower_shows_the_queue_of_each_pool_and_what_waits_in_it(
+    service: Deployment, flower: Flower, tmp_path: Path
+) -> None:
+    await service.start_workers(1, slots=8)
+    os.kill(service.workers[0].pid, signal.SIGSTOP)  # so that what is sent to it stays in the queue
+    steps: list[Json] = [{"id": f"s{number}", "kind": "python", "call": "builtin.echo"} for number in range(8)]
+    await service.submit({"title": "t", "steps": steps})
+
+    async def it_waits_in_the_queue() -> bool:
+        page = await asyncio.to_thread(flower.page, "/broker")
+        rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.DOTALL)
+        shown = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
+        return [row[:2] for row in shown[1:]] == [[queue_of("default"), "1"]]
+
+    await service.until(it_waits_in_the_queue)

@@ -23,7 +23,7 @@ def cli() -> Iterator[Scene]:
         yield one
 
 
-@pytest.mark.spec("OPS-10")
+@pytest.mark.spec("OPS-10.d")
 def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: Scene) -> None:
     service = cli.start("up")
     until((cli.home / "service.json").exists, "the service")

@@ -92,7 +92,7 @@ def service() -> Iterator[Service]:
         cli.assert_nothing_left()
 
 
-@pytest.mark.spec("OPS-04", "PER-13", "CARD-3")
+@pytest.mark.spec("OPS-04.c", "PER-13", "CARD-3")
 def test_a_write_is_asked_and_answered_over_http_and_the_task_is_done(service: Service) -> None:
     """Human in the loop had no endpoint elsewhere (crewAIInc/crewAI#330, #1774, #3034)."""
     project = service.cli.folder / "project"

@@ -136,6 +136,7 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
     assert (told["type"], "cancelled: not needed" in told["message"]) == ("step_not_claimed", True)
 
 
+@pytest.mark.spec("DAG-01.c")
 def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
     with scene() as cli:
         (cli.folder / "a.txt").write_text("TODO one\nFIXME two\nTODO three\n")

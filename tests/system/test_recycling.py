@@ -52,7 +52,7 @@ async def claimed_by(service: Deployment, task: Task) -> set[Json]:
     return {event.data["worker"] for event in events if event.type == EventType.STEP_CLAIMED}
 
 
-@pytest.mark.spec("OPS-06")
+@pytest.mark.spec("OPS-06.a", "OPS-06.b")
 async def test_workers_that_recycle_after_a_few_runs_lose_and_double_nothing(service: Deployment) -> None:
     await start_workers(service, 2, slots=2, SOONG_RECYCLE_AFTER="8")
     pids = [worker.pid for worker in service.workers]

@@ -139,6 +139,7 @@ async def recording(service: Deployment, tmp_path: Path) -> Recording:
 
 
 # -- the DAG
+@pytest.mark.spec("EVT-01.c")
 async def test_the_dag_is_made_again_of_the_task_alone(recording: Recording, service: Deployment) -> None:
     catalogue = Catalogue.of(service.settings)
     plan = plan_from_json(recording.task.plan, "recorded", catalogue.known())
@@ -238,6 +239,7 @@ async def replayed(recording: Recording, run: Run, tools: Mapping[str, ToolDefin
     return end, replay
 
 
+@pytest.mark.spec("EVT-01.a", "EVT-01.c")
 async def test_every_agent_run_is_played_again_from_its_nodes(recording: Recording, service: Deployment) -> None:
     tools = {tool.name: tool for tool in Catalogue.of(service.settings).tools}
     agents = [step for step in recording.steps if step.kind is StepKind.AGENT]

@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
         yield Path(path).resolve()
 
 
-@pytest.mark.spec("OPS-04", "OPS-01", "PER-01.a", "PER-13.f")
+@pytest.mark.spec("OPS-04.b", "OPS-01", "PER-01.a", "PER-13.f")
 async def test_an_embedded_service_asks_the_programs_own_callback(folder: Path) -> None:
     asked: list[PermissionRequest] = []
 

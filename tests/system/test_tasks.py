@@ -35,7 +35,7 @@ def cli() -> Iterator[Scene]:
         yield one
 
 
-@pytest.mark.spec("DAG-08", "DAG-07")
+@pytest.mark.spec("DAG-08.e", "DAG-07")
 def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scene) -> None:
     first = cli.json("run", cli.plan(PLAN))
     steps = {step["id"]: step for step in first["steps"]}
@@ -64,7 +64,7 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scen
     cli.assert_nothing_left()
 
 
-@pytest.mark.spec("EVT-02", "DAG-08")
+@pytest.mark.spec("EVT-02", "DAG-08.c")
 def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: Scene) -> None:
     done = cli.json("run", cli.plan(PLAN))
     run = f"{done['id']}/end"
@@ -88,7 +88,7 @@ def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: Scen
 ECHO: Mapping[str, Json] = {"kind": "python", "call": "builtin.echo"}
 
 
-@pytest.mark.spec("DAG-01", "OPS-04")
+@pytest.mark.spec("DAG-01", "OPS-04.b")
 async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> None:
     await service.start_workers(1)
     plan: Mapping[str, Json] = {
@@ -135,7 +135,7 @@ WRITER: Mapping[str, Json] = {
 }
 
 
-@pytest.mark.spec("DAG-10")
+@pytest.mark.spec("DAG-10.b")
 async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_got(service: Deployment) -> None:
     """anthropics/claude-code#32402: denials were no part of the result; vastsa/PI-Desktop#215: nor what was granted."""
     await service.start_workers(1)
@@ -168,7 +168,7 @@ steps:
 """
 
 
-@pytest.mark.spec("DAG-08", "DIS-08")
+@pytest.mark.spec("DAG-08.d", "DIS-08")
 def test_the_last_failed_task_is_resumed_on_another_model(cli: Scene) -> None:
     # A service that lives may have packages and keys that this command has not: it is not refused here.
     service = cli.start("up")

@@ -45,6 +45,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.spec("DAG-06.d")
 @pytest.mark.timed
 async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_their_process_trees(
     service: Deployment, tmp_path: Path

@@ -72,7 +72,7 @@ def test_sockets_lie_in_a_short_folder_however_long_the_home(tmp_path: Path) -> 
     assert len(str(settings.runtime_dir)) < 90
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05.a")
 def test_passwords_of_urls_and_keys_of_the_environment_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVIDER_API_KEY", "key-of-the-provider")
     monkeypatch.setenv("SHORT_TOKEN", "abc")

@@ -49,7 +49,7 @@ async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:
 
 
 # -- the way of an answer
-@pytest.mark.spec("PER-03", "PER-16", "PER-13.e")
+@pytest.mark.spec("PER-03", "PER-16", "PER-13.e", "CARD-3.c")
 async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene: HttpScene) -> None:
     """An approval API that a console is built on was missing elsewhere (crewAIInc/crewAI#3034)."""
     request = await scene.ask()

@@ -53,6 +53,7 @@ def check_gapless(seen: Sequence[Sent], first: int, last: int) -> None:
     assert seen[-1].event == "end"
 
 
+@pytest.mark.spec("EVT-02.c", "OPS-04.c")
 async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: HttpScene) -> None:
     """Events that come between replay and subscription are lost by others (agentscope-ai/agentscope#2123)."""
     claim = await scene.run_with(500)
@@ -103,6 +104,7 @@ async def _first(events: AsyncIterator[Sent], count: int) -> AsyncIterator[Sent]
             return
 
 
+@pytest.mark.spec("EVT-02.b")
 async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpScene) -> None:
     claim = await scene.run_with(1)
     await end(scene, claim)

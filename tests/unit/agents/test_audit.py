@@ -62,7 +62,7 @@ def test_every_module_of_celery_without_a_test_file_is_listed(celery_audit: Any)
     assert {path for path, _ in findings(results, "untested_file")} == counting.untested(CELERY)
 
 
-@pytest.mark.spec("DIS-08")
+@pytest.mark.spec("DIS-08.b")
 def test_the_audit_of_celery_reviews_each_package_with_real_searches_and_reads(celery_audit: Any) -> None:
     _, ground, results = celery_audit
 
@@ -184,7 +184,7 @@ async def test_a_project_without_python_gets_one_review_and_an_empty_report(tmp_
     assert "0 findings in 1 packages." in cast(Any, results["report"].output)["report"]
 
 
-@pytest.mark.spec("DAG-10")
+@pytest.mark.spec("DAG-10.a")
 async def test_a_denied_report_ends_partial_with_its_text_still_in_the_output(
     small_project: Path, tmp_path: Path
 ) -> None:

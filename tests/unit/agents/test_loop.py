@@ -184,7 +184,7 @@ async def test_results_are_given_in_the_order_of_the_calls_and_paired_by_id() ->
     assert [part.content for part in second.parts if part.part_kind == "tool-return"] == ["C"]
 
 
-@pytest.mark.spec("DIS-08")
+@pytest.mark.spec("DIS-08.c")
 @pytest.mark.parametrize(
     "answers",
     [
@@ -249,7 +249,7 @@ async def test_without_a_schema_the_text_is_the_output(text: str, output: Json) 
     assert end.output == output
 
 
-@pytest.mark.spec("DIS-07")
+@pytest.mark.spec("DIS-07.a")
 async def test_a_run_that_never_finishes_ends_at_its_last_turn() -> None:
     talker = Talker(*(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(5)))
 
@@ -307,7 +307,7 @@ async def test_reads_of_a_turn_run_beside_each_other_up_to_the_limit(limit: int,
     assert most == at_once
 
 
-@pytest.mark.spec("DIS-09")
+@pytest.mark.spec("DIS-09.a")
 async def test_a_provider_that_recovers_is_asked_again_after_a_growing_pause() -> None:
     pauses: list[float] = []
 
@@ -327,7 +327,7 @@ async def test_a_provider_that_recovers_is_asked_again_after_a_growing_pause() -
     assert [one["attempt"] for one in failures] == [1, 2]
 
 
-@pytest.mark.spec("DIS-09")
+@pytest.mark.spec("DIS-09.a")
 @pytest.mark.parametrize(
     ("status", "attempts", "is_retryable"),
     [pytest.param(500, 5, True, id="server-error"), pytest.param(401, 1, False, id="wrong-key")],

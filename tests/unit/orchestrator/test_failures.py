@@ -37,7 +37,7 @@ async def fail(scene: Scene, claim: Claim, type_: str, *, retryable: bool = True
     await scene.advance([replace(end, end_reason=reason)])
 
 
-@pytest.mark.spec("EXE-07.e")
+@pytest.mark.spec("EXE-07.e", "DAG-05.f")
 @pytest.mark.parametrize("type_", sorted(NEVER_RETRIED))
 async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(scene: Scene, type_: str) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))
@@ -62,6 +62,7 @@ async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: Scene, 
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 
+@pytest.mark.spec("DAG-05.c")
 async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: Scene) -> None:
     claim = await scene.start(make_step("a", max_attempts=3))
     waits = []
@@ -81,6 +82,7 @@ async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: Sc
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 
+@pytest.mark.spec("DAG-05.c")
 async def test_the_pause_doubles_up_to_its_limit(scene: Scene) -> None:
     claim = await scene.start("a")
     step = await scene.store.step(claim.step_key)
@@ -90,6 +92,7 @@ async def test_the_pause_doubles_up_to_its_limit(scene: Scene) -> None:
     assert waits == [2.0, 4.0, 8.0, BACKOFF_LIMIT_S]
 
 
+@pytest.mark.spec("DAG-05.d")
 async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(scene: Scene) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))
     for _ in range(2):
@@ -169,6 +172,7 @@ async def attempts_of(service: OneLoop, task: Task) -> dict[str, int]:
     return {step.step_id: step.attempt for step in await service.store.steps(task.id) if step.run_id}
 
 
+@pytest.mark.spec("DAG-05.a")
 async def test_fail_task_ends_the_task_with_what_has_not_run(service: OneLoop) -> None:
     waits: dict[str, Json] = {"id": "w", "kind": "python", "call": "builtin.echo", "pool": "nobody"}
 

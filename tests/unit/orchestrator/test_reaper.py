@@ -19,7 +19,7 @@ def test_a_counter_seen_for_the_first_time_is_never_overdue(clock: FakeClock) ->
     assert watch.overdue([("wrk_1", 7)]) == []
 
 
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.c")
 def test_a_counter_that_stood_still_for_the_lease_time_is_overdue(clock: FakeClock) -> None:
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])

@@ -31,7 +31,7 @@ def plan(*steps: JsonObject) -> JsonObject:
     return {"title": "test", "steps": list(steps)}
 
 
-@pytest.mark.spec("DAG-02", "CARD-5")
+@pytest.mark.spec("DAG-02.c")
 async def test_results_of_dependencies_reach_the_dependents(service: OneLoop) -> None:
     task = await service.run(plan(echo("a", {"x": 1}), echo("b", {"y": "${a.output.x}"}, "a")))
 
@@ -108,7 +108,7 @@ async def test_a_failed_step_is_tried_again_with_a_new_run(service: OneLoop) -> 
     assert [run.retry_of for run in attempts] == ["", attempts[0].id, attempts[1].id]
 
 
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05.b")
 async def test_a_final_failure_skips_what_depends_on_it_and_nothing_else(service: OneLoop) -> None:
     task = await service.run(
         plan(
@@ -147,6 +147,7 @@ async def test_doubled_messages_run_nothing_twice(service: OneLoop) -> None:
     assert {step.fence for step in await service.store.steps(task.id)} == {1}
 
 
+@pytest.mark.spec("DIS-07.d")
 async def test_a_step_over_its_time_limit_fails_as_such(service: OneLoop) -> None:
     slow: dict[str, Json] = {
         "id": "slow",

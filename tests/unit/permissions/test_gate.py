@@ -29,7 +29,7 @@ def ask(call: GateCall, policy: Policy = Policy(), secrets: tuple[str, ...] = ()
     )
 
 
-@pytest.mark.spec("PER-06", "EVT-05")
+@pytest.mark.spec("PER-06", "EVT-05.c")
 def test_a_request_shows_no_secret_and_is_bound_to_the_real_input() -> None:
     call_input: JsonObject = {"content": "password is hunter22secret", "path": "/work/out/x"}
     target = make_path("/work/out/x", preview="+password is hunter22secret")

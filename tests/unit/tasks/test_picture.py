@@ -48,6 +48,7 @@ def test_every_step_stands_below_what_it_waits_for_and_beside_no_other() -> None
     assert all(left[0] + left[2] < right[0] for left, right in pairwise(row))
 
 
+@pytest.mark.spec("DAG-08.c")
 def test_every_dependency_is_an_edge() -> None:
     picture = svg(plan(PlanStep("a"), PlanStep("b", depends_on=("a",)), PlanStep("c", depends_on=("a", "b"))))
 

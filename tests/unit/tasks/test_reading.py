@@ -21,6 +21,7 @@ def parse(steps: str, head: str = "title: t") -> Plan:
     return parse_plan(f"{head}\nsteps:\n{steps}", "p.yaml", KNOWN)
 
 
+@pytest.mark.spec("DAG-02.a", "DAG-08.a")
 def test_a_step_takes_its_fields_and_defaults() -> None:
     plan = parse(
         """\
@@ -76,7 +77,7 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
     assert step.step.call == "builtin.echo"
 
 
-@pytest.mark.spec("DAG-02")
+@pytest.mark.spec("DAG-02.b")
 @pytest.mark.parametrize(
     ("steps", "place", "problem", "remedy"),
     [
@@ -295,6 +296,7 @@ def test_all_offences_are_told_at_once_in_document_order() -> None:
     assert len(str(raised.value).splitlines()) == 4
 
 
+@pytest.mark.spec("DAG-02.b")
 def test_two_cycles_of_ten_thousand_steps_are_found_without_recursion() -> None:
     count = 10_000
     steps = [
@@ -332,6 +334,7 @@ def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
         load_plan(tmp_path)
 
 
+@pytest.mark.spec("DAG-08.a")
 def test_a_plan_in_json_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('\ufeff{"title": "t", "steps": [{"id": "a", "instructions": "x"}]}', encoding="utf-8")

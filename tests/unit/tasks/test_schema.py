@@ -82,6 +82,7 @@ def test_the_examples_hold_to_it(path: Path) -> None:
     assert list(SCHEMA.iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))) == []
 
 
+@pytest.mark.spec("DAG-02.a")
 def test_every_field_of_every_kind_is_known_to_both() -> None:
     document = plan(
         AGENT, PYTHON, MAP, inputs={"x": ".", "y": {"type": "integer", "description": "d", "required": False}}

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from shared.errors import InvalidTransitionError
-from shared.runs.status import RUN_TRANSITIONS, RunEvent, RunStatus, advance_run
+from shared.runs.status import RUN_TRANSITIONS, EndReason, RunEvent, RunStatus, advance_run
 from shared.tasks.status import (
     STEP_ENDS,
     STEP_TRANSITIONS,
@@ -76,6 +76,7 @@ RUNS = Machine("run", tuple(RunStatus), tuple(RunEvent), _table(RUN_TRANSITIONS)
 each_machine = pytest.mark.parametrize("machine", [STEPS, TASKS, RUNS], ids=lambda machine: machine.subject)
 
 
+@pytest.mark.spec("DAG-04.b")
 @each_machine
 def test_every_pair_either_moves_as_the_table_says_or_is_refused_by_name(machine: Machine) -> None:
     for status, event in machine.pairs():
@@ -89,6 +90,7 @@ def test_every_pair_either_moves_as_the_table_says_or_is_refused_by_name(machine
         assert repr(event.value) in str(refusal.value)
 
 
+@pytest.mark.spec("DAG-04.b")
 @each_machine
 def test_every_status_is_reached_from_the_first(machine: Machine) -> None:
     reached = {machine.start}
@@ -147,3 +149,19 @@ def test_sources_of_an_event_are_the_tables() -> None:
 
 def test_ends_of_a_step_are_the_four() -> None:
     assert {status.value for status in STEP_ENDS} == {"completed", "failed", "cancelled", "skipped"}
+
+
+@pytest.mark.spec("DAG-04.a")
+def test_the_states_of_a_step_are_those_of_the_specification() -> None:
+    assert {status.value for status in StepStatus} == {
+        *("pending", "ready", "claimed", "running", "blocked", "completed", "failed", "cancelled", "skipped"),
+        *("expanding", "waiting"),
+    }
+
+
+@pytest.mark.spec("DIS-05.b")
+def test_the_ends_of_a_run_are_those_of_the_specification() -> None:
+    assert {reason.value for reason in EndReason} == {
+        *("completed", "failed", "aborted_tools", "cancelled", "max_turns", "token_limit", "cost_limit", "time_limit"),
+        *("lease_lost", "schema_unsupported", "provider_failed", "stopped_by_hook"),
+    }

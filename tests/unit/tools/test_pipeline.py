@@ -231,7 +231,7 @@ async def test_data_for_programs_has_a_limit_of_its_own() -> None:
     assert (result.data, result.metadata["data_left_out"]) == (None, True)
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05.c")
 async def test_secrets_are_in_nothing_that_is_kept() -> None:
     secret = "hunter2-very-secret"
     handler = returning(ToolResult("", (TextBlock(f"a {secret}"),), secret, {secret: [secret]}, metadata={"m": secret}))
@@ -245,7 +245,7 @@ async def test_secrets_are_in_nothing_that_is_kept() -> None:
     assert bench.log.starts[0].call_input == {"text": secret}
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05.c")
 async def test_secrets_are_taken_out_before_an_artifact_is_stored() -> None:
     secret = "hunter2-very-secret"
     bench = make_bench([make_tool(handler=returning(f"{secret} " * 5_000))], redactor=redactor([secret]))

@@ -72,7 +72,7 @@ async def test_a_call_that_does_not_run_has_the_inputs_that_it_came_to(arguments
     assert CallInputs.from_json(inputs.as_json()) == inputs
 
 
-@pytest.mark.spec("EXE-02", "EVT-05")
+@pytest.mark.spec("EXE-02", "EVT-05.e")
 async def test_inputs_are_recorded_without_secrets_and_digested_with_them() -> None:
     bench = make_bench([make_tool()], redactor=redactor([SECRET]))
 

@@ -135,7 +135,7 @@ def test_long_text_for_a_person_is_cut_and_says_by_how_much() -> None:
     assert len(line_for_person(result)) == 200
 
 
-@pytest.mark.spec("RES-06.c", "EVT-03")
+@pytest.mark.spec("RES-06.c", "EVT-03", "EVT-04.c")
 def test_telemetry_keeps_facts_and_nothing_of_what_was_said() -> None:
     told = for_telemetry("code.search", FULL, duration_ms=12)
     failed = for_telemetry("code.search", FAILED, duration_ms=1)
@@ -155,7 +155,7 @@ def test_telemetry_keeps_facts_and_nothing_of_what_was_said() -> None:
         assert word not in dump([told, failed])
 
 
-@pytest.mark.spec("RES-06", "EVT-03")
+@pytest.mark.spec("RES-06", "EVT-03", "EVT-04.c")
 def test_a_line_of_the_tool_log_leaves_out_input_summary_and_message() -> None:
     data: Any = {
         "tool_call_id": "c1",

@@ -82,7 +82,7 @@ REQUESTS = st.builds(
 )
 
 
-@pytest.mark.spec("ETS-04")
+@pytest.mark.spec("ETS-04", "CARD-2.b")
 def test_the_default_worker_has_seven_tools_and_nothing_else() -> None:
     surface = compute_surface(TOOLS, SurfaceRequest(Role.WORKER))
 
@@ -187,7 +187,7 @@ def test_a_tool_that_is_switched_off_or_cannot_say_is_out() -> None:
     assert surface.decisions[1].rule == "tool: is_enabled failed with RuntimeError"
 
 
-@pytest.mark.spec("DIS-06")
+@pytest.mark.spec("DIS-06.d")
 def test_plan_mode_keeps_the_plan_tools_and_starts_no_agents() -> None:
     surface = compute_surface(TOOLS, SurfaceRequest(Role.MAIN, RunMode.PLAN))
 
@@ -222,3 +222,18 @@ def test_a_rule_speaks_of_tags_and_names_together() -> None:
     assert rule.covers(make_tool("mcp.a.b", tags=frozenset({"network", "mcp"})))
     assert not rule.covers(make_tool("mcp.a.b"))
     assert str(rule) == "mcp.* #network (user config)"
+
+
+@pytest.mark.spec("DIS-06.a", "DIS-06.d")
+def test_roles_and_modes_are_those_of_the_specification() -> None:
+    assert {role.value for role in Role} == {"main", "orchestrator", "sub", "fork", "worker"}
+    assert {mode.value for mode in RunMode} == {"default", "plan", "readonly"}
+
+
+@pytest.mark.spec("DIS-06.d")
+@pytest.mark.parametrize("mode", [RunMode.PLAN, RunMode.READONLY])
+def test_a_mode_other_than_the_default_has_no_tool_that_writes_or_starts_agents(mode: RunMode) -> None:
+    offered = set(compute_surface(TOOLS, SurfaceRequest(Role.MAIN, mode, is_dangerous_enabled=True)).tools)
+
+    assert not offered & (WRITES | STARTS_AGENTS)
+    assert {"code.read_file", "code.search", "internal.load_skill"} <= offered

@@ -106,6 +106,7 @@ async def child() -> AsyncIterator[Child]:
     pumping.cancel()
 
 
+@pytest.mark.spec("DAG-01.c", "DAG-03.f")
 async def test_it_is_told_what_to_do_and_ends_the_step_by_its_report(child: Child) -> None:
     ready = await child.do("query_steps")
     claimed = (await child.do("claim_step", step_id="one"))["claimed"]
@@ -122,6 +123,7 @@ async def test_it_is_told_what_to_do_and_ends_the_step_by_its_report(child: Chil
     assert not child.gate.asked
 
 
+@pytest.mark.spec("DAG-03.f")
 async def test_a_failure_that_it_reports_is_the_steps(child: Child) -> None:
     await child.do("claim_step", step_id="one")
 
@@ -159,6 +161,7 @@ async def test_null_is_a_result(child: Child) -> None:
     assert (await child.step("two")).status is StepStatus.COMPLETED
 
 
+@pytest.mark.spec("DAG-01.c", "DAG-03.d")
 async def test_what_it_holds_is_shown_and_claimed_again_without_harm(child: Child) -> None:
     await child.do("claim_step", step_id="one")
 

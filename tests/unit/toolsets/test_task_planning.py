@@ -109,7 +109,7 @@ def fails(step_id: str, **more: Json) -> dict[str, Json]:
 
 
 # -- what they are
-@pytest.mark.spec("ETS-06.a", "ETS-07", "REG-05.j", "REG-07.d")
+@pytest.mark.spec("ETS-06.a", "ETS-07", "REG-05.j", "REG-07.d", "DAG-01.d", "DAG-01.e")
 def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_run_alone() -> None:
     tools = {tool.name: tool for tool in registry_of(Surroundings()).definitions()}
 

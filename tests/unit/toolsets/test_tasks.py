@@ -54,7 +54,7 @@ async def child() -> Child:
     return Child(store, advance.claims[0], TaskTools(store, lambda: worker_id, clock), RuleGate())
 
 
-@pytest.mark.spec("DAG-01")
+@pytest.mark.spec("DAG-01.c", "DAG-01.d", "DAG-01.e")
 def test_the_four_tools_are_readonly_and_those_that_change_state_run_alone(child: Child) -> None:
     tools = {tool.name: tool for tool in child.tools.tools()}
 
@@ -73,7 +73,7 @@ async def test_a_child_sees_its_task_and_its_step(child: Child) -> None:
     assert not child.gate.asked
 
 
-@pytest.mark.spec("ETS-07.a")
+@pytest.mark.spec("ETS-07.a", "DAG-01.c")
 async def test_a_child_sees_its_own_and_the_ready_steps_that_are_agents_work(child: Child) -> None:
     data = cast("dict[str, Any]", (await child.call("query_steps")).data)
 
@@ -112,7 +112,7 @@ async def test_progress_is_recorded_in_one_line_under_the_runs_fence(child: Chil
     assert (await child.store.step(child.claim.step_key)).progress == "read 3 of 10"
 
 
-@pytest.mark.spec("DAG-03")
+@pytest.mark.spec("DAG-03.b")
 async def test_progress_of_a_lease_that_is_lost_is_refused(child: Child) -> None:
     stale = Child(child.store, child.claim, TaskTools(child.store, lambda: "wrk_other", FakeClock()), child.gate)
 

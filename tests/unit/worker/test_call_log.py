@@ -123,7 +123,7 @@ async def test_a_read_is_one_transaction_with_its_row() -> None:
     assert row.facts["raw"] == {"name": "test__echo", "id": "raw"}
 
 
-@pytest.mark.spec("EXE-06.a", "EXE-06.c")
+@pytest.mark.spec("EXE-06.a", "EXE-06.c", "DAG-09.a")
 async def test_a_write_is_two_transactions_its_start_before_the_handler() -> None:
     seen: list[tuple[list[str], int]] = []
 
@@ -279,7 +279,7 @@ async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
     assert bench.store.writes == 1
 
 
-@pytest.mark.spec("EVT-05")
+@pytest.mark.spec("EVT-05.d")
 async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_until_it_ends() -> None:
     bench = await make_bench()
     transcript = RunTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor([SECRET]))

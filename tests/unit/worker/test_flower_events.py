@@ -32,7 +32,7 @@ def waiting(events: FlowerEvents) -> list[tuple[str, dict[str, Any]]]:
     return list(events._waiting)
 
 
-@pytest.mark.spec("OPS-08")
+@pytest.mark.spec("OPS-08.c")
 @pytest.mark.parametrize("reason", EndReason)
 async def test_each_limit_that_ends_a_run_is_counted_as_a_budget_stop_and_nothing_else_is(reason: EndReason) -> None:
     events = FlowerEvents(Celery("test"), "w@here")

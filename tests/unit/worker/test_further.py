@@ -122,6 +122,7 @@ async def ended_with(way: Callable[[Claim], StepEnd], **spec: Json) -> Step:
 SCHEMA: Json = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
 
 
+@pytest.mark.spec("DAG-03.g")
 @pytest.mark.parametrize("spec", [{}, {"output": SCHEMA}], ids=["no-schema", "fits"])
 async def test_a_completed_run_completes_what_it_holds_with_its_answer(spec: dict[str, Json]) -> None:
     step = await ended_with(lambda claim: end(claim, {"n": 1}, outcome=Outcome.PARTIAL), **spec)
@@ -138,6 +139,7 @@ async def test_an_answer_that_does_not_fit_the_step_fails_it_and_says_so() -> No
     assert "'n'" in step.error.message
 
 
+@pytest.mark.spec("DAG-03.g")
 async def test_a_failed_run_fails_what_it_holds_for_the_same_reason() -> None:
     error = StepError("permission_timeout", "nobody answered")
     step = await ended_with(lambda claim: end(claim, status=StepStatus.FAILED, error=error))

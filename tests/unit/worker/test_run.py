@@ -63,6 +63,7 @@ async def ended(agent: Stuck, **spec: Json) -> StepEnd:
         return await Runner(PythonSteps(threads), agent).run(make_claim(**spec), Interruption())
 
 
+@pytest.mark.spec("DAG-10.b", "DIS-07.d")
 @pytest.mark.parametrize(
     ("agent", "reason"),
     [(Stuck(), EndReason.TIME_LIMIT), (Stuck(RuntimeError("a fault of ours")), EndReason.FAILED)],

@@ -103,7 +103,7 @@ class SlowStore(MemoryStore):
         return await super().advance(*given, **named)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
 
 
-@pytest.mark.spec("DIS-03")
+@pytest.mark.spec("DIS-03.c")
 @pytest.mark.parametrize("ready", [2, 6], ids=["fewer than slots", "more than slots"])
 async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacity(ready: int) -> None:
     running: set[str] = set()

@@ -12,7 +12,7 @@ export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-extra lint simulate chaos spec bench lock clean
+.PHONY: help env demo test test-extra lint simulate chaos spec mutants bench lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
@@ -77,6 +77,9 @@ simulate: env ## Play seeded stories of faults: SEEDS=10000, STORE=memory or sql
 # Uses the results of the last full test run of this very tree; without one it runs the tests, unless LAST_RUN=1.
 spec: env ## Print the state of each clause of docs/spec.md
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.architecture.spec_report $(if $(LAST_RUN),--last-run)
+
+mutants: env ## Break one place at a time and list what no test notices: MINUTES=120, SEED=1
+	@PYTHONPATH=$(CURDIR) nice -n 10 $(BIN)/python -P -m tests.mutation --minutes $(or $(MINUTES),120) --seed $(or $(SEED),1)
 
 # What `make test` leaves out for its length, then the long form. The seed is printed: SEED=n draws the same faults again.
 chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then audit

@@ -18,7 +18,7 @@ PRODUCT = ("orchestrator", "worker", "shared", "soong")
 MAX_CHANGED_LINES = 1_000
 """Lines of product code added and removed since the run, about one in fifty. A file that only moved has none."""
 
-_FIELDS = ("clauses", "commit", "command", "figures")
+_FIELDS = ("commit", "command", "figures")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
@@ -52,7 +52,11 @@ def _read(path: Path, checkout: Path) -> ProofRecord:
     absent = [field for field in _FIELDS if not record.get(field)]
     if absent:
         raise ProofRecordError(f"{path.name}: the record has no {', '.join(absent)}")
-    commit, ids = record["commit"], record["clauses"]
+    commit, ids = record["commit"], record.get("clauses")
+    if not isinstance(ids, list):
+        raise ProofRecordError(
+            f"{path.name}: clauses is {ids!r}, not a list; one that shows no clause has an empty one"
+        )
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ProofRecordError(f"{path.name}: commit is {commit!r}, not 7 to 40 hexadecimal digits")
     if not isinstance(record["command"], str) or not isinstance(record["figures"], Mapping):

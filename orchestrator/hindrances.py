@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from orchestrator.cli.program import program
 from orchestrator.client import Client, View
-from orchestrator.embedded.health import ServiceHealth, health_of
+from orchestrator.embedded.health import ServiceHealth, health_of, modules_text
 from orchestrator.embedded.service_file import ServiceRecord
 from orchestrator.embedded.starter import last_words
 from shared.errors import UnavailableError
@@ -40,6 +40,7 @@ class Hindrances:
     """When no worker was found to live, until one does."""
     _next_s: float = 0.0
     _told_s: float = 0.0
+    _is_compared: bool = False
     _had_workers: bool = False
     """Whether a worker lived, or held a step of the task, at any time."""
 
@@ -57,7 +58,8 @@ class Hindrances:
         elif self._since_s is None:
             self._since_s, self._told_s = now_s, 0.0
         unserved = _without_function(view)
-        if now_s < self._next_s or view.task.status.is_terminal or (is_manned and not unserved):
+        is_wanted = not is_manned or bool(unserved) or self._is_unsure
+        if now_s < self._next_s or view.task.status.is_terminal or not is_wanted:
             return
         self._next_s = now_s + LOOK_EVERY_S
         record = self.record()
@@ -67,9 +69,25 @@ class Hindrances:
         health = await health_of(record.control)
         if health is None:
             return
+        self._compare_modules(health)
         if reason := _hopeless(health) or _unserved(unserved, health, view):
             await self._give_up(view, reason)
         self._starting(health, now_s)
+
+    @property
+    def _is_unsure(self) -> bool:
+        """Say whether it is to be seen yet that the service has the modules that this command names."""
+        return not self._is_compared and bool(self.client.settings.functions) and self.record() is not None
+
+    def _compare_modules(self, health: ServiceHealth) -> None:
+        settings = self.client.settings
+        own = modules_text(settings.functions, settings.import_folders)
+        if self._is_unsure and own != health.modules:
+            self.note(
+                f"the running service has other modules of step functions: {health.modules}; this command names {own}; "
+                f"to use these, end the service with `{program()} down` and run again"
+            )
+        self._is_compared = True
 
     async def _give_up(self, view: View, reason: str) -> NoReturn:
         """Pause the task, so that nothing waits for it."""
@@ -138,10 +156,9 @@ def _unserved(steps: list[Step], health: ServiceHealth, view: View) -> str:
         return ""
     known = _functions(view)
     missing = _missing(steps[0], known)
-    modules = ", ".join(health.functions) or "none"
     return (
         f"step {steps[0].step_id!r} needs the function {missing!r}, which no worker of the running service has; "
         f"{suggestion(missing, known)}\n"
-        f"  the service's modules (SOONG_FUNCTIONS): {modules}; "
+        f"  the service's modules (SOONG_FUNCTIONS): {health.modules}; "
         f"to use others, end it with `{program()} down` and run again with SOONG_FUNCTIONS=MODULE"
     )

@@ -215,6 +215,7 @@ def step_json(step: Step) -> dict[str, Json]:
         "attempt": step.attempt,
         "fence": step.fence,
         "lost_leases": step.lost_leases,
+        "lost_to": step.lost_to,
         "depends_on": [key.partition("/")[2] for key in step.depends_on],
         "map": step.map_key.partition("/")[2],
         "claim": str(step.claim_mode),

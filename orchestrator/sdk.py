@@ -1,6 +1,8 @@
 """The service from a program: the same client as ``soong run``, with a function in place of the terminal."""
 
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -57,7 +59,7 @@ class Soong:
         loaded = load_settings(**settings)
         if loaded.database_url:
             raise InvalidConfigError("SOONG_DATABASE_URL names a deployment; use Soong.connect(), or unset it")
-        attachment = await attach(loaded)
+        attachment = await attach(_with_program_folder(loaded))
         try:
             async with _client(attachment.settings) as client:
                 yield cls(client, attachment.settings, attachment.record)
@@ -278,6 +280,15 @@ class Soong:
     def _read(self, plan: PlanSource) -> Plan:
         known = self._catalogue.known()
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
+
+
+def _with_program_folder(settings: Settings) -> Settings:
+    """Let the service find step functions and tools beside the program, as the program itself does."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if settings.import_path or not file:
+        return settings
+    folders = dict.fromkeys((*settings.import_folders, str(Path(file).absolute().parent)))
+    return settings.model_copy(update={"import_path": os.pathsep.join(folders)})
 
 
 @contextlib.asynccontextmanager

@@ -95,6 +95,11 @@ class Settings(BaseSettings):
     tools: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Modules that add tools, imported by workers and clients alike."
     )
+    import_path: str = Field(
+        default="",
+        description="Folders of those modules beside what is installed, separated as in PYTHONPATH; "
+        "empty: the folder of the command that starts.",
+    )
     flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
 
     max_concurrent_children_per_session: int = Field(
@@ -178,6 +183,16 @@ class Settings(BaseSettings):
     def key_file(self) -> Path:
         """The deployment's private key: where it is said to be, or in the home."""
         return self.signing_key_file or self.home / "signing.key"
+
+    @property
+    def import_folders(self) -> tuple[str, ...]:
+        """The folders of :attr:`import_path`, absolute; without any the current one, if there is one."""
+        named = [folder for folder in self.import_path.split(os.pathsep) if folder]
+        try:
+            here = os.getcwd()  # noqa: PTH109  # text, as Python's own path
+        except FileNotFoundError:
+            return tuple(folder for folder in named if os.path.isabs(folder))  # noqa: PTH117
+        return tuple(os.path.join(here, folder) for folder in named) or (here,)  # noqa: PTH118
 
     @property
     def is_embedded(self) -> bool:

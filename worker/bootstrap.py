@@ -48,7 +48,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     if not settings.redis_url:
         raise InvalidConfigError("SOONG_REDIS_URL is not set: a worker joins a running service")
     for module in dict.fromkeys(settings.functions):
-        import_own(module, "SOONG_FUNCTIONS")
+        import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
     wear, parent = Wear.of(settings, random.SystemRandom()), ParentPipe()
     thread = LoopThread()

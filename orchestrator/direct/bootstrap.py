@@ -216,7 +216,7 @@ def _gate(settings: Settings, config: Config, session: Session, request: DirectR
 def _hooks(settings: Settings, config: Config, request: DirectRequest, redactor: Redactor) -> Hooks:
     """Return the hooks that a worker has under these settings, with the caller's own beside those in Python."""
     for module in settings.functions:  # where hooks in Python are registered
-        import_own(module, "SOONG_FUNCTIONS")
+        import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     programs = hooks_of(config.hooks, ProcessRunner(), home=settings.home, commands=config.commands, redactor=redactor)
     return registered_hooks() + request.hooks + programs
 

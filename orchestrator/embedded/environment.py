@@ -1,7 +1,8 @@
 """What the processes that we start are told: our settings, and where our own packages are.
 
 Children run ``python -P``, so the folder they are started in is not on their path. ``PYTHONPATH`` still is: in a
-project that sets it and has a ``worker/`` or ``shared/`` of its own, ours have to come first.
+project that sets it and has a ``worker/`` or ``shared/`` of its own, ours have to come first. The folders of the user's
+own modules come from the command that starts the children, as absolute paths; no plan and no submitter names any.
 """
 
 import os
@@ -29,9 +30,12 @@ def child_environment(settings: Settings, **more: str) -> dict[str, str]:
     environment["SOONG_AGENT_HOME"] = str(settings.home)
     if settings.data_dir is not None:
         environment["SOONG_DATA_DIR"] = str(settings.data)
+    environment["SOONG_IMPORT_PATH"] = os.pathsep.join(settings.import_folders)
     path = environment.get("PYTHONPATH", "")
     if path:
-        environment["PYTHONPATH"] = os.pathsep.join((str(INSTALL_ROOT), path))
+        here = Path.cwd()  # a child's own folder is another: what is relative here would name something else there
+        folders = (str(here / folder) for folder in path.split(os.pathsep))
+        environment["PYTHONPATH"] = os.pathsep.join((str(INSTALL_ROOT), *folders))
     return {**environment, **more}
 
 

@@ -239,5 +239,6 @@ class EmbeddedService:
             "starting": 0 if supervisor is None else supervisor.starting,
             "problem": "" if supervisor is None else supervisor.problem,
             "functions": list(self.settings.functions),
+            "folders": list(self.settings.import_folders),
             "log": self.log,
         }

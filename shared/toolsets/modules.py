@@ -8,7 +8,7 @@ trusted to be what they say (PER-11).
 
 import importlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Final
 
@@ -16,13 +16,16 @@ from shared.errors import InvalidConfigError, InvalidToolError
 from shared.foreign import call_foreign, place_of, words_of
 from shared.tools.definition import ToolDefinition
 from shared.tools.registry import ToolRegistry
+from shared.toolsets.import_folders import look_in, shadowed
 
 SETTING: Final = "SOONG_TOOLS"
 RESERVED: Final = frozenset({"agent", "code", "internal", "mcp"})
 
 
-def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
+def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Sequence[str] = ()) -> None:
     """Import each module once and register what it offers; nothing of a module that is refused is kept in silence.
+
+    ``folders`` are looked in after what is installed (:mod:`shared.toolsets.import_folders`).
 
     Raises:
         InvalidConfigError: names the module and what is wrong with it.
@@ -30,7 +33,7 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
     for name in dict.fromkeys(modules):
         own = ToolRegistry(max_timeout=registry.max_timeout)
         try:
-            _offer(import_own(name, SETTING), own)
+            _offer(import_own(name, SETTING, folders), own)
             for definition in own.definitions():
                 check_foreign(definition)
                 registry.register(definition, source=f"module {name}")
@@ -38,13 +41,16 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str]) -> None:
             raise InvalidConfigError(f"{SETTING} names {name!r}, whose {error}") from error
 
 
-def import_own(name: str, setting: str) -> ModuleType:
-    """Import a module of the user's that a setting names.
+def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleType:
+    """Import a module of the user's that a setting names, from what is installed or one of the folders.
 
     Raises:
         InvalidConfigError: names the setting, the module and what is wrong with it.
         InvalidToolError: a tool in it is wrong.
     """
+    look_in(folders, (name,))
+    if problem := shadowed(name):
+        raise InvalidConfigError(f"{setting} names {name!r}: {problem}")
     try:
         return call_foreign(importlib.import_module, name)
     except InvalidToolError:
@@ -52,8 +58,9 @@ def import_own(name: str, setting: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise _failed(name, setting, error) from error
-        remedy = "install it, or name its folder in PYTHONPATH"
-        raise InvalidConfigError(f"{setting} names {name!r}, which is not there; {remedy}") from error
+        places = f"neither in {', '.join(folders)} nor installed" if folders else "not installed"
+        remedy = "run from its folder, name that in SOONG_IMPORT_PATH, or install it"
+        raise InvalidConfigError(f"{setting} names {name!r}, which is {places}; {remedy}") from error
     except Exception as error:  # whatever the module does at import, the message says whose fault it is
         raise _failed(name, setting, error) from error
 

@@ -23,6 +23,7 @@ from shared.tools.definition import ToolAdapter
 from shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from shared.toolsets.code.toolset import CodeTools
 from shared.toolsets.declarative.toolset import DeclarativeTools
+from shared.toolsets.import_folders import look_in
 from shared.toolsets.modules import register_modules
 from shared.toolsets.skills.toolset import SkillTools
 
@@ -43,6 +44,8 @@ class Surroundings:
     """``tools.max_timeout_ms``: the longest time that a tool may ask for (EXE-08)."""
     data: Path | None = None
     """The folder of runs and artifacts; None: it is the home."""
+    import_folders: tuple[str, ...] = ()
+    """Folders that ``modules`` are looked for in, after what is installed."""
     secret_files: tuple[Path, ...] = ()
     """Files that hold a key or a password of the deployment, wherever they are."""
 
@@ -63,12 +66,14 @@ class Surroundings:
             redactor=secrets,
             max_timeout=limit,
             data=settings.data,
+            import_folders=settings.import_folders,
             secret_files=secret_files(settings),
         )
 
     @property
     def paths(self) -> PathPolicy:
-        controls = (*_hook_files(self.config), *_module_files(self.modules))
+        found = look_in(self.import_folders, self.modules)
+        controls = (*_hook_files(self.config), *_module_files(self.modules), *found.served)
         sensitive = (*SENSITIVE, *self.config.paths.sensitive)
         return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files)
 
@@ -90,7 +95,7 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
     registry = ToolRegistry(max_timeout=surroundings.max_timeout)
     for source in (*builtin_sources(surroundings), *more):
         registry.add(source, is_builtin=True)
-    register_modules(registry, surroundings.modules)
+    register_modules(registry, surroundings.modules, surroundings.import_folders)
     if surroundings.home is not None:
         paths = surroundings.paths
         DeclarativeTools(surroundings.home, surroundings.runner, surroundings.config, paths).register(registry)

@@ -364,7 +364,7 @@ def test_a_module_that_cannot_be_imported_is_named(project: Path) -> None:
     done = soong("tools", "list", home=project.parent, SOONG_TOOLS="nothing_of_that_name")
 
     assert done.returncode == 2
-    assert "SOONG_TOOLS names 'nothing_of_that_name', which is not there" in done.stderr
+    assert "SOONG_TOOLS names 'nothing_of_that_name', which is neither in" in done.stderr
 
 
 def test_a_folder_that_is_gone_is_said_in_a_sentence(tmp_path: Path) -> None:

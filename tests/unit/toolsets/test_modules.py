@@ -90,7 +90,7 @@ def test_the_setting_reaches_clients_by_their_settings(
 
 
 REFUSED = {
-    "absent": (None, "is not there; install it, or name its folder in PYTHONPATH"),
+    "absent": (None, "is not installed; run from its folder, name that in SOONG_IMPORT_PATH, or install it"),
     "not Python": ("def (", "cannot be imported: SyntaxError"),
     "raises": ("raise RuntimeError('no licence')", "cannot be imported: RuntimeError: no licence"),
     "leaves": ("import sys; sys.exit(3)", "cannot be imported: SystemExit"),

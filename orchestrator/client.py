@@ -70,7 +70,8 @@ class Client:
     @property
     def tasks(self) -> TaskService:
         """What tasks are made and asked through, here as everywhere."""
-        return TaskService(self.store, self.ring, self.switchboard, self.clock, self.planner)
+        who = self.settings.principal
+        return TaskService(self.store, self.ring, self.switchboard, self.clock, self.planner, who, may_approve=True)
 
     async def close(self) -> None:
         """Let go of everything. Idempotent."""

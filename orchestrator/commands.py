@@ -10,15 +10,14 @@ from typing import Literal, assert_never
 from shared.clock import Clock
 from shared.errors import ConflictError, NotOwnerError, UsageError
 from shared.runs.store import RunStore
-from shared.sessions.session import Command, CommandKind, Ownership
+from shared.sessions.session import Command, CommandKind, Ownership, Session
 from shared.sessions.store import SessionStore
 from shared.tasks.again import rerun
 from shared.tasks.expansion import next_attempt
 from shared.tasks.growth import read_update
 from shared.tasks.planner import Planner
-from shared.tasks.pulling import read_dispatch
+from shared.tasks.pulling import SAYS_WHAT_TO_DO, read_dispatch
 from shared.tasks.status import TaskEvent
-from shared.tasks.step import Task
 from shared.tasks.store import TaskStore
 from shared.wire.capabilities import project_needed
 from shared.wire.ring import Ring
@@ -64,6 +63,7 @@ class Commands:
                     )
                 )
             case CommandKind.RESUME:
+                # Nothing is dispatched by it: the runs that go on stay those of whoever had them made.
                 await self.tasks.resume_task(ownership, command.subject, now_us=now_us)
             case CommandKind.RETRY:
                 await self._retry(ownership, command, now_us)
@@ -85,7 +85,8 @@ class Commands:
         which = rerun(await self.tasks.steps(task_id), str(command.detail.get("from") or ""))
         last = [(step, await self.runs.run(step.run_id)) for step in which.attempts]
         model = str(command.detail.get("model") or "")
-        runs = [next_attempt(step, run, is_asked_for=True, model=model) for step, run in last]
+        origin = command.origin_in(await self.sessions.session(command.session_id))
+        runs = [next_attempt(step, run, asked_by=origin, model=model) for step, run in last]
         await self.tasks.retry_task(
             ownership,
             task_id,
@@ -93,6 +94,7 @@ class Commands:
             again=which.again,
             regrown=which.regrown,
             model=model,
+            origin=origin,
             now_us=now_us,
             command_id=command.id,
         )
@@ -100,11 +102,16 @@ class Commands:
     async def _update(self, ownership: Ownership, command: Command, now_us: int) -> None:
         task = await self.tasks.task(command.subject)
         steps = await self.tasks.steps(task.id)
+        session = await self.sessions.session(task.session_id)
         update = read_update(command.detail, task, steps, self.planner.known)
+        if update.steps or any(attempt.changes for attempt in update.attempts):
+            _check_side(command, session, "adds steps to its tasks or changes them")
         tried = {attempt.step_id for attempt in update.attempts}
         last = {step.key: await self.runs.run(step.run_id) for step in steps if step.step_id in tried}
         root = (await self.runs.run(task.root_run_id)).identity
-        change = self.planner.change(update, task, steps, root, last, project=await self._project(task))
+        change = self.planner.change(
+            update, task, steps, root, last, project=_project(session), origin=command.origin_in(session)
+        )
         workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
         if change.steps or change.edges:
             await self.tasks.recount(ownership, task.id, now_us=now_us)
@@ -113,15 +120,15 @@ class Commands:
     async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:
         """Insert the pullers that are asked for; they are claimed as every other step is."""
         task = await self.tasks.task(command.subject)
+        session = await self.sessions.session(task.session_id)
         steps = await self.tasks.steps(task.id)
+        if SAYS_WHAT_TO_DO & command.detail.keys():
+            _check_side(command, session, "gives pullers tools, instructions, a script or an agent")
         dispatch = read_dispatch(command.detail, task, self.planner.known)
         root = (await self.runs.run(task.root_run_id)).identity
-        change = self.planner.pullers(dispatch, task, steps, root, project=await self._project(task))
+        origin = command.origin_in(session)
+        change = self.planner.pullers(dispatch, task, steps, root, project=_project(session), origin=origin)
         await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
-
-    async def _project(self, task: Task) -> tuple[str, ...]:
-        session = await self.sessions.session(task.session_id)
-        return project_needed(session.project_id, session.project)
 
     async def _end(
         self,
@@ -140,3 +147,16 @@ class Commands:
     async def _wake(self, worker_ids: frozenset[str]) -> None:
         for worker_id in sorted(worker_ids):
             await self.ring.wake_worker(worker_id)
+
+
+def _check_side(command: Command, session: Session, what: str) -> None:
+    """Refuse whoever decides for another's session what its runs do. Raises: ConflictError."""
+    if command.principal != session.principal:
+        raise ConflictError(
+            f"only {session.principal!r}, whose session it is, {what}; this was asked by {command.principal!r} "
+            "(SOONG_PRINCIPAL)"
+        )
+
+
+def _project(session: Session) -> tuple[str, ...]:
+    return project_needed(session.project_id, session.project)

@@ -29,7 +29,7 @@ from shared.errors import (
 from shared.log import get_logger
 from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant, GrantBook
-from shared.permissions.policy import Policy
+from shared.permissions.policy import Policy, policy_for
 from shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from shared.permissions.signing import check_proof
 from shared.permissions.store import Decided
@@ -205,7 +205,7 @@ class SessionDesk:
                 return rulings.forged()
             entry.is_proven = True
         try:
-            policy = Policy.from_json(session.policy)
+            policy = policy_for(Policy.from_json(session.policy), request.identity)
         except InvalidConfigError as error:
             return rulings.failed(f"the session's policy cannot be read: {error}")
         may_grant = rulings.offers_session(policy, request, self.tools.home)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shared.jsontext import Json
 
@@ -19,6 +20,22 @@ class Role(StrEnum):
     def is_child(self) -> bool:
         """Say whether the hard limits of sub, fork and worker agents apply."""
         return self in (Role.SUB, Role.FORK, Role.WORKER)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who had a run made: the principal whose submission, retry or dispatch it comes from.
+
+    ``is_foreign`` says that this was another side than the session's: neither its principal nor one who may approve
+    there. The session's grants and allow rules are that side's consent, so they answer for no foreign run.
+    """
+
+    principal: str = ""
+    is_foreign: bool = False
+
+
+OWN: Final = Origin()
+"""Of the session's own side, by nobody in particular."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,9 @@ class RunIdentity:
     step_key: str = ""
     step_title: str = ""
     model: str = ""
+    origin: Origin = OWN
 
     def as_json(self) -> dict[str, Json]:
         """Return the fields under their own names, for payloads and events."""
-        return {name: str(getattr(self, name)) for name in self.__slots__}
+        told: dict[str, Json] = {name: str(getattr(self, name)) for name in self.__slots__ if name != "origin"}
+        return {**told, "dispatched_by": self.origin.principal, "is_foreign": self.origin.is_foreign}

@@ -19,7 +19,7 @@ from shared.config import Config
 from shared.errors import InvalidConfigError, NotFoundError, UsageError
 from shared.jsontext import Json, JsonObject
 from shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
-from shared.permissions.policy import Policy
+from shared.permissions.policy import Policy, policy_for
 from shared.permissions.scope import is_too_wide
 from shared.permissions.writable import writable_by_rule
 from shared.runs.events import NewEvent
@@ -118,7 +118,7 @@ class AgentRuns:
                 # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
                 await asyncio.to_thread(warm_up, name)
             model = resolve_model(name, _script(claim.spec))
-            policy = Policy.from_json(claim.policy).narrowed_by(self._policy)
+            policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
             workplace = self._workplace(claim, policy)
             task = self._task(claim, bound, tools, workplace)
         except InvalidConfigError as error:

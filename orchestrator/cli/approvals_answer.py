@@ -16,7 +16,7 @@ from orchestrator.remote_responder import why_not
 from orchestrator.rulings import offers_session
 from shared.clock import Clock, SystemClock
 from shared.errors import AlreadyDecidedError, InvalidConfigError
-from shared.permissions.policy import Policy
+from shared.permissions.policy import Policy, policy_for
 from shared.permissions.request import Answer, Choice, Question
 from shared.sessions.session import Session
 from shared.settings import Settings
@@ -105,7 +105,7 @@ def no_grant(session: Session, question: Question, home: str) -> str:
     if not request.offers_session:
         return "no session grant is offered for this call, it is asked each time; allow it once, without --session"
     try:
-        policy = Policy.from_json(session.policy)
+        policy = policy_for(Policy.from_json(session.policy), request.identity)
     except InvalidConfigError as error:
         return f"the session's policy cannot be read: {error}"
     if not offers_session(policy, request, home):

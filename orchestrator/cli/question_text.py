@@ -46,6 +46,8 @@ def facts_of(request: PermissionRequest) -> Iterator[tuple[str, str]]:
     who = request.identity
     yield "step", step_text(who)
     yield "who", f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})"
+    foreign = f"{who.origin.principal}, another side than the session's: none of its rules and grants answers"
+    yield "dispatched", foreign if who.origin.is_foreign else ""
     yield "parent", f"agent {who.parent_agent_id}, run {who.parent_run_id}" if who.parent_run_id else "none"
     words = dict.fromkeys((request.permission, *request.tags))
     yield "tool", f"{request.tool} ({', '.join(words)})"

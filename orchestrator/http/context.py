@@ -66,7 +66,13 @@ class Api:
         """Return what tasks are asked through, in the name of the caller."""
         client = self.client
         return TaskService(
-            client.store, client.ring, client.switchboard, client.clock, client.planner, caller.principal
+            client.store,
+            client.ring,
+            client.switchboard,
+            client.clock,
+            client.planner,
+            caller.principal,
+            may_approve=caller.may(Right.APPROVE),
         )
 
     def held_open(self, caller: Caller) -> AbstractContextManager[None]:
@@ -107,6 +113,13 @@ def check_steering(caller: Caller, session: Session) -> None:
     """Refuse whoever steers another's session without being an administrator. Raises: ProblemError (not_yours)."""
     if session.principal != caller.principal and not caller.may(Right.ADMIN):
         detail = f"the session is {session.principal!r}'s; only they, or a token with the right 'admin', may change it"
+        raise ProblemError(Problem.NOT_YOURS, detail, {"principal": session.principal})
+
+
+def check_own(caller: Caller, session: Session) -> None:
+    """Refuse everybody but the session's principal, whatever rights they have. Raises: ProblemError (not_yours)."""
+    if session.principal != caller.principal:
+        detail = f"the session is {session.principal!r}'s; nobody else decides what its runs do and with what"
         raise ProblemError(Problem.NOT_YOURS, detail, {"principal": session.principal})
 
 

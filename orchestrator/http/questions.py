@@ -13,7 +13,7 @@ from shared.access.token import Right
 from shared.clock import rfc3339
 from shared.errors import InvalidConfigError
 from shared.jsontext import Json, JsonObject
-from shared.permissions.policy import Policy
+from shared.permissions.policy import Policy, policy_for
 from shared.permissions.request import Choice, Question
 from shared.sessions.session import AnswerMode, Session
 
@@ -32,6 +32,8 @@ class IdentityShape(Shape):
     step_key: str
     step_title: str
     model: str
+    dispatched_by: str = Field(description="Whose submission, retry or dispatch its run comes from.")
+    is_foreign: bool = Field(description="That was another side than the session's: no grant or rule answers for it.")
 
 
 class TargetShape(Shape):
@@ -141,7 +143,9 @@ class Shown:
     def choices(self) -> tuple[Choice, ...]:
         """What may be answered; the owner judges a session grant once more by itself (PER-08)."""
         try:
-            is_granted = offers_session(Policy.from_json(self.session.policy), self.question.request, self.home)
+            request = self.question.request
+            policy = policy_for(Policy.from_json(self.session.policy), request.identity)
+            is_granted = offers_session(policy, request, self.home)
         except InvalidConfigError:
             return (Choice.DENY,)
         return (Choice.ALLOW_ONCE, *((Choice.ALLOW_FOR_SESSION,) if is_granted else ()), Choice.DENY)

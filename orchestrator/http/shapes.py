@@ -203,6 +203,8 @@ class RunShape(Shape):
     model: str
     parent_run: str
     parent_agent: str
+    dispatched_by: str = Field(description="Whose submission, retry or dispatch it comes from.")
+    is_foreign: bool = Field(description="Another side than the session's had it made: nothing is allowed unasked.")
     attempt: int
     retry_of: str
     worker: str
@@ -231,6 +233,8 @@ class RunShape(Shape):
             "model": identity.model,
             "parent_run": identity.parent_run_id,
             "parent_agent": identity.parent_agent_id,
+            "dispatched_by": identity.origin.principal,
+            "is_foreign": identity.origin.is_foreign,
             "attempt": run.attempt,
             "retry_of": run.retry_of,
             "worker": run.worker_id,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from orchestrator.client import view_of
 from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Api, Needs, api_of, check_steering
+from orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
 from orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
 from orchestrator.http.problems import Problem, ProblemError
 from orchestrator.http.shapes import (
@@ -45,7 +45,7 @@ from shared.store import Store
 from shared.tasks.graph import mermaid
 from shared.tasks.growth import planned_task
 from shared.tasks.picture import svg
-from shared.tasks.pulling import MAX_PULLERS
+from shared.tasks.pulling import MAX_PULLERS, SAYS_WHAT_TO_DO
 from shared.tasks.service import TaskService
 from shared.tasks.step import Task
 
@@ -78,6 +78,11 @@ class DispatchAsked(Body):
     allowed_tools: list[str] | None = Field(default=None, description="Tools that they have beside those for steps.")
     script: list[JsonValue] | None = Field(default=None, description="What they play on the model `script`.")
     pool: str = Field(default="", max_length=64, description="Queue that they wait in.")
+
+    @property
+    def says_what_to_do(self) -> bool:
+        """Whether its author, and not the plan, says what the pullers do and with what."""
+        return any(getattr(self, name) not in ("", None) for name in SAYS_WHAT_TO_DO)
 
 
 NO_REASON = Asked()
@@ -242,8 +247,16 @@ async def retry_task(
 
 @router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskShape)
 async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchAsked, caller: Caller = RUNNER) -> Response:
-    """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
+    """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
+
+    An agent, tools, a script or instructions of their own need the right `approve` and one's own session: whatever the
+    session allows, it would allow them. What others dispatch is asked about, call by call.
+    """
+    if body.says_what_to_do:
+        caller.require(Right.APPROVE)
     api, task, tasks = await _steered(request, task_id, caller)
+    if body.says_what_to_do:
+        check_own(caller, await api.client.store.session(task.session_id))
     await tasks.dispatch_worker(task, **dict(body))
     return respond(await _shape(api, await api.client.store.task(task_id)))
 

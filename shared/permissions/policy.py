@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from shared.errors import InvalidConfigError
+from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.permissions.network import NetworkPolicy
 from shared.permissions.rules import Effect, Facts, Rule, read_rule
@@ -98,6 +99,15 @@ class Policy:
             NetworkPolicy.from_json(value.get("network")),
             value.get("dangerous") is True,
         )
+
+
+def policy_for(policy: Policy, identity: RunIdentity) -> Policy:
+    """Return the session's policy as it holds for one of its runs.
+
+    Allow rules and grants are the consent of the session's own side. For a run that another side had made everything
+    above reading is asked, each time.
+    """
+    return replace(policy, mode=Mode.STRICT) if identity.origin.is_foreign else policy
 
 
 @dataclass(frozen=True, slots=True)

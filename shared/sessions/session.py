@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shared.identity import Origin
 from shared.jsontext import Json
 
 
@@ -87,7 +88,7 @@ class CommandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A durable wish of a client. ``subject`` is a task id (the session's id for close)."""
+    """A durable request of a client. ``subject`` is a task id (the session's id for close)."""
 
     id: str
     session_id: str
@@ -98,6 +99,14 @@ class Command:
     detail: Mapping[str, Json] = field(default_factory=dict)
     refusal: str = ""
     """Why the owner did not carry it out; empty when it did or has not yet."""
+    may_approve: bool = False
+    """Whether the principal carries the right to approve, as the client that wrote it has checked."""
+
+    def origin_in(self, session: Session) -> Origin:
+        """Return whose the runs are that come of it: foreign unless that principal could answer for them."""
+        is_own = self.principal == session.principal
+        is_approver = self.may_approve and session.answer_mode is AnswerMode.INBOX
+        return Origin(self.principal, is_foreign=not (is_own or is_approver))
 
 
 class ProcessState(StrEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from shared.errors import InvalidPlanError, Offence, TemplateError
-from shared.identity import Role, RunIdentity
+from shared.identity import OWN, Origin, Role, RunIdentity
 from shared.ids import new_id, step_key
 from shared.jsontext import Json, JsonObject, dump
 from shared.runs.record import NewRun, Run
@@ -41,6 +41,7 @@ class _Lineage:
     root_agent_id: str
     project: tuple[str, ...] = ()
     """What a worker must have to work in the session's project."""
+    origin: Origin = OWN
 
     def run(self, step: NewStep, surface: JsonObject) -> NewRun:
         identity = RunIdentity(
@@ -55,6 +56,7 @@ class _Lineage:
             step_key=step.key,
             step_title=step.title,
             model=step.model,
+            origin=self.origin,
         )
         return NewRun(identity, surface, _token())
 
@@ -88,9 +90,10 @@ def new_task(
         parent_run_id=agent.run_id if agent else "",
         parent_agent_id=agent.agent_id if agent else "",
         task_id=task_id,
+        origin=agent.origin if agent else Origin(session.principal),
     )
     project = project_needed(session.project_id, session.project)
-    lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project)
+    lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
     scope = scope_of(inputs, {})
     steps = tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in plan.steps)
     return NewTask(
@@ -133,16 +136,17 @@ def grown(
     surface_of: SurfaceOf,
     default_model: str,
     project: tuple[str, ...] = (),
+    origin: Origin = OWN,
 ) -> tuple[NewStep, ...]:
     """Return checked steps as they are added to a task that goes on, under its ``root`` run.
 
-    ``project`` is what a worker must have to work in the session's project.
+    ``project`` is what a worker must have to work in the session's project, ``origin`` who adds them.
 
     Raises:
         InvalidPlanError: a step would run on the script model and has no script.
     """
     check_models(steps, default_model, "update add_steps")
-    lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project)
+    lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
     scope = scope_of(task.inputs, {})
     return tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in steps)
 
@@ -224,7 +228,7 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
     Raises:
         TemplateError: as :func:`map_items`, or a child's template names nothing, or two items have the same key.
     """
-    lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id)
+    lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id, origin=root.origin)
     child = cast("Mapping[str, Json]", step.spec["step"])
     item_name = str(step.spec.get("item_name", "item"))
     seen: dict[str, int] = {}
@@ -270,10 +274,11 @@ def _child(
     return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
 
 
-def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False, model: str = "") -> NewRun:
+def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model: str = "") -> NewRun:
     """Return the run of a step's next attempt: its own agent, the lineage and surface of the last.
 
-    An attempt that somebody asked for may fail as often as the plan allows. ``model`` replaces the model of an agent.
+    An attempt that somebody asked for is theirs, and may fail as often as the plan allows. ``model`` replaces the model
+    of an agent.
     """
     identity = RunIdentity(
         session_id=last.identity.session_id,
@@ -287,6 +292,7 @@ def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False, model: st
         step_key=step.key,
         step_title=step.title,
         model=(model or step.model) if step.model else "",
+        origin=last.identity.origin if asked_by is None else asked_by,
     )
     further = int(str(step.spec.get("retries", 0))) + 1
     return NewRun(
@@ -295,13 +301,15 @@ def next_attempt(step: Step, last: Run, *, is_asked_for: bool = False, model: st
         _token(),
         attempt=step.attempt + 1,
         retry_of=last.id,
-        max_attempts=step.attempt + further if is_asked_for else None,
+        max_attempts=None if asked_by is None else step.attempt + further,
     )
 
 
-def further_attempt(step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf) -> NewStep:
+def further_attempt(
+    step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf, origin: Origin = OWN
+) -> NewStep:
     """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
-    spec, run = dict(step.spec), next_attempt(step, last, is_asked_for=True)
+    spec, run = dict(step.spec), next_attempt(step, last, asked_by=origin)
     made = NewStep(
         key=step.key,
         task_id=step.task_id,

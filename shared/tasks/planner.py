@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from shared.identity import RunIdentity
+from shared.identity import OWN, Origin, RunIdentity
 from shared.ids import step_key
 from shared.jsontext import JsonObject
 from shared.runs.record import Run
@@ -40,15 +40,18 @@ class Planner:
         root: RunIdentity,
         *,
         project: tuple[str, ...] = (),
+        origin: Origin = OWN,
     ) -> TaskChange:
-        """Return the change that adds pullers to a task; ``project`` as for :func:`grown`.
+        """Return the change that adds pullers to a task; ``project`` and ``origin`` as for :func:`grown`.
 
         Raises:
             InvalidPlanError: they would run on the script model and have no script.
             LimitExceededError: with them the task would have too many steps.
         """
         check_total(len(steps), dispatch.count, self.max_children)
-        made = partial(grown, surface_of=self.surface_of, default_model=self.default_model, project=project)
+        made = partial(
+            grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
+        )
         return pullers(dispatch, task, steps, root, grow=made)
 
     def change(
@@ -60,10 +63,11 @@ class Planner:
         last: Mapping[str, Run],
         *,
         project: tuple[str, ...] = (),
+        origin: Origin = OWN,
     ) -> TaskChange:
         """Return a checked update for the store; ``last`` are the last runs, by key, of the steps that it tries again.
 
-        ``project`` is what a worker must have to work in the session's project.
+        ``project`` is what a worker must have to work in the session's project, ``origin`` who asked for the update.
 
         Raises:
             InvalidPlanError: an added step has neither a model nor a script.
@@ -75,10 +79,12 @@ class Planner:
         for attempt in update.attempts:
             step = by_id[attempt.step_id]
             plan = attempt.planned(planned(step)) if attempt.changes else None
-            attempts.append(further_attempt(step, last[step.key], plan, self.surface_of))
+            attempts.append(further_attempt(step, last[step.key], plan, self.surface_of, origin))
         key_of = {name: step.key for name, step in by_id.items()}
         key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}
-        made = partial(grown, surface_of=self.surface_of, default_model=self.default_model, project=project)
+        made = partial(
+            grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
+        )
         return TaskChange(
             steps=made(update.steps, task, root),
             edges=tuple((key_of[child], key_of[parent]) for child, parent in update.edges),

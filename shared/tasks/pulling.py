@@ -25,6 +25,9 @@ SOURCE: Final = "dispatch"
 MAX_PULLERS: Final = 1000
 """Most pullers of one dispatch; what a session may run at once, its caps say."""
 
+SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
+"""The fields of a dispatch by which its author, and not the plan, says what the pullers do and with what."""
+
 PULLER_TOOLS: Final = ("agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step")
 
 _INSTRUCTIONS: Final = """\

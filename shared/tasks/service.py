@@ -45,6 +45,8 @@ class TaskService:
     clock: Clock
     planner: Planner = field(default_factory=Planner)
     principal: str = "local"
+    may_approve: bool = False
+    """Whether the principal carries the right to approve; whoever can open the database does."""
 
     async def create(
         self,
@@ -194,6 +196,7 @@ class TaskService:
             self.principal,
             self.clock.now_us(),
             {name: value for name, value in detail.items() if value not in ("", None)},
+            may_approve=self.may_approve,
         )
         ear = await self.switchboard.session_ear(session_id)
         try:

@@ -13,6 +13,7 @@ ended in the same transaction.
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from shared.identity import OWN, Origin
 from shared.runs.record import NewRun
 from shared.sessions.session import Ownership
 from shared.tasks.change import TaskChange
@@ -330,6 +331,7 @@ class TaskStore(Protocol):
         again: Sequence[str] = (),
         regrown: Sequence[str] = (),
         model: str = "",
+        origin: Origin = OWN,
         now_us: int,
         command_id: str = "",
     ) -> None:
@@ -341,7 +343,8 @@ class TaskStore(Protocol):
         ``runs`` are matched by their step key; a map step needs none: with children it waits for them again, without it
         is expanded again. A run without a step becomes the task's new root run; without one the old root run goes on.
         Lost leases are forgotten, and a closed session is open again. ``model`` becomes the model of the agent steps
-        that are put back, and of the items that their maps expand to; empty: each keeps its own.
+        that are put back, and of the items that their maps expand to; empty: each keeps its own. ``origin`` becomes
+        that of a root run that goes on, and so of what its maps expand to.
 
         Raises: InvalidTransitionError when the task has not ended, or completed with nothing to run again (or
             ConflictError: a step of it is still leased, or a map step that waits again for its dependencies has

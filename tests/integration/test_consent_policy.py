@@ -5,14 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from shared.identity import Origin
 from shared.jsontext import Json, JsonObject
 from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy
+from shared.permissions.policy import Mode, Policy, policy_for
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from shared.permissions.rules import Effect, Rule
 from shared.permissions.scope import Scope, ScopeKind
 from shared.runs.events import EventType, NewEvent
 from shared.tasks.step import Claim
+from shared.testing.builders import make_task, open_worker
 from shared.tools.definition import Permission, Risk, Target, Traits
 from shared.tools.ports import GateCall
 from shared.tools.result import ErrorType
@@ -83,6 +85,54 @@ async def test_the_owner_uses_no_grant_for_a_tainted_run_whatever_its_worker_say
 
         assert "untrusted" not in callback.shown[1].risk_summary
         assert (outward.is_allowed, outward.author) == (False, "person")
+
+
+async def foreign_claim(bench: Bench) -> tuple[Claim, str]:
+    """Claim a step whose run another side had made, in a worker of its own."""
+    task = make_task(bench.session_id, "foreign")
+    (step,) = task.steps
+    assert step.run is not None
+    identity = replace(step.run.identity, origin=Origin("root", is_foreign=True))
+    await bench.store.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
+    worker_id = await open_worker(bench.store)
+    return await bench.claim_for(worker_id), worker_id
+
+
+@pytest.mark.spec("PER-08", "OPS-12")
+async def test_a_grant_answers_for_no_run_that_another_side_had_made_whatever_its_worker_says(
+    open_bench: OpenBench,
+) -> None:
+    callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.ALLOW_FOR_SESSION, Choice.DENY])
+    async with open_bench(callback) as bench:
+        ((own, one),) = await bench.claim()
+        foreign, two = await foreign_claim(bench)
+        await verdicts(bench.gate(own, one).decide(make_call(own)))
+
+        (again,) = await verdicts(bench.gate(own, one).decide(make_call(own, "call_2")))
+        careless = bench.gate(foreign, two)  # it asks as for a run of the session's own side
+        (unoffered,) = await verdicts(careless.decide(make_call(foreign)))
+        (denied,) = await verdicts(careless.decide(make_call(foreign, "call_2")))
+        (still,) = await verdicts(bench.gate(own, one).decide(make_call(own, "call_3")))
+
+        assert (again.author, still.author) == ("grant", "grant")
+        assert (unoffered.is_allowed, unoffered.error) == (False, ErrorType.PERMISSION_FAILED)  # no session grant there
+        assert (denied.is_allowed, denied.author) == (False, "person")
+
+
+@pytest.mark.spec("PER-02", "OPS-12")
+async def test_a_rule_answers_for_no_run_that_another_side_had_made(open_bench: OpenBench) -> None:
+    rule = Rule(Effect.ALLOW, "code.write_file", scope=Scope(ScopeKind.PATH, "/work"), source="--allow")
+    callback = Callback([Choice.ALLOW_ONCE])
+    async with open_bench(callback, policy=Policy((rule,))) as bench:
+        ((own, one),) = await bench.claim()
+        foreign, two = await foreign_claim(bench)
+        policies = [policy_for(Policy.from_json(claim.policy), claim.identity) for claim in (own, foreign)]
+
+        (by_rule,) = await verdicts(bench.gate(own, one, policies[0]).decide(make_call(own)))
+        (asked,) = await verdicts(bench.gate(foreign, two, policies[1]).decide(make_call(foreign)))
+
+        assert (by_rule.author, asked.author) == ("rule", "person")
+        assert [request.offers_session for request in callback.shown] == [False]
 
 
 @pytest.mark.spec("PER-21")

@@ -5,22 +5,17 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from tests.architecture.document_examples import agrees, perform, sittings
 from tests.extra import missing
-from tests.servers import free_port
 from tests.spec_document import ROOT
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import scene, until
+from tests.system.http_scene import Service, http_service
 
 WRITE = """
 title: A note
@@ -33,63 +28,11 @@ steps:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A service with its API, and how to call it."""
-
-    cli: Scene
-    port: int
-    up: "subprocess.Popen[str]"
-
-    def token(self, principal: str, *rights: str) -> str:
-        given = [word for right in rights for word in ("--right", right)]
-        done = self.cli.run("tokens", "create", "--principal", principal, *given)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() not in done.stderr
-        return done.stdout.strip()
-
-    def call(self, token: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Return status and document."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {token}"}
-        )
-        if body is not None:
-            request.data = json.dumps(body).encode()
-            request.add_header("Content-Type", "application/json")
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, json.loads(response.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.loads(error.read())
-
-    def is_answering(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/ready", timeout=10) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
-    def api(self) -> psutil.Process:
-        """Return the API's own process."""
-        children = psutil.Process(self.cli.record()["pid"]).children()
-        return next(child for child in children if "orchestrator.http" in child.cmdline())
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     """A service that stays, with the API beside it, for all tests here."""
-    with scene() as cli:
-        port = free_port()
-        up = cli.start("up", "--http", str(port))
-        one = Service(cli, port, up)
-        until(one.is_answering, "the API answers", cli.logs)
+    with http_service() as one:
         yield one
-        up.send_signal(signal.SIGINT)
-        said = up.communicate(timeout=60)[1]
-        assert f"HTTP API: http://127.0.0.1:{port}/v1/" in said
-        assert not one.is_answering()
-        cli.assert_nothing_left()
 
 
 @pytest.mark.spec("OPS-04.c", "PER-13", "CARD-3")

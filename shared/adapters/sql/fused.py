@@ -157,7 +157,7 @@ TAKE: Final = Statement(
         RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
                   c.ordinal, c.lane, c.is_unparked,
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
-                  last_seq
+                  dispatched_by, is_foreign, last_seq
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
         SELECT run_id, last_seq - 1, 'step_claimed', :now_us,
@@ -173,6 +173,7 @@ TAKE: Final = Statement(
            s.ordinal, s.lane,
            s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
            s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
+           s.dispatched_by, s.is_foreign,
            (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
                             ORDER BY e.position)
             FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key),
@@ -245,9 +246,9 @@ def take(tx: Transaction, contexts: Contexts, _: Journal, wish: Wish, turns: Tur
     taken: dict[str, list[Claim]] = {}
     if not rows:
         return taken
-    told = contexts.told(tx, [row[12:28] for row in rows])
-    results = results_of_rows(tx, [tuple(found) for row in rows for found in row[28] or ()])
-    for row in sorted(rows, key=lambda row: (row[29], row[9], -row[10])):
+    told = contexts.told(tx, [row[12:30] for row in rows])
+    results = results_of_rows(tx, [tuple(found) for row in rows for found in row[30] or ()])
+    for row in sorted(rows, key=lambda row: (row[31], row[9], -row[10])):
         key, fence, starts, run_id, kind, spec, attempt, task_id = row[:8]
         claim = told.claim(
             key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), is_resumed=starts > 1

@@ -57,6 +57,8 @@ class _Asked(NamedTuple):
     step_key: str
     step_title: str
     model: str
+    dispatched_by: str
+    is_foreign: int
     token: str
     end_reason: str | None
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from shared.adapters.sql.rows import output_of, unpack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
-from shared.identity import Role, RunIdentity
+from shared.identity import Origin, Role, RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.tasks.outcomes import Remains, is_unclean, of_map
 from shared.tasks.status import StepStatus
@@ -24,7 +24,8 @@ CLAIM_CONTEXT: Final = Statement(
     "claim context: run and session of each claimed step",
     """
     SELECT r.id, r.session_id, r.agent_id, r.role, r.definition, r.parent_run_id, r.parent_agent_id, r.task_id,
-           r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy
+           r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy, r.dispatched_by,
+           r.is_foreign
     FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
     """,
 )
@@ -152,6 +153,7 @@ def _identity(run: Row) -> RunIdentity:
         step_key=run[8],
         step_title=run[9],
         model=run[10],
+        origin=Origin(run[16], bool(run[17])),
     )
 
 

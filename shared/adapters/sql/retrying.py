@@ -7,11 +7,13 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.making import opened, opening
 from shared.adapters.sql.owned import command_done, owned_task
+from shared.adapters.sql.rows import plain
 from shared.adapters.sql.settling import complete_map, start_again
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.steering import HOLDERS, move_task
 from shared.adapters.sql.transaction import Row, Transaction
 from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.identity import OWN, Origin
 from shared.runs.events import EventType
 from shared.runs.record import NewRun
 from shared.runs.status import RunStatus
@@ -57,7 +59,11 @@ WAIT_AGAIN: Final = Statement(
 )
 REOPEN_RUN: Final = Statement(
     "reopen run: the root run of a task that is tried again goes on",
-    "UPDATE runs SET status = 'running', end_reason = NULL, ended_us = NULL WHERE id = :run_id",
+    """
+    UPDATE runs SET status = 'running', end_reason = NULL, ended_us = NULL, dispatched_by = :dispatched_by,
+        is_foreign = :is_foreign
+    WHERE id = :run_id
+    """,
 )
 REOPEN_SESSION: Final = Statement(
     "reopen session: one that was closed when its tasks were done has work again",
@@ -87,12 +93,13 @@ class SqlRetrying:
         again: Sequence[str] = (),
         regrown: Sequence[str] = (),
         model: str = "",
+        origin: Origin = OWN,
         now_us: int,
         command_id: str = "",
     ) -> None:
         def write(tx: Transaction) -> None:
             journal = Journal(now_us)
-            keys = _retry(tx, journal, ownership, task_id, runs, (again, regrown), now_us)
+            keys = _retry(tx, journal, ownership, task_id, runs, (again, regrown), origin, now_us)
             if model:
                 tx.rows(SET_MODEL, model=model, keys=keys)
             journal.flush(tx)
@@ -108,6 +115,7 @@ def _retry(
     task_id: str,
     runs: Sequence[NewRun],
     which: tuple[Sequence[str], Sequence[str]],
+    origin: Origin,
     now_us: int,
 ) -> Sequence[str]:
     """Return the keys of the steps that are tried again."""
@@ -124,7 +132,7 @@ def _retry(
     rows = _put_back(tx, task_id, again, by_step)
     tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
     move_task(tx, task_id, status, "", None)
-    root_run_id = _root_of_retry(tx, journal, task_id, root, old_root)
+    root_run_id = _root_of_retry(tx, journal, task_id, root, old_root, origin)
     for run in tx.paced(by_step.values()):
         journal.create(run, RunStatus.QUEUED)
     journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
@@ -155,9 +163,11 @@ def _put_back(tx: Transaction, task_id: str, again: Sequence[str], runs: dict[st
     return rows
 
 
-def _root_of_retry(tx: Transaction, journal: Journal, task_id: str, root: NewRun | None, old_root: str) -> str:
+def _root_of_retry(
+    tx: Transaction, journal: Journal, task_id: str, root: NewRun | None, old_root: str, origin: Origin
+) -> str:
     if root is None:
-        tx.rows(REOPEN_RUN, run_id=old_root)
+        tx.rows(REOPEN_RUN, run_id=old_root, dispatched_by=plain(origin.principal), is_foreign=int(origin.is_foreign))
         return old_root
     journal.create(root, RunStatus.RUNNING)
     tx.rows(SET_ROOT_RUN, task_id=task_id, run_id=root.identity.run_id)

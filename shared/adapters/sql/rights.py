@@ -78,7 +78,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "commands": WorkerRight(
         never=(
             *("ordinal", "id", "session_id", "kind", "subject", "principal", "created_us", "detail", "refusal"),
-            "is_ended",
+            *("is_ended", "may_approve"),
         )
     ),
     "workers": WorkerRight(
@@ -132,6 +132,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         never=(
             *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
             *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
+            *("dispatched_by", "is_foreign"),
         ),
         old=_FREE_OR_OURS,
         # The runs of a session itself are its owner's: a worker adds to their logs and never holds one.

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from shared.errors import ForgedError
-from shared.identity import Role, RunIdentity
+from shared.identity import Origin, Role, RunIdentity
 from shared.jsontext import Json
 from shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from shared.runs.events import Event, Node, NodeKind
@@ -98,6 +98,7 @@ def command_of(row: Any) -> Command:
         created_us=row.created_us,
         detail=unpack(row.detail),
         refusal=row.refusal,
+        may_approve=bool(row.may_approve),
     )
 
 
@@ -196,6 +197,7 @@ def identity_of(row: Any) -> RunIdentity:
         step_key=row.step_key,
         step_title=row.step_title,
         model=row.model,
+        origin=Origin(row.dispatched_by, bool(row.is_foreign)),
     )
 
 

@@ -214,6 +214,7 @@ class SqlSessions:
             "kind": command.kind.value,
             "subject": command.subject,
             "principal": plain(command.principal),
+            "may_approve": int(command.may_approve),
             "created_us": command.created_us,
             "detail": pack(command.detail),
             "refusal": plain(command.refusal),

@@ -139,12 +139,15 @@ commands = Table(
     _text("kind", None),
     _text("subject"),
     _text("principal"),
+    # Whether that principal carries the right to approve, as the client that wrote it checked.
+    _number("may_approve"),
     _number("created_us"),
     _text("detail", "{}"),
     _text("refusal"),
     _number("is_ended"),
     _one_of("kind", CommandKind),
     _flag("is_ended"),
+    _flag("may_approve"),
     Index("ix_commands_open", "session_id", **_where("is_ended = 0")),
 )
 
@@ -307,6 +310,9 @@ runs = Table(
     _text("step_key"),
     _text("step_title"),
     _text("model"),
+    # Who had it made; a foreign one is served by no consent of its session (shared/identity.py).
+    _text("dispatched_by"),
+    _number("is_foreign"),
     _text("status", None),
     _text("surface"),
     _text("token"),
@@ -325,6 +331,7 @@ runs = Table(
     _instant("ended_us"),
     _one_of("status", RunStatus),
     _one_of("end_reason", EndReason),
+    _flag("is_foreign"),
     CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
     Index("ix_runs_task", "task_id"),
 )

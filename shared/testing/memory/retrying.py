@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
+from shared.identity import OWN, Origin
 from shared.runs.events import EventType
 from shared.runs.record import NewRun
 from shared.runs.status import RunEvent, RunStatus
@@ -58,6 +59,7 @@ class MemoryRetrying:
         again: Sequence[str] = (),
         regrown: Sequence[str] = (),
         model: str = "",
+        origin: Origin = OWN,
         now_us: int,
         command_id: str = "",
     ) -> None:
@@ -77,7 +79,7 @@ class MemoryRetrying:
         self.rows.recorded.discard(task_id)
         session = self.rows.session(ownership.session_id)
         self.rows.sessions[session.id] = replace(session, is_closed=False)
-        self._begin_again(task, status, root, now_us)
+        self._begin_again(task, status, root, origin, now_us)
         for run in by_step.values():
             insert_run(self.rows, run, RunStatus.QUEUED, now_us)
         for step in steps:
@@ -108,11 +110,12 @@ class MemoryRetrying:
                 raise NotFoundError("new run for step", step.key)
         return steps
 
-    def _begin_again(self, task: Task, status: TaskStatus, root: NewRun | None, now_us: int) -> None:
+    def _begin_again(self, task: Task, status: TaskStatus, root: NewRun | None, origin: Origin, now_us: int) -> None:
         root_run_id = root.identity.run_id if root else task.root_run_id
         if root is None:
             again_root = move_run(self.rows, root_run_id, RunEvent.RETRY)
-            self.rows.runs[root_run_id] = replace(again_root, end_reason=None, ended_us=None)
+            identity = replace(again_root.identity, origin=origin)
+            self.rows.runs[root_run_id] = replace(again_root, identity=identity, end_reason=None, ended_us=None)
         else:
             insert_run(self.rows, root, RunStatus.RUNNING, now_us)
         self.rows.tasks[task.id] = replace(task, status=status, reason="", ended_us=None, root_run_id=root_run_id)

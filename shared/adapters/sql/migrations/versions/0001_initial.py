@@ -156,12 +156,14 @@ def _make_processes_and_sessions() -> None:
         _text("kind", None),
         _text("subject"),
         _text("principal"),
+        _number("may_approve"),
         _number("created_us"),
         _text("detail", "{}"),
         _text("refusal"),
         _number("is_ended"),
         _one_of("kind", "pause", "resume", "cancel", "retry", "close", "update", "complete", "fail", "dispatch"),
         _flag("is_ended"),
+        _flag("may_approve"),
         Index("ix_commands_open", "session_id", **_where("is_ended = 0")),
     )
     op.create_table(
@@ -319,6 +321,8 @@ def _make_runs() -> None:
         _text("step_key"),
         _text("step_title"),
         _text("model"),
+        _text("dispatched_by"),
+        _number("is_foreign"),
         _text("status", None),
         _text("surface"),
         _text("token"),
@@ -350,6 +354,7 @@ def _make_runs() -> None:
             "provider_failed",
             "stopped_by_hook",
         ),
+        _flag("is_foreign"),
         CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
         Index("ix_runs_task", "task_id"),
     )

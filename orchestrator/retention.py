@@ -95,7 +95,8 @@ class GarbageCollector:
     async def collect(self, limits: Limits, tell: Callable[[Collected], None] = lambda _: None) -> Collected:
         """Remove what the limits say; ``tell`` hears of the progress after each task."""
         done = Collected()
-        await self._remove_rest(done)  # of a collection before this one that was killed
+        for task_id in await self.rows.gone_tasks():  # of a collection before this one that was killed
+            await self._remove_rest(task_id, done)
         async for task in self._ended(limits.before_us):
             await self._remove(task, limits.before_us, done)
             tell(done)
@@ -116,10 +117,10 @@ class GarbageCollector:
     async def _remove(self, task: EndedTask, before_us: int, done: Collected) -> None:
         if await self.rows.remove_task(task.id, before_us=before_us):
             done.tasks += 1
-            await self._remove_rest(done)
+            await self._remove_rest(task.id, done)
 
-    async def _remove_rest(self, done: Collected) -> None:
-        while not (removed := await self.rows.remove_rest(limit=ROWS_AT_ONCE)).is_empty:
+    async def _remove_rest(self, task_id: str, done: Collected) -> None:
+        while not (removed := await self.rows.remove_rest(task_id, limit=ROWS_AT_ONCE)).is_empty:
             done.steps += removed.steps
             done.runs += len(removed.run_ids)
             for run_id in removed.run_ids:

@@ -50,8 +50,12 @@ class Retention(Protocol):
         """Remove a task's row if it still may be removed; say whether it is gone."""
         ...
 
-    async def remove_rest(self, *, limit: int) -> RemovedRows:
-        """Remove at most ``limit`` steps or runs of tasks that are gone; nothing removed: nothing is left."""
+    async def gone_tasks(self) -> Sequence[str]:
+        """Return tasks that are gone and have rows left: of a collection that was killed. Reads all runs."""
+        ...
+
+    async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:
+        """Remove at most ``limit`` steps or runs of a task that is gone; nothing removed: nothing is left."""
         ...
 
     async def remove_sessions(self, *, before_us: int) -> int:

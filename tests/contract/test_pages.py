@@ -55,7 +55,7 @@ async def test_runs_are_read_from_the_newest_on_and_by_task(scene: Scene) -> Non
     ids = await read_all(lambda before: store.run_page(task_id=task, before=before, limit=2))
 
     assert ids == [run.id for run in reversed(await store.runs(task_id=task))]
-    assert len(ids) == 3
+    assert len(ids) == 4
     whole = await store.run_page(session_id=scene.own.session_id)
     assert [run.id for run in whole] == [run.id for run in reversed(await store.runs())]
 

@@ -183,7 +183,7 @@ async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> 
 async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> None:
     task_id = await place.ended_task("a", "b", "c")
     assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
-    await place.rows.remove_rest(limit=1)
+    await place.rows.remove_rest(task_id, limit=1)
 
     done = await place.collector.collect(place.all_ended)
 

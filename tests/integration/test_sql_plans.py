@@ -51,6 +51,12 @@ EXEMPT = {
     "sessions.FREE_SESSIONS": "when an owner ends, of all sessions that it has had",
     "keys.UNUSED": "when a person revokes a key, of all that was signed",
     "auditing.HEAD": "the newest entry of all is the first that SQLite's scan meets",
+    "retention.ENDED_TASKS": "when a person collects what has ended, of all tasks",
+    "retention.ORPHANS": "as above, by an index, of all runs",
+    "retention.RUNS_OF": "as above, of one task's runs",
+    "retention.RUN_IDS": "as above, of all runs",
+    "retention.EMPTY_SESSIONS": "as above, of all sessions",
+    "retention.CLOSE_SESSIONS": "as above, of all sessions",
 }
 
 EXEMPT_WITHIN_ONE_TASK = {

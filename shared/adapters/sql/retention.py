@@ -53,7 +53,7 @@ ORPHANS: Final = Statement(
     "orphans: tasks that are gone and have runs; the runs go last",
     """
     SELECT DISTINCT r.task_id FROM runs AS r
-    WHERE r.task_id <> '' AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.id = r.task_id) LIMIT :limit
+    WHERE r.task_id <> '' AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.id = r.task_id)
     """,
 )
 REMOVE_STEPS: Final = Statement(
@@ -181,18 +181,19 @@ class SqlRetention:
 
         return await self._write(write)
 
-    async def remove_rest(self, *, limit: int) -> RemovedRows:
+    async def gone_tasks(self) -> Sequence[str]:
+        return await self._database.read(lambda tx: [row[0] for row in tx.rows(ORPHANS)])
+
+    async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:
         def write(tx: Transaction) -> RemovedRows:
-            for (task_id,) in tx.rows(ORPHANS, limit=1):
-                keys = [key for (key,) in tx.rows(REMOVE_STEPS, task_id=task_id, limit=limit)]
-                if keys:
-                    tx.count(REMOVE_EDGES, keys=keys)
-                    return RemovedRows(steps=len(keys))
-                run_ids = [run_id for (run_id,) in tx.rows(RUNS_OF, task_id=task_id, limit=max(1, limit // 20))]
-                for statement in RUN_ROWS:
-                    tx.count(statement, run_ids=run_ids)
-                return RemovedRows(run_ids=run_ids)
-            return RemovedRows()
+            keys = [key for (key,) in tx.rows(REMOVE_STEPS, task_id=task_id, limit=limit)]
+            if keys:
+                tx.count(REMOVE_EDGES, keys=keys)
+                return RemovedRows(steps=len(keys))
+            run_ids = [run_id for (run_id,) in tx.rows(RUNS_OF, task_id=task_id, limit=max(1, limit // 20))]
+            for statement in RUN_ROWS if run_ids else ():
+                tx.count(statement, run_ids=run_ids)
+            return RemovedRows(run_ids=run_ids)
 
         return await self._write(write)
 

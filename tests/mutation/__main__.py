@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import groupby
 from pathlib import Path
 from queue import Queue
 from random import Random
@@ -24,10 +24,14 @@ from tests.mutation.selection import Subject, subjects
 from tests.spec_document import ROOT
 
 Work = tuple[Subject, Mutant]
+PER_TURN = 4
 
 
 def in_turns(chosen: Sequence[Subject], texts: dict[str, str], seed: int) -> list[Work]:
-    """Return all mutants, one per module in turn; the seed orders the modules and the mutants of each."""
+    """Return all mutants, a few per module in turn; the seed orders the modules and the mutants of each.
+
+    A few, because a copy first has to learn how long a module's judges take when nothing is wrong.
+    """
     shuffled = list(chosen)
     Random(seed).shuffle(shuffled)
     lanes: list[list[Work]] = []
@@ -35,7 +39,8 @@ def in_turns(chosen: Sequence[Subject], texts: dict[str, str], seed: int) -> lis
         lane = [(subject, mutant) for mutant in mutants_of(subject.path, texts[subject.path])]
         Random(f"{seed}/{subject.path}").shuffle(lane)
         lanes.append(lane)
-    return [work for turn in zip_longest(*lanes) for work in turn if work is not None]
+    turns = [[lane[at : at + PER_TURN] for lane in lanes] for at in range(0, max(map(len, lanes), default=0), PER_TURN)]
+    return [work for turn in turns for few in turn for work in few]
 
 
 def judged(works: Sequence[Work], *, minutes: float, jobs: int) -> Iterator[Outcome]:
@@ -43,22 +48,20 @@ def judged(works: Sequence[Work], *, minutes: float, jobs: int) -> Iterator[Outc
     ends_s = time.monotonic() + minutes * 60
     places: Queue[Workplace] = Queue()
 
-    def judge(work: Work) -> Outcome | None:
-        if time.monotonic() >= ends_s:
-            return None
+    def judge(works_of_one: Sequence[Work]) -> list[Outcome]:
         place = places.get()
         try:
-            return place.judge(*work)
+            return [place.judge(*work) for work in works_of_one if time.monotonic() < ends_s]
         finally:
             places.put(place)
 
     with tempfile.TemporaryDirectory(prefix="soong-mutants-") as folder, ThreadPoolExecutor(jobs) as threads:
         for number in range(jobs):
             places.put(Workplace(ROOT, Path(folder) / str(number)))
-        for future in as_completed([threads.submit(judge, work) for work in works]):
-            outcome = future.result()
-            if outcome is not None:
-                yield outcome
+        # One copy judges what follows of one module, as it has learnt how long that module's judges take.
+        together = [list(group) for _, group in groupby(works, key=lambda work: work[0].path)]
+        for future in as_completed([threads.submit(judge, few) for few in together]):
+            yield from future.result()
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.NotIn: (r"not\s+in", "in"),
 }
 _SILENT = re.compile(r"(log|logger|structlog)\.")
+_WORDS_FOR_PEOPLE = frozenset({"description", "help", "hint", "remedy", "summary", "title"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ def _arguments(source: _Source, node: ast.AST) -> Iterator[_Change]:
     if isinstance(node, ast.Call):
         parts: list[_Placed] = sorted([*node.args, *node.keywords], key=source.start)
         for change, part in zip(_without(source, parts, "argument dropped"), parts, strict=True):
-            if isinstance(part, ast.keyword) and part.arg is not None:
+            if isinstance(part, ast.keyword) and part.arg is not None and part.arg not in _WORDS_FOR_PEOPLE:
                 yield change
 
 

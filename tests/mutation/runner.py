@@ -53,23 +53,27 @@ class Workplace:
 
     def judge(self, subject: Subject, mutant: Mutant) -> Outcome:
         """Return what became of a mutant; the copy is as before afterwards."""
-        path = self._folder / mutant.path
-        original = path.read_text(encoding="utf-8")
+        original = (self._folder / mutant.path).read_text(encoding="utf-8")
+        return Outcome(mutant, mutant.diff(original), self._verdict(subject, mutant, original))
+
+    def _verdict(self, subject: Subject, mutant: Mutant, original: str) -> Verdict:
         if self._usual(subject.marked) is None:
-            return Outcome(mutant, mutant.diff(original), Verdict.UNJUDGED)
+            return Verdict.UNJUDGED
+        if self._is_noticed(subject.marked, mutant, original) or self._is_noticed(subject.slow, mutant, original):
+            return Verdict.KILLED
+        return Verdict.ELSEWHERE if self._is_noticed(subject.others, mutant, original) else Verdict.SURVIVED
+
+    def _is_noticed(self, judges: tuple[str, ...], mutant: Mutant, original: str) -> bool:
+        """Say whether judges that pass otherwise fail with a mutant, or take far longer than usual."""
+        usual_s = self._usual(judges) if judges else None
+        if usual_s is None:
+            return False
+        path = self._folder / mutant.path
         path.write_text(mutant.text, encoding="utf-8")
         try:
-            verdict = self._verdict(subject)
+            return not self._passes(judges, limit_s=3 * usual_s + SLOWEST_S)
         finally:
             path.write_text(original, encoding="utf-8")
-        return Outcome(mutant, mutant.diff(original), verdict)
-
-    def _verdict(self, subject: Subject) -> Verdict:
-        if not self._passes(subject.marked, limit_s=3 * (self._usual(subject.marked) or 0.0) + SLOWEST_S):
-            return Verdict.KILLED
-        if subject.others and not self._passes(subject.others, limit_s=300):
-            return Verdict.ELSEWHERE
-        return Verdict.SURVIVED
 
     def _usual(self, tests: tuple[str, ...]) -> float | None:
         """Return how long the judges take when nothing is wrong; None when they fail then."""

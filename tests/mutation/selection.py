@@ -16,20 +16,22 @@ from pathlib import Path
 from tests.spec_document import read_clauses
 
 PRODUCT = ("orchestrator", "shared", "soong", "worker")
-FOLDERS = ("tests/unit", "tests/security", "tests/integration/test_worker_policy.py")
-"""Where judges come from: tests that need no server, so that a mutant costs seconds."""
+FOLDERS = ("tests/unit", "tests/security", "tests/contract", "tests/integration")
+QUICK = ("tests/unit/", "tests/security/", "tests/integration/test_worker_policy.py")
+"""Judges that need no server, so that a mutant costs seconds; the others are asked about what these did not notice."""
 
 _CLAUSE = re.compile(r"\b[A-Z]{2,4}-\d{1,2}\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A module with its judges. ``marked`` carry its clauses; ``others`` are the rest of its folder's tests."""
+    """A module with its judges: ``marked`` and ``slow`` carry its clauses, ``others`` are its folder's other tests."""
 
     path: str
     clauses: tuple[str, ...]
     marked: tuple[str, ...]
-    others: tuple[str, ...]
+    slow: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def subjects(root: Path) -> list[Subject]:
@@ -51,10 +53,12 @@ def subject_of(path: str, clauses: Sequence[str], marks: Mapping[str, Sequence[s
     own = Path(path).stem
     marked = [test for test, ids in marks.items() if {each.partition(".")[0] for each in ids} & set(clauses)]
     nearest = sorted(marked, key=lambda test: (f"/test_{own}" not in test, test))
+    quick = tuple(test for test in nearest if test.startswith(QUICK))
+    slow = tuple(test for test in nearest if not test.startswith(QUICK))
     subject = Path(path).parts[1] if path.startswith("shared/") else Path(path).parts[0]
     folder = f"tests/unit/{subject.removesuffix('.py')}/"
     others = sorted(test for test in marks if test.startswith(folder) and test not in set(marked))
-    return Subject(path, tuple(clauses), tuple(nearest), tuple(others))
+    return Subject(path, tuple(clauses), quick, slow, tuple(others))
 
 
 def collected_marks(root: Path) -> dict[str, list[str]]:

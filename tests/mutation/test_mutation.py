@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from tests.architecture.spec_proofs import read_proofs
-from tests.mutation.__main__ import in_turns
+from tests.mutation.__main__ import PER_TURN, in_turns
 from tests.mutation.operators import mutants_of
 from tests.mutation.report import Run, write
 from tests.mutation.runner import Outcome, Verdict, Workplace
@@ -73,14 +73,14 @@ def test_an_operator_is_found_among_letters_of_any_width(line: str, changed: str
 
 
 def test_the_seed_alone_decides_the_order_and_modules_take_turns() -> None:
-    chosen = [Subject(f"m{number}.py", ("EXE-03",), ("t",), ()) for number in range(3)]
+    chosen = [Subject(f"m{number}.py", ("EXE-03",), ("t",)) for number in range(3)]
     texts = {subject.path: MODULE for subject in chosen}
 
     works = in_turns(chosen, texts, 7)
 
     assert works == in_turns(chosen, texts, 7)
     assert works != in_turns(chosen, texts, 8)
-    assert {subject.path for subject, _ in works[:3]} == texts.keys()
+    assert {subject.path for subject, _ in works[: 3 * PER_TURN]} == texts.keys()
     assert len(works) == 3 * len(mutants_of("m.py", MODULE))
 
 
@@ -90,11 +90,13 @@ def test_the_judges_of_a_module_carry_its_clauses_or_their_obligations() -> None
         "tests/unit/tools/test_schedule.py::b": ["EXE-03.a"],
         "tests/unit/tools/test_other.py::c": [],
         "tests/unit/tasks/test_x.py::d": [],
+        "tests/contract/test_logs.py::e": ["EXE-03"],
     }
 
     subject = subject_of("shared/tools/schedule.py", ["EXE-03", "EXE-13"], marks)
 
     assert subject.marked == ("tests/unit/tools/test_schedule.py::b", "tests/unit/tools/test_hooks.py::a")
+    assert subject.slow == ("tests/contract/test_logs.py::e",)
     assert subject.others == ("tests/unit/tools/test_other.py::c",)
 
 
@@ -124,7 +126,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_mutant_is_killed_by_marked_tests_by_others_or_by_none(project: Path, tmp_path: Path) -> None:
-    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",), ("test_other.py",))
+    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",), others=("test_other.py",))
     text = (project / subject.path).read_text()
     comparisons = [mutant for mutant in mutants_of(subject.path, text) if mutant.what == "comparison"]
     place = Workplace(project, tmp_path / "copy")
@@ -138,7 +140,7 @@ def test_a_mutant_is_killed_by_marked_tests_by_others_or_by_none(project: Path, 
 
 def test_judges_that_fail_without_a_mutant_judge_nothing(project: Path, tmp_path: Path) -> None:
     (project / "test_marked.py").write_text("def test_a(): assert False\n")
-    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",), ())
+    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",))
     mutant = mutants_of(subject.path, (project / subject.path).read_text())[0]
 
     assert Workplace(project, tmp_path / "copy").judge(subject, mutant).verdict is Verdict.UNJUDGED

@@ -162,6 +162,11 @@ class Settings(BaseSettings):
     parallel_reads: int = Field(
         default=10, ge=1, le=100, description="Neighbouring reading calls of one model turn that run at once."
     )
+    max_repeated_failures: int = Field(
+        default=6,
+        ge=0,
+        description="A run whose model makes the same failing call this many turns in a row is ended; 0: never.",
+    )
     max_turns: int = Field(default=50, ge=1, description="Model turns of a run; as many again for each further step.")
 
     @property

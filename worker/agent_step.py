@@ -209,7 +209,11 @@ class AgentRuns:
             tools=tools,
             workplace={"project": str(workplace.project), "cwd": str(workplace.cwd)},
             output_schema=output if isinstance(output, dict) else None,
-            limits=AgentLimits(max_turns=self.settings.max_turns, parallel_reads=self.settings.parallel_reads),
+            limits=AgentLimits(
+                max_turns=self.settings.max_turns,
+                max_repeated_failures=self.settings.max_repeated_failures,
+                parallel_reads=self.settings.parallel_reads,
+            ),
             is_resumed=claim.is_resumed,
         )
 

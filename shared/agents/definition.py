@@ -17,6 +17,8 @@ class AgentLimits:
     """What ends a run by itself (DIS-07). Its time is limited by its step."""
 
     max_turns: int = 50
+    max_repeated_failures: int = 6
+    """How many turns in a row may make the same call that fails in the same way; 0: any number."""
     max_reasks: int = 3
     """How often an answer that breaks the output schema is asked for again."""
     model_attempts: int = 5

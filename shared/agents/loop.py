@@ -15,8 +15,10 @@ from pydantic_ai.models import Model
 
 from shared.agents.conversation import Conversation
 from shared.agents.messages import VERSION, opening_nodes
+from shared.agents.model import SCRIPT
 from shared.agents.ports import AgentEnd, AgentTask, Transcript
 from shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
+from shared.agents.repeats import RepeatedFailures
 from shared.agents.stopping import UntilStopped, stop_of
 from shared.agents.turn import (
     FINAL_TOOL,
@@ -71,7 +73,9 @@ async def run_agent(
         asyncio.CancelledError: it was interrupted.
     """
     found = Suffered() if suffered is None else suffered
-    loop = _Loop(task, model, executor, log, clock, Conversation(transcript, clock), sleep, suffered=found)
+    repeats = RepeatedFailures(task.limits.max_repeated_failures)
+    talk = Conversation(transcript, clock)
+    loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, suffered=found)
     return await loop.run(transcript)
 
 
@@ -84,6 +88,7 @@ class _Loop:
     clock: Clock
     talk: Conversation
     sleep: Sleep
+    repeats: RepeatedFailures
     usage: Usage = NOTHING_USED
     suffered: Suffered = field(default_factory=Suffered)
     reasks: int = 0
@@ -208,7 +213,7 @@ class _Loop:
             results = await self._run_calls(answer.calls, names)
             results += [self._refuse_final(part, answer.problem) for part in answer.finals]
             self.talk.add_results(results)
-            return None
+            return self._judge_repeats()
         if not answer.problem:
             return self._completed(answer.output)
         self.reasks += 1
@@ -230,7 +235,18 @@ class _Loop:
         results = await run_turn(calls, executor, note=self.log.note, parallel_limit=limit) if calls else []
         for call, result in zip(calls, results, strict=True):
             self._account(result, call.tool)
+        self.repeats.take(calls, results)
         return list(results)
+
+    def _judge_repeats(self) -> AgentEnd | None:
+        """Tell a model that repeats a failing call, and end its run when it goes on. A script is data and may wait."""
+        if self.model.model_name == SCRIPT:
+            return None
+        if reason := self.repeats.end:
+            return self._failed(EndReason.FAILED, reason, type="repeated_failure")
+        if warning := self.repeats.warning:
+            self.talk.ask_again(warning)
+        return None
 
     def _refuse_final(self, part: ToolCallPart, problem: str) -> ToolResult:
         failure = ToolFailure(ErrorType.INVALID_INPUT, problem, f"mend it and call {FINAL_TOOL} again")

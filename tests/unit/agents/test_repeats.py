@@ -1,0 +1,99 @@
+"""A model that repeats a failing call is told so, then ended; what it costs until then is bounded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
+
+from shared.agents.definition import AgentLimits
+from shared.agents.loop import run_agent
+from shared.runs.status import EndReason
+from shared.testing.clock import FakeClock
+from shared.tools.definition import Workplace
+from shared.tools.pipeline import RunScope, ToolPipeline
+from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.test_loop import BREAK, SHOUT, Talker, calls, run, says
+
+pytestmark = pytest.mark.spec("DIS-07")
+
+INVALID = ("test__shout", {"txt": "x"})
+
+
+def repeated(turns: int, *more: tuple[str, dict[str, Any]]) -> list[ModelResponse]:
+    """Return answers that each make the same call, after ``more`` of the same turn."""
+    return [
+        calls(*((name, arguments, f"c{turn}-{index}") for index, (name, arguments) in enumerate((*more, INVALID))))
+        for turn in range(turns)
+    ]
+
+
+def warnings(messages: list[ModelMessage]) -> list[str]:
+    parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
+    texts = [str(part.content) for part in parts if isinstance(part, UserPromptPart)]
+    return [text for text in texts if text.startswith("You repeat a call")]
+
+
+async def test_the_same_failing_call_is_told_after_three_and_ends_the_run_after_six() -> None:
+    talker = Talker(*repeated(50))
+
+    end, _ = await run(talker)
+
+    assert [len(warnings(told)) for told in talker.told] == [0, 0, 0, 1, 2, 3]
+    assert (end.end_reason, end.error and end.error.type) == (EndReason.FAILED, "repeated_failure")
+    assert end.error is not None
+    assert end.error.message.startswith("the same call failed 6 turns in a row: test.shout failed with invalid_input")
+    assert not end.error.retryable
+
+
+async def test_a_model_that_heeds_the_warning_goes_on() -> None:
+    talker = Talker(*repeated(4), calls(("test__shout", {"text": "x"}, "good")), says("done"))
+
+    end, _ = await run(talker)
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "done")
+
+
+@pytest.mark.parametrize(
+    "between",
+    [("test__shout", {"text": "fine"}), ("test__shout", {"txt": "another"})],
+    ids=["a call that succeeds", "a call that fails in another way"],
+)
+async def test_a_turn_without_it_begins_the_count_anew(between: tuple[str, dict[str, Any]]) -> None:
+    other = calls((*between, "other"))
+    talker = Talker(*repeated(5), other, *repeated(5), says("done"))
+
+    end, _ = await run(talker)
+
+    assert end.end_reason is EndReason.COMPLETED
+
+
+async def test_calls_beside_it_in_its_turn_do_not_hide_it() -> None:
+    talker = Talker(*repeated(50, ("test__shout", {"text": "fine"}), ("test__break", {})))
+
+    end, _ = await run(talker)
+
+    assert end.error is not None
+    assert end.error.type == "repeated_failure"
+
+
+async def test_the_limit_may_be_lifted() -> None:
+    talker = Talker(*repeated(10))
+
+    end, _ = await run(talker, make_task(limits=AgentLimits(max_turns=8, max_repeated_failures=0)))
+
+    assert end.end_reason is EndReason.MAX_TURNS
+
+
+async def test_what_a_model_that_never_learns_costs_is_bounded() -> None:
+    # A server that answered each turn with the first tool and invented arguments cost 63,475 input tokens in 50 turns.
+    talker = Talker(*repeated(50))
+    task = make_task(tools=(SHOUT, BREAK))
+    place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+    notebook = Notebook()
+    pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
+
+    end = await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock())
+
+    assert end.usage.requests == 6
+    assert 0 < end.usage.input_tokens < 5_000

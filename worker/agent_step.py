@@ -180,6 +180,7 @@ class AgentRuns:
             note=log.note,
             noted=log.take,
             on_asked=partial(self.watcher.approval_waiting, claim.identity),
+            on_settled=partial(self.watcher.approval_settled, claim.identity),
             waiting=parking.waiting,
             # The loop adds to it what it finds; every later question of the run tells it (DAG-09).
             unknown=interruption.suffered.unknown_effects,

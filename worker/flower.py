@@ -4,8 +4,9 @@ Each run is a task with ``uuid = run_id``. Events are best effort and gathered: 
 way of a step. They carry ids and titles, never arguments, tokens or results.
 
 ``task-agent-*`` events are Soong's own. Flower counts every type it is sent, by worker, type and task name, so its
-``flower_events_total`` shows them as they are. To Flower a type is also a state of its task; so that no run is shown in
-a state it has left, they belong to tasks of their own: one for each type, agent definition and worker.
+``flower_events_total`` shows them as they are. To Flower a type is also a state of its task: a run that waits for a
+person is shown as ``AGENT-APPROVAL-WAITING``, also while it is parked, one that was handed back as
+``AGENT-HANDED-BACK``. What is only counted (errors of tools) is sent where another state follows at once.
 """
 
 import threading
@@ -30,6 +31,8 @@ EVERY_S = 0.25
 KEEP = 5_000
 
 APPROVAL_WAITING: Final = "task-agent-approval-waiting"
+APPROVAL_SETTLED: Final = "task-agent-approval-settled"
+HANDED_BACK: Final = "task-agent-handed-back"
 TOOL_ERROR: Final = "task-agent-tool-error"
 BUDGET_STOP: Final = "task-agent-budget-stop"
 
@@ -45,6 +48,12 @@ class FlowerEvents:
         self._node_name = node_name
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEEP)
         self._started: dict[str, float] = {}
+        self._waits: dict[str, int] = {}
+        """By run: how many of its calls wait for consent."""
+        self._errors: dict[str, int] = {}
+        """By run: errors of its tools that are not counted yet."""
+        self._own_states: set[str] = set()
+        """Runs that are shown in a state of ours."""
         self._connection: Any = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="soong-flower", daemon=True)
@@ -58,42 +67,59 @@ class FlowerEvents:
 
     def started(self, claim: Claim) -> None:
         identity = claim.identity
-        name = f"{identity.definition or claim.kind}:{claim.step_key.partition('/')[2]}"
-        shown = f"step={claim.step_key.partition('/')[2]!r} task={identity.task_id} attempt={claim.attempt}"
+        shown = f"step={_step_of(identity)!r} title={identity.step_title!r} task={identity.task_id}"
         run_id = self._started_now(identity.run_id)
-        self._put("task-received", uuid=run_id, name=name, args=shown, kwargs="{}", retries=claim.attempt - 1)
+        if claim.is_resumed:  # the one event that leads out of any state that has not ended
+            self._put("task-retried", uuid=run_id, exception="", traceback="")
+        name, again = _name_of(identity), claim.attempt - 1
+        shown = f"{shown} attempt={claim.attempt}"
+        self._put("task-received", uuid=run_id, name=name, args=shown, kwargs="{}", retries=again)
         self._put("task-started", uuid=run_id)
 
     def ended(self, claim: Claim, end: StepEnd | None) -> None:
-        run_id = claim.identity.run_id
+        identity, run_id = claim.identity, claim.identity.run_id
         runtime = time.time() - self._started.pop(run_id, time.time())
+        is_waiting = bool(self._waits.pop(run_id, 0))
+        self._tell_errors(identity)
         if end is not None and end.end_reason in BUDGETS:
-            self._count(BUDGET_STOP, claim.identity, f"limit={end.end_reason.value!r}")
+            self._put_own(BUDGET_STOP, identity, limit=end.end_reason.value)
         if end is None:
-            self._put("task-retried", uuid=run_id, exception="handed back", traceback="")
+            if not is_waiting:  # one that is parked goes on being shown as what it is: waiting for a person
+                self._put_own(HANDED_BACK, identity)
         elif end.status is StepStatus.COMPLETED:
             self._put("task-succeeded", uuid=run_id, result=str(end.outcome), runtime=round(runtime, 6))
         elif end.status is StepStatus.CANCELLED:
+            if run_id in self._own_states:
+                self._put("task-retried", uuid=run_id, exception="", traceback="")
             self._put("task-revoked", uuid=run_id, terminated=True, signum=None, expired=False)
         else:
             message = end.error.message if end.error else str(end.end_reason)
             self._put("task-failed", uuid=run_id, exception=message[:300], traceback="")
+        self._own_states.discard(run_id)
 
     def approval_waiting(self, identity: RunIdentity, tool: str) -> None:
-        self._count(APPROVAL_WAITING, identity, f"tool={tool!r}")
+        del tool  # which one it is stands with the question
+        self._waits[identity.run_id] = self._waits.get(identity.run_id, 0) + 1
+        self._tell_errors(identity)
+        self._put_own(APPROVAL_WAITING, identity)
+
+    def approval_settled(self, identity: RunIdentity) -> None:
+        left = self._waits[identity.run_id] = max(0, self._waits.get(identity.run_id, 0) - 1)
+        if not left:
+            self._put_own(APPROVAL_SETTLED, identity)
 
     def tool_failed(self, identity: RunIdentity, tool: str, error: str) -> None:
-        self._count(TOOL_ERROR, identity, f"tool={tool!r} error={error!r}")
+        del tool, error  # a count; the run's log has the rest
+        self._errors[identity.run_id] = self._errors.get(identity.run_id, 0) + 1
 
-    def _count(self, type_: str, identity: RunIdentity, shown: str) -> None:
-        name = identity.definition or "python"
-        self._put(
-            type_,
-            uuid=f"{type_.removeprefix('task-')}:{name}@{self._node_name}",
-            name=name,
-            args=f"{shown} run={identity.run_id}",
-            kwargs="{}",
-        )
+    def _tell_errors(self, identity: RunIdentity) -> None:
+        """Count a run's errors where another state of it follows: to Flower each type of event is one."""
+        for _ in range(self._errors.pop(identity.run_id, 0)):
+            self._put_own(TOOL_ERROR, identity)
+
+    def _put_own(self, type_: str, identity: RunIdentity, **more: str) -> None:
+        self._own_states.add(identity.run_id)
+        self._put(type_, uuid=identity.run_id, name=_name_of(identity), **more)
 
     def _started_now(self, run_id: str) -> str:
         self._started[run_id] = time.time()
@@ -124,6 +150,14 @@ class FlowerEvents:
         except (OperationalError, OSError, RedisError) as error:
             self._connection = None
             log.warning("flower_events_unsent", error=str(error))
+
+
+def _step_of(identity: RunIdentity) -> str:
+    return identity.step_key.partition("/")[2]
+
+
+def _name_of(identity: RunIdentity) -> str:
+    return f"{identity.definition or 'step'}:{_step_of(identity)}"
 
 
 class NoFlower(Unwatched):

@@ -175,6 +175,8 @@ class WorkerGate:
     """Hands over what was noted and is not written yet: written with the question, and before it."""
     on_asked: Callable[[str], object] | None = None
     """Is told the tool of each call that waits for consent."""
+    on_settled: Callable[[], object] | None = None
+    """Is told when such a call waits no more, while its run goes on here."""
     waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Is entered for as long as a call waits for a request: its run may park."""
     unknown: Sequence[JsonObject] = ()
@@ -259,12 +261,15 @@ class WorkerGate:
     async def _until_settled(self, request: PermissionRequest, *, is_new: bool) -> Settled:
         try:
             with self.waiting(request.id):
-                return await self.inbox.settled(request.id, is_new=is_new)
+                settled = await self.inbox.settled(request.id, is_new=is_new)
         except asyncio.CancelledError:
             if not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
                 await asyncio.shield(self._withdraw(request))
             raise
+        if self.on_settled is not None:
+            self.on_settled()
+        return settled
 
     async def _withdraw(self, request: PermissionRequest) -> None:
         try:

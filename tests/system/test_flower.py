@@ -2,9 +2,9 @@
 
 import asyncio
 import base64
+import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.wire.jobs import queue_of
+from shared.jsontext import JsonObject
+from shared.permissions.request import Choice
+from shared.sessions.session import AnswerMode
+from shared.tasks.status import StepStatus
+from shared.testing.builders import make_answer
 from tests.system.deployment import Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
@@ -139,9 +142,10 @@ async def test_flower_counts_what_agents_run_into_and_tells_no_secret(
     ended = await service.finished(await service.submit(TROUBLED, project=project))
 
     expected = {
-        ("task-agent-approval-waiting", AGENT): 1.0,
-        ("task-agent-tool-error", AGENT): 2.0,
-        ("task-agent-budget-stop", AGENT): 1.0,
+        ("task-agent-approval-waiting", f"{AGENT}:asks"): 1.0,
+        ("task-agent-tool-error", f"{AGENT}:asks"): 1.0,
+        ("task-agent-tool-error", f"{AGENT}:errs"): 1.0,
+        ("task-agent-budget-stop", f"{AGENT}:turns"): 1.0,
         ("task-failed", f"{AGENT}:turns"): 1.0,
         ("task-succeeded", f"{AGENT}:asks"): 1.0,
     }
@@ -178,21 +182,46 @@ async def test_a_run_is_shown_in_its_own_state_whatever_was_counted_of_it(
 
     await service.until(lambda: has_ended("asks", "SUCCESS"))
     await service.until(lambda: has_ended("turns", "FAILURE"))
+    shown = json.loads(await asyncio.to_thread(flower.page, "/api/tasks"))
+    runs = {run.identity.run_id for run in by_step.values()}
+    assert {uuid for uuid, task in shown.items() if not task["name"].startswith("soong.")} <= runs
+    assert {task["exception"] for task in shown.values() if task["state"] == "SUCCESS"} <= {None, ""}
 
 
-@pytest.mark.spec("CARD-5.b", "OPS-02.a")
-async def test_flower_shows_the_queue_of_each_pool_and_what_waits_in_it(
+@pytest.mark.spec("OPS-02.a", "OPS-08.a")
+async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_is_parked(
     service: Deployment, flower: Flower, tmp_path: Path
 ) -> None:
-    await service.start_workers(1, slots=8)
-    os.kill(service.workers[0].pid, signal.SIGSTOP)  # so that what is sent to it stays in the queue
-    steps: list[Json] = [{"id": f"s{number}", "kind": "python", "call": "builtin.echo"} for number in range(8)]
-    await service.submit({"title": "t", "steps": steps})
+    await service.start_workers(1, SOONG_PARK_AFTER_S="0.2")
+    project = tmp_path / "project"
+    project.mkdir()
+    asks = TROUBLED["steps"][0]  # type: ignore[index]  # a list of objects
+    plan: JsonObject = {"title": "Ask", "steps": [asks]}
+    task = await service.submit(plan, project=project, answer_mode=AnswerMode.INBOX)
 
-    async def it_waits_in_the_queue() -> bool:
-        page = await asyncio.to_thread(flower.page, "/broker")
-        rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.DOTALL)
-        shown = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
-        return [row[:2] for row in shown[1:]] == [[queue_of("default"), "1"]]
+    async def state() -> str:
+        (step,) = (await service.steps(task)).values()
+        page = await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}")
+        return str(json.loads(page)["state"]) if page else ""
 
-    await service.until(it_waits_in_the_queue)
+    async def is_parked() -> bool:
+        return (await service.steps(task))["asks"].status is StepStatus.BLOCKED
+
+    async def waits() -> bool:
+        return await state() == "AGENT-APPROVAL-WAITING"
+
+    await service.until(is_parked)
+    await service.until(waits)
+    (request,) = await service.store.pending(task.session_id)
+    await service.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+    await service.finished(task)
+
+    async def is_done() -> bool:
+        return await state() == "SUCCESS"
+
+    await service.until(is_done)
+    (step,) = (await service.steps(task)).values()
+    page = json.loads(await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}"))
+    assert page["exception"] in {None, ""}
+    assert page["name"] == f"{AGENT}:asks"
+    assert "title='ask'" in page["args"]

@@ -1,5 +1,6 @@
 """What a run's end puts into Flower, end reason by end reason."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,29 @@ async def test_each_limit_that_ends_a_run_is_counted_as_a_budget_stop_and_nothin
 
     events.ended(claim, end)
 
-    stops = [fields["args"] for type_, fields in waiting(events) if type_ == "task-agent-budget-stop"]
-    expected = [f"limit={reason.value!r} run={claim.identity.run_id}"] if reason.value in BUDGETS else []
-    assert stops == expected
+    stops = [fields for type_, fields in waiting(events) if type_ == "task-agent-budget-stop"]
+    expected = [(claim.identity.run_id, reason.value)] if reason.value in BUDGETS else []
+    assert [(fields["uuid"], fields["limit"]) for fields in stops] == expected
+    assert not [fields for fields in stops if "args" in fields]  # those stay the run's own
+
+
+@pytest.mark.spec("OPS-08.a", "OPS-02.a")
+async def test_a_run_that_parks_goes_on_waiting_and_a_run_that_is_taken_up_leaves_every_state_of_ours() -> None:
+    events = FlowerEvents(Celery("test"), "w@here")
+    claim = await claimed()
+
+    events.approval_waiting(claim.identity, "code.write_file")
+    events.ended(claim, None)
+    parked = [type_ for type_, _ in waiting(events)]
+    events.started(replace(claim, is_resumed=True))
+    events.ended(claim, None)
+
+    assert parked == ["task-agent-approval-waiting"]
+    assert [type_ for type_, _ in waiting(events)][1:] == [
+        "task-retried",
+        "task-received",
+        "task-started",
+        "task-agent-handed-back",
+    ]
+    assert {fields.get("exception", "") for _, fields in waiting(events)} == {""}
+    assert {fields["uuid"] for _, fields in waiting(events)} == {claim.identity.run_id}

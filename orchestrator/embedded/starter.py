@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -217,6 +218,9 @@ def last_words(log: Path | None) -> str:
         return ""
     with suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        if not lines:  # a full disk takes no words either
+            free_mib = shutil.disk_usage(log.parent).free // 2**20
+            return f"\n  its log is empty, and its disk has {free_mib} MiB left: {log}"
         return "".join(f"\n    {line}" for line in lines) + f"\n  its log: {log}"
     return ""
 

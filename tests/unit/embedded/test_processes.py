@@ -1,6 +1,7 @@
 """What a service starts: where it is told to live, that it does not outlive its starter, what Redis is told."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, 
 from orchestrator.embedded.leftovers import expire_dead, has_ended
 from orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
 from orchestrator.embedded.service_file import start_of
+from orchestrator.embedded.starter import last_words
 from shared.errors import InvalidConfigError, UnavailableError
 from shared.sessions.session import Owner, Worker
 from shared.settings import load_settings
@@ -236,3 +238,17 @@ def _short(tmp_path: Path) -> Path:
     folder = tmp_path if len(str(tmp_path)) < 60 else Path("/tmp")
     folder.chmod(0o700) if folder is tmp_path else None
     return folder
+
+
+def test_an_empty_log_is_shown_with_the_room_on_its_disk(tmp_path: Path) -> None:
+    log = tmp_path / "service.log"
+    log.touch()
+
+    assert re.fullmatch(rf"\n  its log is empty, and its disk has \d+ MiB left: {log}", last_words(log))
+
+
+def test_the_last_words_of_a_log_are_shown_with_its_place(tmp_path: Path) -> None:
+    log = tmp_path / "service.log"
+    log.write_text("one\ntwo\n")
+
+    assert last_words(log) == f"\n    one\n    two\n  its log: {log}"

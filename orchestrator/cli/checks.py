@@ -59,6 +59,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_redis,
         check_ripgrep,
         check_tool_files,
+        check_modules,
         check_clock,
     )
     return [await check(settings) for check in checks]
@@ -231,6 +232,40 @@ async def check_tool_files(settings: Settings) -> Finding:
         more = f" (and {len(files.offences) - 1} more)" if len(files.offences) > 1 else ""
         return Finding("tools", Level.FAIL, f"{first.place}: {first.problem}{more}", first.remedy)
     return Finding("tools", Level.OK, f"{len(files.tools)} declared in {settings.home / 'tools'}")
+
+
+async def check_modules(settings: Settings) -> Finding:
+    """Whatever a process of ours imports is best kept out of the folders where runs write.
+
+    The folder where the check is called counts as a project. File tools refuse to write such modules; a command that
+    was allowed is not kept from it.
+    """
+    from shared.config import load_config
+    from shared.permissions.configured import configured_write_roots, policy_of
+    from shared.permissions.writable import writable_by_rule
+    from shared.sandbox.paths import is_below
+    from shared.toolsets.code import code_tools
+    from shared.toolsets.controls import module_files, program_files
+    from shared.toolsets.import_folders import look_in
+
+    try:
+        config = load_config(settings.home)
+        by_rule = writable_by_rule(policy_of(config), code_tools())
+        folders = (Path.cwd(), *configured_write_roots(config), *by_rule)
+    except InvalidConfigError as error:
+        return Finding("modules", Level.FAIL, str(error), "fix config.toml")
+    modules = (*settings.functions, *settings.tools)
+    look_in(settings.import_folders, modules)
+    places = (*(place for place in module_files(modules) if place.exists()), *program_files())
+    found = [(place, folder) for place in places for folder in folders if is_below(place, folder)]
+    if found:
+        place, folder = found[0]
+        says = f"{place} lies in {folder}, where runs write; file tools refuse it, an allowed command does not"
+        remedy = "keep Soong's environment and the modules of SOONG_FUNCTIONS and SOONG_TOOLS outside of projects"
+        return Finding("modules", Level.WARN, says, remedy)
+    return Finding(
+        "modules", Level.OK, f"{len(modules)} of SOONG_FUNCTIONS and SOONG_TOOLS, outside of where runs write"
+    )
 
 
 async def check_clock(settings: Settings) -> Finding:

@@ -63,6 +63,7 @@ class EffectivePolicy:
             ".soong/ but its runs/",
             *(f"{folder}/ but its runs/" for folder in self.paths.own_folders),
             *map(str, (*self.paths.controls, *self.paths.secrets)),
+            *(f"{folder}/ modules named as one of the program's" for folder in self.paths.imports.folders),
         )
 
     def own_files(self) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.imports import ImportGuard
 from shared.sandbox.names import GIT_CONTROLS, SENSITIVE, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
@@ -63,7 +64,8 @@ class PathPolicy:
     ``agent_home`` is Soong's own folder; None when there is none. ``data`` is that of runs and artifacts; None: the
     home. ``controls`` are files and folders that steer us wherever they are: the programs of configured hooks, the
     modules that tools come from. ``secrets`` are files of ours whose content opens something, such as the signing key:
-    reading them asks and writing them is refused, whatever they are called.
+    reading them asks and writing them is refused, whatever they are called. ``imports`` are the files that would be
+    imported in place of a module of the program.
 
     Raises:
         InvalidConfigError: a sensitive pattern names nothing.
@@ -74,6 +76,7 @@ class PathPolicy:
     controls: tuple[Path, ...] = ()
     data: Path | None = None
     secrets: tuple[Path, ...] = ()
+    imports: ImportGuard = field(default_factory=ImportGuard)
 
     def __post_init__(self) -> None:
         for pattern in self.sensitive:
@@ -111,7 +114,7 @@ class PathPolicy:
         """Say whether a path is one of our controls or a repository's, existing or not (FS-09)."""
         parts = tuple(map(plain, path.parts))
         is_ours = self._is_in_own_folder(parts, _WRITTEN) or _is_listed(parts, (*self.controls, *self.secrets))
-        return is_control(parts) or is_ours or _is_in_git_folder(path, parts)
+        return is_control(parts) or is_ours or self._is_imported(parts) or _is_in_git_folder(path, parts)
 
     @property
     def own_folders(self) -> tuple[Path, ...]:
@@ -133,6 +136,10 @@ class PathPolicy:
         parts = ("/", *map(plain, filter(None, path.split("/"))))
         return self._is_in_own_folder(parts, READ) or _is_listed(parts, self.secrets)
 
+    def _is_imported(self, parts: tuple[str, ...]) -> bool:
+        places = (place for folder in self.imports.folders for place in _spellings(folder))
+        return any(parts[: len(place)] == place and self.imports.covers(parts[len(place) :]) for place in places)
+
     def _is_in_own_folder(self, parts: tuple[str, ...], but: frozenset[str]) -> bool:
         """Say whether a path is one of our folders or lies in it, but for the named entries of the folder."""
         return any(
@@ -153,7 +160,7 @@ def _beginnings(paths: tuple[Path, ...]) -> tuple[str, ...]:
     return tuple({"/".join(("", *takewhile(str.isascii, place[1:]))) for path in paths for place in _spellings(path)})
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def _spellings(path: Path) -> tuple[tuple[str, ...], ...]:
     """Return a path's plain parts as named and as resolved: a link on the way to it must not unprotect it."""
     return tuple({tuple(map(plain, each.parts)) for each in (path, Path(os.path.realpath(path)))})

@@ -6,8 +6,7 @@ Workers, clients and ``soong tools`` all build their registry here, so that a pl
 that a worker runs.
 """
 
-import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from shared.settings import Settings, secret_files, secret_values
 from shared.tools.definition import ToolAdapter
 from shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from shared.toolsets.code.toolset import CodeTools
+from shared.toolsets.controls import controls_of, import_guard
 from shared.toolsets.declarative.toolset import DeclarativeTools
 from shared.toolsets.import_folders import look_in
 from shared.toolsets.modules import register_modules
@@ -48,6 +48,8 @@ class Surroundings:
     """Folders that ``modules`` are looked for in, after what is installed."""
     secret_files: tuple[Path, ...] = ()
     """Files that hold a key or a password of the deployment, wherever they are."""
+    functions: tuple[str, ...] = ()
+    """The modules of ``SOONG_FUNCTIONS``: workers import them."""
 
     @classmethod
     def of(cls, settings: Settings, config: Config | None = None) -> "Surroundings":
@@ -68,14 +70,16 @@ class Surroundings:
             data=settings.data,
             import_folders=settings.import_folders,
             secret_files=secret_files(settings),
+            functions=settings.functions,
         )
 
     @property
     def paths(self) -> PathPolicy:
-        found = look_in(self.import_folders, self.modules)
-        controls = (*_hook_files(self.config), *_module_files(self.modules), *found.served)
+        modules = (*self.modules, *self.functions)
+        found = look_in(self.import_folders, modules)
+        controls = (*controls_of(self.config, modules), *found.served)
         sensitive = (*SENSITIVE, *self.config.paths.sensitive)
-        return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files)
+        return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files, import_guard())
 
 
 def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
@@ -100,25 +104,3 @@ def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) 
         paths = surroundings.paths
         DeclarativeTools(surroundings.home, surroundings.runner, surroundings.config, paths).register(registry)
     return registry
-
-
-def _hook_files(config: Config) -> Iterator[Path]:
-    """Yield the files that hooks are made of: whoever could write them would decide in their place (FS-09)."""
-    for hook in (*config.hooks.pre, *config.hooks.post):
-        yield from (Path(word) for word in hook.command if word.startswith("/") and not Path(word).is_dir())
-
-
-def _module_files(modules: Iterable[str]) -> Iterator[Path]:
-    """Yield where modules that define tools lie, as file and as package; nothing is imported for it."""
-    for module in modules:
-        top, *inner = module.split(".")
-        try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError):
-            continue  # whoever registers it says what is wrong with it
-        if spec is None:
-            continue
-        places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
-        yield from (*places, *(place.with_suffix(".py") for place in places if inner))
-        if spec.origin and not places:
-            yield Path(spec.origin)

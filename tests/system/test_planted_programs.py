@@ -3,12 +3,13 @@
 A developer's shell has ``$PROJECT/.venv/bin`` first on PATH; the README's rule lets a run write there.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import Scene, scene
+from tests.system.cli_scene import LIMIT_S, Scene, scene
 
 NAMED_BY_OURS = ("rg", "redis-server", "valkey-server", "git", "uname", "ldconfig", "gcc", "ld", "id", "ps", "tput")
 OVERWRITE_AND_SEARCH = """
@@ -80,3 +81,33 @@ def test_doctor_starts_and_names_no_program_of_the_projects_environment(cli: Sce
     assert '"ripgrep"' in done.stdout
     assert str(project) not in done.stdout, done.stdout
     assert caught(cli) == []
+
+
+REWRITE_MODULES = """
+title: Write what workers import
+steps:
+  - id: write
+    allowed_tools: [code.write_file]
+    script:
+      - {call: code.write_file, with: {path: team_steps.py, content: "EVIL", overwrite: true}, save: module}
+      - {call: code.write_file, with: {path: sitecustomize.py, content: "EVIL"}, save: start}
+      - {call: code.write_file, with: {path: json.py, content: "EVIL"}, save: shadow}
+      - {call: code.write_file, with: {path: app.py, content: "ours"}, save: own}
+      - {finish: {module: "${module}", start: "${start}", shadow: "${shadow}", own: "${own}"}}
+"""
+
+
+@pytest.mark.spec("FS-09", "OPS-12")
+def test_a_run_writes_no_module_that_workers_import_from_its_project(cli: Scene) -> None:
+    (cli.folder / "team_steps.py").write_text("")
+    cli.environment |= {"SOONG_FUNCTIONS": "team_steps", "PYTHONPATH": str(cli.folder)}
+
+    done = cli.start("run", cli.plan(REWRITE_MODULES), "--allow", f"code.write_file:{cli.folder}", "--json")
+    report = json.loads(done.communicate(timeout=LIMIT_S)[0])
+
+    said = {name: json.dumps(call) for name, call in report["steps"][0]["output"].items()}
+    assert [name for name, call in said.items() if "path_protected" in call] == ["module", "start", "shadow"], said
+    assert (cli.folder / "team_steps.py").read_text() == ""
+    assert (cli.folder / "app.py").read_text() == "ours"
+    assert not (cli.folder / "sitecustomize.py").exists()
+    assert not (cli.folder / "json.py").exists()

@@ -13,8 +13,9 @@ def locate_for_writing(policy: PathPolicy, context: ToolContext, path: str) -> L
     """
     located = policy.locate(context.workplace, path)
     if located.is_protected:
-        problem = "is a control of this service or of a repository; no tool writes it"
-        raise PathRefusedError(PathRefusal.PROTECTED, path, problem, "ask a person to change it by hand")
+        problem = "is a control of this service, a part of its program or a control of a repository; no tool writes it"
+        hint = "ask a person to change it by hand; an environment that agents may change is one that Soong is not in"
+        raise PathRefusedError(PathRefusal.PROTECTED, path, problem, hint)
     if path.endswith("/") or located.resolved.name in ("", ".", ".."):
         raise PathRefusedError(PathRefusal.INVALID, path, "names a directory, not a file")
     return located

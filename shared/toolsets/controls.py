@@ -1,0 +1,106 @@
+"""The files that our own program is made of, wherever they are: no file tool writes them, whatever allows it (FS-09).
+
+An agent that could write the interpreter's start files, a package of ours or a module of the user's that workers import
+would decide in the place of the gate at the next start. Owns which those are; that they are refused is
+:mod:`shared.sandbox.paths`.
+"""
+
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from shared.config import Config
+from shared.sandbox.imports import ImportGuard
+from shared.sandbox.names import plain
+from shared.sandbox.paths import is_below
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("orchestrator", "shared", "soong", "worker")
+_OF_A_PREFIX: Final = ("bin", "sbin", "Scripts", "lib", "lib32", "lib64", "Lib", "DLLs", "pyvenv.cfg")
+_PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+_START_MODULES: Final = ("sitecustomize", "usercustomize")
+_OF_TESTS: Final = frozenset({"test", "tests"})
+"""Packages that our program does not import and a project has of its own."""
+
+
+def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
+    """Return every file and folder that steers a process of ours: its program, its hooks, the user's own modules."""
+    found = (*program_files(), *hook_files(config), *module_files(modules), *_loaded_files())
+    return tuple(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=1)
+def program_files() -> tuple[Path, ...]:
+    """Return the interpreter, its start files, all installed packages and our own.
+
+    Of a prefix only the folders that hold programs and modules: a project may lie in the folder of its environment.
+    """
+    prefixes = dict.fromkeys((sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))
+    known = [Path(prefix, name) for prefix in prefixes for name in _OF_A_PREFIX]
+    known += [Path(path) for name, path in sysconfig.get_paths().items() if name in _PATHS]
+    known += map(Path, (sys.executable, *site.getsitepackages(), site.getusersitepackages()))
+    known += [ROOT / package for package in PACKAGES]
+    return tuple(dict.fromkeys(known))
+
+
+def import_guard() -> ImportGuard:
+    """Return what keeps the folders of the import path beside the program's own from standing in for its modules."""
+    folders = [Path(os.path.abspath(entry)) for entry in sys.path if entry]  # noqa: PTH100  # links are kept
+    foreign = (folder for folder in folders if not _is_of_the_program(folder))
+    return ImportGuard(tuple(dict.fromkeys(foreign)), _names_of_the_program())
+
+
+def hook_files(config: Config) -> Iterator[Path]:
+    """Yield the files that hooks are made of."""
+    for hook in (*config.hooks.pre, *config.hooks.post):
+        yield from (Path(word) for word in hook.command if word.startswith("/") and not Path(word).is_dir())
+
+
+def module_files(modules: Iterable[str]) -> Iterator[Path]:
+    """Yield where modules of the user's own lie, as file and as package; nothing is imported for it."""
+    for module in modules:
+        top, *inner = module.split(".")
+        try:
+            spec = importlib.util.find_spec(top)
+        except (ImportError, ValueError):
+            continue  # the process that registers it says what is wrong with it
+        if spec is None:
+            continue
+        places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
+        yield from (*places, *(place.with_suffix(".py") for place in places if inner))
+        if spec.origin and not places:
+            yield Path(spec.origin)
+
+
+def _loaded_files() -> Iterator[Path]:
+    """Yield the files of the user's own that this process has imported, whatever module led to them."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not _is_of_the_program(Path(file)):
+            yield Path(file)
+
+
+def _is_of_the_program(path: Path) -> bool:
+    return any(is_below(path, known) for known in program_files())
+
+
+@lru_cache(maxsize=1)
+def _names_of_the_program() -> frozenset[str]:
+    """Return the top-level names of the standard library, of what is installed and of our own packages."""
+    folders = {*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    installed = {name.partition(".")[0] for folder in folders for name in _entries(folder)}
+    names = {*sys.stdlib_module_names, *filter(str.isidentifier, installed), *PACKAGES, *_START_MODULES}
+    return frozenset(map(plain, names - _OF_TESTS))
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # names are wanted
+    except OSError:
+        return []

@@ -72,9 +72,9 @@ class Explainer:
         run_dir = (self.paths.data or self.paths.agent_home or project) / RUNS / "<run-id>"
         own = (project,) if is_too_wide(str(cwd), self.home) else tuple(dict.fromkeys((project, cwd)))
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(self.catalogue.config))
-        return Workplace(
-            project, cwd, run_dir, roots, writable_by_rule=writable_by_rule(self.policy, self.catalogue.tools)
-        )
+        policy = self.policy
+        by_rule = writable_by_rule(policy, self.catalogue.tools)
+        return Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
 
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""

@@ -16,6 +16,7 @@ from shared.errors import UsageError
 from shared.ids import new_id
 from shared.jsontext import Json
 from shared.permissions.consent import StepGrant
+from shared.permissions.policy import Policy
 from shared.permissions.rules import parse_allow
 from shared.sandbox.marked_project import project_id
 from shared.sessions.session import AnswerMode, Session
@@ -54,10 +55,12 @@ def submission(
     cwd: Path | None = None,
     step_grants: Sequence[StepGrant] = (),
     ids: "Ids | None" = None,
+    policy: Policy | None = None,
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own unless told.
 
-    ``step_grants`` are what was consented to of the steps' own wishes (PER-17); ``ids`` are new ones unless told.
+    ``step_grants`` are what was consented to of the steps' own wishes (PER-17); ``ids`` are new ones unless told;
+    ``policy`` is what the rules are added to, that of the catalogue unless told.
 
     Raises:
         UsageError: the project is no folder, an input, a rule or a model is wrong, a step has neither model nor script.
@@ -76,7 +79,7 @@ def submission(
         cwd=str(cwd or Path.cwd()),
         answer_mode=answer_mode,
         created_us=now_us,
-        policy=catalogue.policy.with_rules(rules).as_json(),
+        policy=(policy or catalogue.policy).with_rules(rules).as_json(),
         principal=principal,
         project_id=project_id(folder) if catalogue.needs_project else "",
     )

@@ -79,14 +79,17 @@ class Lookout:
         project, cwd = Path(session.project), Path(request.cwd or session.cwd)
         own = (project,) if is_too_wide(str(cwd), str(Path.home())) else (project, cwd)
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self.write_roots)
-        workplace = Workplace(project, cwd, run_dir, roots, writable_by_rule=self._writable_by_rule(session))
+        policy = _policy_of(session)
+        by_rule = writable_by_rule(policy, self.tools)
+        workplace = Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
         return ToolContext(request.identity, workplace, request.tool_call_id, "looked_at", 0, _Silent())
 
-    def _writable_by_rule(self, session: Session) -> tuple[Path, ...]:
-        try:
-            return writable_by_rule(Policy.from_json(session.policy), self.tools)
-        except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
-            return ()
+
+def _policy_of(session: Session) -> Policy:
+    try:
+        return Policy.from_json(session.policy)
+    except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
+        return Policy(read_roots=())
 
 
 class _Silent:

@@ -59,10 +59,16 @@ class ToolsConfig(_Section):
 
 
 class PathsConfig(_Section):
-    """``[paths]``: where file tools may write and what counts as sensitive."""
+    """``[paths]``: where file tools may read and write and what counts as sensitive."""
 
     allowed_write_roots: tuple[Text, ...] = Field(
         default=(), strict=False, description="Absolute folders that may be written beside the project."
+    )
+    read_roots: tuple[Text, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Absolute folders that are read without being asked beside the project and what may be written. "
+        "Left out: every folder, but over HTTP none.",
     )
     temp_writes: bool = Field(default=False, description="Count /tmp and TMPDIR among the write roots.")
     sensitive: tuple[Text, ...] = Field(

@@ -129,7 +129,9 @@ class Settings(BaseSettings):
         default=(), description="Origins of web pages that may call the API, comma separated; none by default."
     )
     http_projects: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="Folders that tasks submitted over HTTP may work in, comma separated; empty: any."
+        default=(),
+        description="Folders that tasks submitted over HTTP may work in, and that `paths.read_roots` counts for there, "
+        "comma separated; empty: any.",
     )
 
     permission_timeout_s: Seconds = Field(

@@ -225,7 +225,7 @@ class AgentRuns:
         own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
         by_rule = writable_by_rule(policy, self._registry.definitions())
-        return Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule)
+        return Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
 
     def _pipeline(self, tools: Sequence[ToolDefinition], scope: RunScope, gate: Gate, log: RunCallLog) -> ToolPipeline:
         return ToolPipeline(

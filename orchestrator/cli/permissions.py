@@ -145,14 +145,15 @@ def _uncut(*rows: tuple[str, ...]) -> Iterator[str]:
 
 
 def _heads(effective: "EffectivePolicy") -> Iterator[str]:
-    network = effective.policy.network
-    dangerous = "on, each call asks" if effective.policy.is_dangerous_enabled else "off"
+    policy, network = effective.policy, effective.policy.network
+    dangerous = "on, each call asks" if policy.is_dangerous_enabled else "off"
     for name, values in (
         ("project", [str(effective.project)]),
-        ("mode", [str(effective.policy.mode)]),
+        ("mode", [str(policy.mode)]),
         ("dangerous", [dangerous]),
         ("network", [f"{network.mode} ({network.source})"]),
         ("may write in", [str(root) for root in effective.write_roots]),
+        ("reads also", ["every folder"] if policy.read_roots is None else policy.read_roots or ["nothing else"]),
         ("sensitive", [", ".join(effective.paths.sensitive), *effective.own_files()]),
         ("protected", list(effective.protected())),
     ):

@@ -192,8 +192,10 @@ def _scope(settings: Settings, config: Config, session: Session, role: Role, reg
     identity = RunIdentity(session.id, new_id("run"), new_id("agent"), role, DEFINITION)
     project, cwd, run_dir = Path(session.project), Path(session.cwd), settings.runs / identity.run_id
     roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(config))
-    by_rule = writable_by_rule(Policy.from_json(session.policy), registry.definitions())
-    return RunScope(identity, 0, Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule))
+    policy = Policy.from_json(session.policy)
+    by_rule = writable_by_rule(policy, registry.definitions())
+    place = Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+    return RunScope(identity, 0, place)
 
 
 def _gate(settings: Settings, config: Config, session: Session, request: DirectRequest, log: FolderLog) -> DirectGate:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,9 @@ from shared.clock import Clock
 from shared.errors import InvalidPlanError, UsageError
 from shared.jsontext import Json, digest
 from shared.permissions.consent import Preview, StepGrant
+from shared.permissions.policy import Policy
 from shared.permissions.rules import parse_allow
+from shared.permissions.scope import is_within
 from shared.sessions.session import AnswerMode
 from shared.settings import Settings
 from shared.tasks.inputs import bind_inputs
@@ -189,6 +191,7 @@ def prepared(
         cwd=checked.project,
         step_grants=grants,
         ids=ids,
+        policy=replace(catalogue.policy, read_roots=_read_roots(catalogue.policy, settings.http_projects)),
     )
 
 
@@ -228,6 +231,18 @@ def _consented(preview: Preview, given: Iterable[StepGrantBody]) -> Sequence[Ste
 def _grant_digest(grant: StepGrant) -> str:
     words = [grant.step_id, *([tool, str(scope)] for tool, scope in grant.scopes)]
     return digest(json.dumps(words))  # as escapes: a name on a disk may hold half a character
+
+
+def _read_roots(policy: Policy, projects: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what a submitted task may read beside its own folders: what is configured, within the named projects.
+
+    Nothing is configured: nothing else. A token is given to somebody for a project, not for the files of the user that
+    the workers run as.
+    """
+    allowed = [os.path.realpath(Path(root).expanduser()) for root in projects]
+    return tuple(
+        folder for folder in policy.read_roots or () if not allowed or any(is_within(folder, root) for root in allowed)
+    )
 
 
 def _project(text: str, roots: tuple[str, ...]) -> tuple[Path, list[Json]]:

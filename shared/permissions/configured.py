@@ -37,6 +37,7 @@ def policy_of(config: Config, *, source: str = CONFIG_FILE, home: str = "") -> P
         Mode(config.permission.mode),
         _network(config.network, source),
         config.tools.dangerous,
+        configured_read_roots(config, home=home),
     )
 
 
@@ -79,6 +80,22 @@ def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...
     if config.paths.temp_writes:
         roots += [os.path.realpath(folder) for folder in ("/tmp", tempfile.gettempdir())]  # noqa: S108  # by its own setting
     return tuple(map(Path, dict.fromkeys(roots)))
+
+
+def configured_read_roots(config: Config, *, home: str = "") -> tuple[str, ...] | None:
+    """Return the folders that runs read unasked beside what they work on, resolved; None: every folder.
+
+    Raises:
+        InvalidConfigError: one is relative.
+    """
+    if config.paths.read_roots is None:
+        return None
+    with _as_config():
+        roots = [
+            read_folder(folder, f"{CONFIG_FILE}: paths.read_roots[{position}]", home=home, is_grant=False)
+            for position, folder in enumerate(config.paths.read_roots)
+        ]
+    return tuple(dict.fromkeys(roots))
 
 
 def _rule(rule: RuleConfig, place: str, source: str, home: str) -> Rule:

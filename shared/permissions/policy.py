@@ -10,6 +10,7 @@ not. A worker's own configuration narrows it and never widens it.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from shared.errors import InvalidConfigError
@@ -17,16 +18,17 @@ from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.permissions.network import NetworkPolicy
 from shared.permissions.rules import Effect, Facts, Rule, read_rule
-from shared.permissions.scope import ScopeKind
+from shared.permissions.scope import ScopeKind, is_within
 from shared.tools.definition import Risk
 from shared.tools.ports import GateCall
 from shared.tools.result import ErrorType
 
-POLICY_VERSION = 3
-_READ_VERSIONS = (1, 2, 3)
+POLICY_VERSION = 4
+_READ_VERSIONS = (1, 2, 3, 4)
 """Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values.
 
-Version 2 knew no rule of a step; it is written where there is none, so that workers of the version before read it.
+Version 2 knew no rule of a step, version 3 no read roots. Each policy is written in the oldest version that says it, so
+that workers of an earlier version read it, or refuse what they would read too widely.
 """
 
 TAINTED_ASK: Final = "it reaches out of a run that read untrusted content, whatever was granted"
@@ -48,6 +50,14 @@ class Policy:
     mode: Mode = Mode.AUTO
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     is_dangerous_enabled: bool = False
+    read_roots: tuple[str, ...] | None = None
+    """Resolved folders that are read without being asked, beside the run's own (:mod:`shared.sandbox.paths`); None:
+    every folder."""
+
+    @property
+    def read_folders(self) -> tuple[Path, ...] | None:
+        """The read roots as paths, as a ``Workplace`` has them."""
+        return None if self.read_roots is None else tuple(map(Path, self.read_roots))
 
     def with_rules(self, rules: Iterable[Rule]) -> "Policy":
         """Return the policy with further rules; a rule that stands already is not repeated."""
@@ -61,6 +71,7 @@ class Policy:
             mode=Mode.STRICT if Mode.STRICT in (self.mode, other.mode) else Mode.AUTO,
             network=self.network.narrowed_by(other.network),
             is_dangerous_enabled=self.is_dangerous_enabled and other.is_dangerous_enabled,
+            read_roots=_in_both(self.read_roots, other.read_roots),
         )
 
     def asks_each_time(self, facts: Facts) -> bool:
@@ -69,13 +80,15 @@ class Policy:
         return is_each_time or (facts.is_outward and self.network.asks_each_time)
 
     def as_json(self) -> dict[str, Json]:
-        return {
-            "v": POLICY_VERSION if any(rule.step for rule in self.rules) else POLICY_VERSION - 1,
+        version = 4 if self.read_roots is not None else 3 if any(rule.step for rule in self.rules) else 2
+        told: dict[str, Json] = {
+            "v": version,
             "mode": str(self.mode),
             "dangerous": self.is_dangerous_enabled,
             "network": self.network.as_json(),
             "rules": [rule.as_json() for rule in self.rules],
         }
+        return told if self.read_roots is None else {**told, "read_roots": list(self.read_roots)}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> "Policy":
@@ -98,7 +111,29 @@ class Policy:
             mode,
             NetworkPolicy.from_json(value.get("network")),
             value.get("dangerous") is True,
+            _folders(value.get("read_roots")),
         )
+
+
+def _folders(value: Json) -> tuple[str, ...] | None:
+    """Read stored read roots. Raises: InvalidConfigError."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidConfigError(f"policy: read_roots {value!r} is not a list of folders")
+    folders = tuple(folder for folder in value if isinstance(folder, str) and folder.startswith("/"))
+    if len(folders) != len(value):
+        raise InvalidConfigError(f"policy: read_roots {value!r} holds something other than absolute folders")
+    return folders
+
+
+def _in_both(ours: tuple[str, ...] | None, theirs: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the folders that lie in both, each as the narrower of the two says it; None is every folder."""
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    inner = [folder for folder in ours if any(is_within(folder, root) for root in theirs)]
+    inner += [folder for folder in theirs if any(is_within(folder, root) for root in ours)]
+    return tuple(dict.fromkeys(inner))
 
 
 def policy_for(policy: Policy, identity: RunIdentity) -> Policy:

@@ -43,6 +43,8 @@ class Roots(Protocol):
     def write_roots(self) -> tuple[Path, ...]: ...
     @property
     def writable_by_rule(self) -> tuple[Path, ...]: ...
+    @property
+    def read_roots(self) -> tuple[Path, ...] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Located:
     resolved: Path
     is_inside_project: bool
     is_inside_write_roots: bool
+    is_inside_read_roots: bool
+    """True where every folder may be read."""
     is_sensitive: bool
     is_protected: bool
 
@@ -98,6 +102,7 @@ class PathPolicy:
             resolved=resolved,
             is_inside_project=is_below(resolved, roots.project),
             is_inside_write_roots=_is_below_any(resolved, write_roots(roots)),
+            is_inside_read_roots=roots.read_roots is None or _is_below_any(resolved, self._read_roots(roots)),
             is_sensitive=any(self.is_sensitive(name) for name in {path, lexical, str(resolved)}),
             is_protected=self.is_protected(Path(lexical)) or self.is_protected(resolved),
         )
@@ -115,6 +120,12 @@ class PathPolicy:
         parts = tuple(map(plain, path.parts))
         is_ours = self._is_in_own_folder(parts, _WRITTEN) or _is_listed(parts, (*self.controls, *self.secrets))
         return is_control(parts) or is_ours or self._is_imported(parts) or _is_in_git_folder(path, parts)
+
+    def _read_roots(self, roots: Roots) -> Iterator[Path]:
+        """Yield where a run reads that may not read everywhere: what it works on and writes, and the user's skills."""
+        yield from (roots.project, roots.run_dir, *write_roots(roots), *(roots.read_roots or ()))
+        if self.agent_home is not None:
+            yield self.agent_home / "skills"
 
     @property
     def own_folders(self) -> tuple[Path, ...]:

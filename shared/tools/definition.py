@@ -80,6 +80,7 @@ class Workplace:
     ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
     with ``workspace/`` and ``deliverables/``. Writes inside ``write_roots`` are inside the roots (FS-07).
     ``writable_by_rule`` are files and folders elsewhere that an allow rule of the session lets its runs write.
+    ``read_roots`` are folders beside all these that are read without being asked; None: every folder (FS-06).
     """
 
     project: Path
@@ -88,6 +89,7 @@ class Workplace:
     write_roots: tuple[Path, ...] = ()
     env_allowlist: tuple[str, ...] = ("PATH", "HOME", "TMPDIR", "LANG")
     writable_by_rule: tuple[Path, ...] = ()
+    read_roots: tuple[Path, ...] | None = None
 
 
 class Progress(Protocol):

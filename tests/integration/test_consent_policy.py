@@ -98,7 +98,7 @@ async def foreign_claim(bench: Bench) -> tuple[Claim, str]:
     return await bench.claim_for(worker_id), worker_id
 
 
-@pytest.mark.spec("PER-08", "OPS-12")
+@pytest.mark.spec("PER-08", "OPS-12.a")
 async def test_a_grant_answers_for_no_run_that_another_side_had_made_whatever_its_worker_says(
     open_bench: OpenBench,
 ) -> None:
@@ -119,7 +119,7 @@ async def test_a_grant_answers_for_no_run_that_another_side_had_made_whatever_it
         assert (denied.is_allowed, denied.author) == (False, "person")
 
 
-@pytest.mark.spec("PER-02", "OPS-12")
+@pytest.mark.spec("PER-02", "OPS-12.a")
 async def test_a_rule_answers_for_no_run_that_another_side_had_made(open_bench: OpenBench) -> None:
     rule = Rule(Effect.ALLOW, "code.write_file", scope=Scope(ScopeKind.PATH, "/work"), source="--allow")
     callback = Callback([Choice.ALLOW_ONCE])

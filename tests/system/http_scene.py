@@ -67,10 +67,14 @@ class Service:
 
 
 @contextmanager
-def http_service(**environment: str) -> Iterator[Service]:
-    """Run a service with these settings in its environment until the context ends."""
+def http_service(config: str = "", **environment: str) -> Iterator[Service]:
+    """Run a service with this configuration and these settings in its environment until the context ends."""
     with scene() as cli:
         cli.environment.update(environment)
+        if config:
+            cli.home.mkdir(mode=0o700)
+            (cli.home / "config.toml").write_text(config)
+            (cli.home / "config.toml").chmod(0o600)
         port = free_port()
         up = cli.start("up", "--http", str(port))
         one = Service(cli, port, up)

@@ -9,7 +9,7 @@ import pytest
 from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
-pytestmark = pytest.mark.spec("PER-02", "PER-08", "OPS-12")
+pytestmark = pytest.mark.spec("PER-02", "PER-08", "OPS-12.a")
 
 
 def write(name: str) -> dict[str, Any]:

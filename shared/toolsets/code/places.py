@@ -12,18 +12,20 @@ from shared.tools.result import ErrorType, ToolError
 
 
 def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_outside: bool = False) -> Target:
-    """Return the target of a read. Reading outside the project is free unless the place is sensitive.
+    """Return the target of a read. Reading outside the project is free unless the place is sensitive, or the session
+    has read roots and the place lies in none; ``asks_outside`` is for reads that ask there even without read roots.
 
     A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
     located = policy.locate(context.workplace, path)
     is_linked = stands_linked(located.resolved)
-    is_asked = located.is_sensitive or is_linked or (asks_outside and not located.is_inside_project)
+    is_outside = _is_outside(context, located, asks_outside=asks_outside)
+    is_asked = located.is_sensitive or is_linked or is_outside
     return Target(
         kind="path",
         scope=str(_folder(located.resolved)) if is_asked else "",
         shown=str(located.resolved),
-        is_inside_roots=located.is_inside_project or not asks_outside,
+        is_inside_roots=not is_outside,
         is_sensitive=located.is_sensitive or is_linked,
         precondition=object_identity(located.resolved) if is_asked else "",
         preview=_remarks(located, is_linked=is_linked),
@@ -37,7 +39,7 @@ def permitted(policy: PathPolicy, context: ToolContext, path: str, *, asks_outsi
         ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
     """
     located = policy.locate(context.workplace, path)
-    why = _why_asked(located, asks_outside=asks_outside)
+    why = _why_asked(context, located, asks_outside=asks_outside)
     if not why:
         return located
     if not context.allowed_outside:
@@ -108,13 +110,21 @@ def _folder(resolved: Path) -> Path:
     return resolved if resolved.is_dir() else resolved.parent
 
 
-def _why_asked(located: Located, *, asks_outside: bool) -> str:
+def _is_outside(context: ToolContext, located: Located, *, asks_outside: bool) -> bool:
+    if context.workplace.read_roots is not None:
+        return not located.is_inside_read_roots
+    return asks_outside and not located.is_inside_project
+
+
+def _why_asked(context: ToolContext, located: Located, *, asks_outside: bool) -> str:
     """Say why a read needs consent; empty when it does not."""
     if located.is_sensitive:
         return "is sensitive"
     if stands_linked(located.resolved):
         return "is a hard link to a file that has another name"
-    return "lies outside the project" if asks_outside and not located.is_inside_project else ""
+    if not _is_outside(context, located, asks_outside=asks_outside):
+        return ""
+    return "lies outside the project" if located.is_inside_read_roots else "lies outside the read roots"
 
 
 def _remarks(located: Located, *, is_linked: bool) -> str:

@@ -17,7 +17,7 @@ from shared.testing.builders import make_session
 from shared.testing.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 
-pytestmark = pytest.mark.spec("PER-02", "OPS-12")
+pytestmark = pytest.mark.spec("PER-02", "OPS-12.a")
 
 WAITS: JsonObject = {"id": "w", "kind": "python", "call": "builtin.echo", "pool": "nobody"}
 FAILS: JsonObject = {"id": "f", "kind": "python", "call": "builtin.fail"}

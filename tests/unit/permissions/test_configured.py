@@ -207,3 +207,22 @@ def test_a_command_lines_rules_stand_beside_the_configurations() -> None:
 
     assert judge(configured, make_facts("code.write_file")).source == "config.toml"
     assert judge(configured, make_facts("code.edit_file")).source == "--allow"
+
+
+@pytest.mark.spec("FS-06")
+def test_read_roots_are_resolved_and_none_are_every_folder(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    named = parse_config(f'[paths]\nread_roots = ["{tmp_path}/link", "~/docs"]')
+
+    assert policy_of(Config()).read_roots is None
+    assert policy_of(parse_config("[paths]\nread_roots = []")).read_roots == ()
+    assert policy_of(named, home=HOME).read_roots == (str(tmp_path.resolve() / "real"), "/home/someone/docs")
+
+
+@pytest.mark.spec("FS-06")
+def test_a_relative_read_root_is_refused() -> None:
+    with pytest.raises(
+        InvalidConfigError, match=r"config\.toml: paths\.read_roots\[0\]: 'docs' is not an absolute path"
+    ):
+        policy_of(parse_config('[paths]\nread_roots = ["docs"]'))

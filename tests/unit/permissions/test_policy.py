@@ -247,7 +247,10 @@ def test_an_empty_row_is_the_empty_policy() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"v": 4}, "version 4"),
+        ({"v": 5}, "version 5"),
+        ({"read_roots": "/work"}, "read_roots '/work' is not a list of folders"),
+        ({"read_roots": ["work"]}, "something other than absolute folders"),
+        ({"read_roots": [1]}, "something other than absolute folders"),
         ({"mode": "yolo"}, "neither auto nor strict"),
         ({"rules": "all"}, "not a list"),
         ({"rules": {"effect": "allow"}}, "not a list"),
@@ -265,3 +268,30 @@ def test_an_empty_row_is_the_empty_policy() -> None:
 def test_what_is_no_policy_is_refused_with_its_place(value: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidConfigError, match=words):
         Policy.from_json(value)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.spec("FS-06", "PER-10")
+@pytest.mark.parametrize(
+    ("ours", "theirs", "both"),
+    [
+        (None, None, None),
+        (None, (), ()),
+        ((), None, ()),
+        (("/a",), None, ("/a",)),
+        (("/a", "/b"), ("/a/c", "/d"), ("/a/c",)),
+        (("/a/c",), ("/a",), ("/a/c",)),
+        (("/ab",), ("/a",), ()),
+        (("/",), ("/a",), ("/a",)),
+    ],
+)
+def test_a_worker_narrows_where_a_session_reads_and_never_widens_it(
+    ours: tuple[str, ...] | None, theirs: tuple[str, ...] | None, both: tuple[str, ...] | None
+) -> None:
+    assert Policy(read_roots=ours).narrowed_by(Policy(read_roots=theirs)).read_roots == both
+
+
+@pytest.mark.spec("FS-06")
+def test_read_roots_are_read_by_no_program_that_does_not_know_them() -> None:
+    assert Policy(read_roots=()).as_json()["v"] == 4
+    assert Policy.from_json(Policy(read_roots=("/a",)).as_json()).read_roots == ("/a",)
+    assert "read_roots" not in Policy().as_json()

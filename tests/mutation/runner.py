@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,6 +51,7 @@ class Workplace:
             if (root / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name)
+        self._python = _interpreter(folder)
         self._check_imports()
 
     def judge(self, subject: Subject, mutant: Mutant) -> Outcome:
@@ -84,7 +87,7 @@ class Workplace:
         return self._usual_s[tests]
 
     def _passes(self, tests: Sequence[str], *, limit_s: float) -> bool:
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+        command = [self._python, "-P", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
         process = subprocess.Popen(
             command,
             cwd=self._folder,
@@ -103,9 +106,9 @@ class Workplace:
     def _check_imports(self) -> None:
         """Hold that the copy's code is what runs there, not the checkout's."""
         told = subprocess.run(
-            [sys.executable, "-P", "-c", "import shared; print(shared.__file__)"],
+            [self._python, "-P", "-c", "import shared; print(shared.__file__)"],
             cwd=self._folder,
-            env=self._environment(),
+            env={},
             capture_output=True,
             text=True,
             check=True,
@@ -114,7 +117,23 @@ class Workplace:
             raise RuntimeError(f"the copy imports {told}, not its own code")
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _interpreter(folder: Path) -> str:
+    """Make an environment of the copy's own, with the packages and programs of ours, and return its interpreter.
+
+    A test that starts a process with an environment of its own then still runs the copy's code, never the checkout's.
+    """
+    home = folder / ".venv"
+    venv.create(home, symlinks=True)
+    (packages,) = (home / "lib").glob("python*/site-packages")
+    (packages / "copy.pth").write_text(f"{folder}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    for program in Path(sys.executable).parent.iterdir():
+        if not (home / "bin" / program.name).exists():
+            (home / "bin" / program.name).symlink_to(program)
+    return str(home / "bin" / "python")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

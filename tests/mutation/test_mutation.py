@@ -138,6 +138,23 @@ def test_a_mutant_is_killed_by_marked_tests_by_others_or_by_none(project: Path, 
     assert (tmp_path / "copy" / subject.path).read_text() == text == (project / subject.path).read_text()
 
 
+def test_a_judge_that_starts_a_process_with_its_own_environment_judges_the_mutant(
+    project: Path, tmp_path: Path
+) -> None:
+    (project / "test_marked.py").write_text(
+        "import subprocess, sys\n"
+        "def test_a():\n"
+        "    code = 'from shared.sizes import fits; raise SystemExit(fits(10))'\n"
+        "    assert subprocess.run([sys.executable, '-P', '-c', code], env={}).returncode == 0\n"
+    )
+    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",))
+    mutant = mutants_of(subject.path, (project / subject.path).read_text())[0]
+
+    outcome = Workplace(project, tmp_path / "copy").judge(subject, mutant)
+
+    assert (outcome.verdict, outcome.diff) == (Verdict.KILLED, "-    return size < 10\n+    return size <= 10")
+
+
 def test_judges_that_fail_without_a_mutant_judge_nothing(project: Path, tmp_path: Path) -> None:
     (project / "test_marked.py").write_text("def test_a(): assert False\n")
     subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",))

@@ -241,8 +241,12 @@ async def open_bench(
     store: Store | None = None,
     ring: Ring | None = None,
     switchboard: Switchboard | None = None,
+    signer: Signer | None = None,
 ) -> AsyncIterator[Bench]:
-    """Open a session whose owner's desk hears questions, with ``callback`` in the owner's process if there is one."""
+    """Open a session whose owner's desk hears questions, with ``callback`` in the owner's process if there is one.
+
+    Owners of one ``store`` share its deployment's ``signer``.
+    """
     memory = MemorySwitchboard()
     opened = store if store is not None else MemoryStore()
     session = make_session(answer_mode=mode, policy=(policy or Policy()).as_json())
@@ -254,7 +258,7 @@ async def open_bench(
         clock=FakeClock(),
         settings=Settings(),
         ownership=ownership,
-        signer=Signer.generate(),
+        signer=signer or Signer.generate(),
         desk=None,  # type: ignore[arg-type]  # made of the bench itself, below
     )
     bench.desk = bench.new_desk(ownership.owner_id)

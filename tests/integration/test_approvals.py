@@ -331,7 +331,7 @@ def watcher(bench: Bench, callback: object, sentences: list[str], principal: str
 async def test_one_terminal_answers_for_every_session_of_its_principal_one_at_a_time(open_bench: OpenBench) -> None:
     async with (
         open_bench() as bench,
-        open_bench(store=bench.store, ring=bench.ring, switchboard=bench.switchboard) as other,
+        open_bench(store=bench.store, ring=bench.ring, switchboard=bench.switchboard, signer=bench.signer) as other,
     ):
         person = Callback()
         watcher(bench, person, [])

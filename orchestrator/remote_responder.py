@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from orchestrator.attendance import Attendance
 from orchestrator.endings import ending_of, question_of
+from orchestrator.provenance import check_person
 from orchestrator.responders import LOOK_EVERY_S, answer_by, insert_answer, lane_of
 from orchestrator.tail import DeafEar
 from shared.clock import Clock, SystemClock
 from shared.errors import SoongError, UnavailableError
 from shared.log import get_logger
+from shared.permissions.provenance import Provenance
 from shared.permissions.request import Answer, Choice, PermissionCallback, PermissionRequest, Question
 from shared.sessions.session import AnswerMode, Session
 from shared.settings import Settings
@@ -72,12 +74,17 @@ class RemoteResponder:
     _held: dict[_ScopedLane, float] = field(default_factory=dict)
     _sessions: dict[str, Session] = field(default_factory=dict)
     _waiting: tuple[PermissionRequest, ...] = ()
+    _provenance: Provenance = field(default_factory=Provenance)
 
     async def run(self) -> None:
         """Answer until cancelled, or until the callback can be asked nothing more; questions then stay open.
 
         While the database is away it waits.
+
+        Raises:
+            StartedByRunError: a run started this process; nobody was asked anything.
         """
+        self._provenance = await self._checked_provenance()
         ear: Ear = await self.switchboard.session_ear(self.session_id) if self.session_id else DeafEar()
         lease_s = self.settings.responder_lease_s
         attendance = Attendance(self.store, self.ring, self.principal, self.channel, lease_s)
@@ -95,6 +102,14 @@ class RemoteResponder:
             left = await self._left() if self._waiting else 0
             if left:
                 self.notify(_left_open(left))
+
+    async def _checked_provenance(self) -> Provenance:
+        while True:
+            try:
+                return await check_person(self.store, "answer")
+            except UnavailableError as error:
+                log.warning("provenance_unread", error=str(error))
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def _wait(self, ear: Ear) -> None:
         """Wait for a hint, the end of the question that is shown, or the next look."""
@@ -195,6 +210,7 @@ class RemoteResponder:
                 principal=self.principal,
                 channel=self.channel,
                 clock=self.clock,
+                provenance=self._provenance,
                 passing=(AnotherFirstError, NoMoreAnswersError),
             )
         except AnotherFirstError:

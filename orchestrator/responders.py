@@ -8,11 +8,13 @@ answer row, of which the first wins; what it is worth is for the desk to say.
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from orchestrator.provenance import provenance_here
 from shared.clock import Clock
 from shared.errors import AlreadyDecidedError, InvalidJsonError, UnavailableError
 from shared.foreign import ForeignError, await_foreign, shown, words_of
 from shared.jsontext import JsonObject, canonical, parse_strict
 from shared.log import get_logger
+from shared.permissions.provenance import Provenance
 from shared.permissions.request import (
     Answer,
     Choice,
@@ -43,13 +45,17 @@ async def answer_by(
     principal: str,
     channel: str,
     clock: Clock,
+    provenance: Provenance,
     passing: tuple[type[Exception], ...] = (),
 ) -> Answer:
-    """Ask a callback; whatever it does becomes an answer, but for being cancelled from outside and ``passing``."""
+    """Ask a callback; whatever it does becomes an answer, but for being cancelled from outside and ``passing``.
+
+    ``provenance`` is where the process that holds the callback comes from.
+    """
     said = await _ask(callback, replace(request, proof=""), passing)
-    reason = _stored(said.reason)
+    reason, now_us = _stored(said.reason), clock.now_us()
     return Answer(
-        request.id, said.choice, principal, channel, request.input_digest, clock.now_us(), reason, said.metadata
+        request.id, said.choice, principal, channel, request.input_digest, now_us, reason, said.metadata, provenance
     )
 
 
@@ -117,7 +123,14 @@ class DirectResponder:
 
     async def answer(self, request: PermissionRequest) -> None:
         """Ask the callback and insert its answer."""
-        answer = await answer_by(self.callback, request, principal=self.principal, channel="callback", clock=self.clock)
+        answer = await answer_by(
+            self.callback,
+            request,
+            principal=self.principal,
+            channel="callback",
+            clock=self.clock,
+            provenance=await provenance_here(None),
+        )
         state = await insert_answer(self.store, answer)
         if state:
             log.info("answer_too_late", request=request.id, state=state)

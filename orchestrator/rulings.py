@@ -163,6 +163,8 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
 
 def _problem(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> tuple[str, str]:
     """Return what is wrong with an answer: the name of the security event, if it is one, and a sentence."""
+    if answer.provenance.problem:
+        return "not_a_person", answer.provenance.problem
     if session.answer_mode is AnswerMode.ATTACHED and answer.principal != session.principal:
         foreign = f"{answer.principal!r} answered, but the session is answered by {session.principal!r}"
         return "foreign_principal", foreign

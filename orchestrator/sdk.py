@@ -14,6 +14,7 @@ from orchestrator.embedded.starter import attach
 from orchestrator.hindrances import Hindrances
 from orchestrator.outcome import TaskOutcome, outcome_of
 from orchestrator.preview import preview_of
+from orchestrator.provenance import check_person
 from orchestrator.submission import Submission, program_folder, submission
 from shared.errors import InvalidConfigError, UnavailableError
 from shared.jsontext import Json
@@ -125,7 +126,10 @@ class Soong:
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
             UnavailableError: no worker can run it, and why; the task has been paused.
+            StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """
+        if permission_callback or allow or step_grants:
+            await check_person(self._client.store, "answer, or allow, what a plan asks for")
         prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task, max_concurrent=max_concurrent)
@@ -155,7 +159,10 @@ class Soong:
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
+            StartedByRunError: a run started this program, which therefore allows nothing.
         """
+        if allow or step_grants:
+            await check_person(self._client.store, "allow what a plan asks for")
         prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model)
         await self._client.submit(prepared.session, prepared.task, max_concurrent=max_concurrent)
         return prepared.task.id

@@ -16,7 +16,8 @@
     │   ├── NotOwnerError           a stale owner epoch
     │   ├── AlreadyDecidedError     a second answer to one permission request
     │   ├── InvalidTransitionError  a status change outside the table
-    │   └── AlreadyConsumedError    a second use of one decision
+    │   ├── AlreadyConsumedError    a second use of one decision
+    │   └── StartedByRunError       a program that a run started acts in a person's name
     ├── ForgedError                 a signature, digest or proof does not hold: a security event
     ├── ForeignEntryError           a link or the like beneath a folder that workers write: a security event
     ├── UnavailableError            Redis, the database or the service cannot be reached; may be tried again
@@ -140,6 +141,17 @@ class AlreadyConsumedError(ConflictError):
     def __init__(self, decision_id: str) -> None:
         self.decision_id = decision_id
         super().__init__(f"decision {decision_id} has been used")
+
+
+class StartedByRunError(ConflictError):
+    """A process of a run's family wants to do what a person alone may. ``what`` is a verb phrase."""
+
+    def __init__(self, what: str, pid: int, program: str) -> None:
+        self.pid = pid
+        self.program = program
+        super().__init__(
+            f"a run started this command (process {pid}, {program}), and runs do not speak for people: it cannot {what}"
+        )
 
 
 class InvalidTransitionError(ConflictError):

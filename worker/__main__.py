@@ -11,6 +11,7 @@ import threading
 
 from shared.errors import SoongError, UsageError
 from shared.foreign import words_of
+from shared.sandbox.family import mark_family
 from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
 from shared.startup import collect_seldom
@@ -28,6 +29,7 @@ def main() -> int:
     collect_seldom()
     hear_signals()
     forbid_inspection()
+    mark_family()
     parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until told to stop.")
     parser.add_argument("--name", default="", help="node name before the @, as Flower shows it")
     parser.add_argument("--slots", type=int, default=None)

@@ -11,12 +11,13 @@ from orchestrator.cli.ids import deployment, open_store
 from orchestrator.cli.program import program
 from orchestrator.cli.question_text import short_id
 from orchestrator.endings import CHOICES, ending_of, question_of
-from orchestrator.forebears import is_started_by_a_run
+from orchestrator.provenance import provenance_here
 from orchestrator.remote_responder import why_not
 from orchestrator.rulings import offers_session
 from shared.clock import Clock, SystemClock
 from shared.errors import AlreadyDecidedError, InvalidConfigError
 from shared.permissions.policy import Policy, policy_for
+from shared.permissions.provenance import Provenance
 from shared.permissions.request import Answer, Choice, Question
 from shared.sessions.session import Session
 from shared.settings import Settings
@@ -62,27 +63,26 @@ class Answering:
         session = await self.store.session(question.request.identity.session_id)
         if not question.is_pending or question.answer is not None:
             return _decided_already(question)
-        hindrance = await self._hindrance(question, session, choice, home)
+        provenance = await provenance_here(self.store)
+        hindrance = provenance.problem or self._hindrance(question, session, choice, home)
         if hindrance:
             return Said(ExitCode.NOT_ALLOWED, f"not answered: {hindrance}")
         try:
-            await self.store.answer(self._row(question, choice, reason))
+            await self.store.answer(self._row(question, choice, reason, provenance))
         except AlreadyDecidedError:
             return _decided_already(await question_of(self.store, question.request.id))
         if self.ring is not None:
             await self.ring.permission_raised(question.request.id, session.id)
         return _outcome(await self._settled(question, wait_s), choice)
 
-    def _row(self, question: Question, choice: Choice, reason: str) -> Answer:
+    def _row(self, question: Question, choice: Choice, reason: str, provenance: Provenance) -> Answer:
         request = question.request
         clean = reason.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
         now_us, who = self.clock.now_us(), self.settings.principal
-        return Answer(request.id, choice, who, CHANNEL, request.input_digest, now_us, clean)
+        return Answer(request.id, choice, who, CHANNEL, request.input_digest, now_us, clean, provenance=provenance)
 
-    async def _hindrance(self, question: Question, session: Session, choice: Choice, home: str) -> str:
+    def _hindrance(self, question: Question, session: Session, choice: Choice, home: str) -> str:
         """Say why this answer may not be given; the owner would refuse it, and the question would be lost."""
-        if await is_started_by_a_run(self.store):
-            return "this command was started by a run, and runs do not answer for people"
         hindrance = why_not(session, self.settings.principal)
         if hindrance or choice is not Choice.ALLOW_FOR_SESSION:
             return hindrance

@@ -9,7 +9,8 @@ from typing import Final
 
 from orchestrator.approval import question_json
 from orchestrator.cli.approvals import emit_inert
-from orchestrator.cli.console import is_terminal, say, visible
+from orchestrator.cli.asking import why_nobody_is_asked
+from orchestrator.cli.console import say, visible
 from orchestrator.cli.ids import deployment, open_store
 from orchestrator.cli.watch import Interrupts
 from orchestrator.endings import question_of
@@ -43,9 +44,8 @@ async def watch_questions(settings: Settings, session_id: str, *, is_json: bool)
 
 
 async def _answer(settings: Settings, session_id: str) -> None:
-    if not is_terminal():
-        where = "standard input and output are not a terminal"
-        raise UsageError(f"{where}; use --json to look, `soong approvals allow ID` to answer")
+    if nobody := why_nobody_is_asked():
+        raise UsageError(f"{nobody}; use --json to look, `soong approvals allow ID` to answer")
     known = await _living(settings)
     from orchestrator.cli.prompt import TerminalPrompt, terminal_console
     from orchestrator.cli.question_text import whole_reader

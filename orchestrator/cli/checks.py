@@ -7,16 +7,15 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from orchestrator.cli.answer_check import check_answers
+from orchestrator.cli.finding import Finding, Level
 from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from orchestrator.embedded.redis import OLDEST, find_redis
 from orchestrator.embedded.service_file import read_record
 from orchestrator.embedded.starter import living_service
 from shared.errors import InvalidConfigError, SchemaVersionError, SoongError, UnavailableError
-from shared.jsontext import Json
 from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.programs import find_own_program
 from shared.settings import Settings
@@ -27,25 +26,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
 CLOCK_DOUBT_S = 2.0
 BUILT_AFTER = 1_750_000_000
 """Seconds since the epoch before which this program did not exist: a clock that says less is wrong."""
-
-
-class Level(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check says. ``remedy`` is empty when there is nothing to do."""
-
-    check: str
-    level: Level
-    says: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, Json]:
-        return {"check": self.check, "level": str(self.level), "says": self.says, "remedy": self.remedy}
 
 
 async def run_checks(settings: Settings) -> list[Finding]:
@@ -61,6 +41,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_tool_files,
         check_modules,
         check_clock,
+        check_answers,
     )
     return [await check(settings) for check in checks]
 

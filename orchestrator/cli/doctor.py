@@ -5,8 +5,9 @@ import os
 
 import typer
 
-from orchestrator.cli.checks import Finding, Level, run_checks
+from orchestrator.cli.checks import run_checks
 from orchestrator.cli.console import emit, inert
+from orchestrator.cli.finding import Finding, Level
 from shared.settings import load_settings
 
 MARKS = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}

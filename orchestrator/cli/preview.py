@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from orchestrator.cli.console import emit, inert, is_terminal, say
+from orchestrator.cli.asking import why_nobody_is_asked
+from orchestrator.cli.console import emit, inert, say
 from shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
 from shared.permissions.rules import Effect
 
@@ -39,7 +40,7 @@ def consented(
     grants = preview.grants(allowed)
     if not is_shown:
         return grants
-    if is_terminal() and not is_json:
+    if not is_json and not why_nobody_is_asked():
         print(text_of(preview))
         return (*grants, *_asked(preview, frozenset(allowed)))
     if allowed:

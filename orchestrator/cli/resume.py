@@ -7,12 +7,13 @@ from typing import Final, TypeAlias
 
 import typer
 
-from orchestrator.cli.console import is_terminal, say, visible
+from orchestrator.cli.asking import why_nobody_is_asked
+from orchestrator.cli.console import say, visible
 from orchestrator.cli.run import attached
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from orchestrator.client import Client
 from shared.errors import UsageError
-from shared.sessions.session import AnswerMode, Session
+from shared.sessions.session import AnswerMode
 from shared.settings import Settings, load_settings
 from shared.store import Store
 from shared.tasks.service import TaskService
@@ -89,11 +90,7 @@ async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool
         return 0
     session = await client.store.session(task.session_id)
     say(f"task {task.id}: {visible(task.title)}")
-    if session.answer_mode is AnswerMode.ATTACHED and not is_terminal():
-        say("  its session asks at a terminal and this is none: what no rule covers is denied after a while")
-    return await watch.follow(_answered_here(session), task.id)
-
-
-def _answered_here(session: Session) -> Session:
-    """Return the session as this command sees it: without a terminal it does not offer to answer."""
-    return session if is_terminal() else replace(session, answer_mode=AnswerMode.NONE)
+    nobody = why_nobody_is_asked()
+    if session.answer_mode is AnswerMode.ATTACHED and nobody:
+        say(f"  its session asks a person, and {nobody}: what no rule covers is denied after a while")
+    return await watch.follow(replace(session, answer_mode=AnswerMode.NONE) if nobody else session, task.id)

@@ -9,13 +9,15 @@ from pathlib import Path
 import typer
 
 from orchestrator.catalogue import Catalogue
-from orchestrator.cli.console import emit, is_terminal, say, visible
+from orchestrator.cli.asking import why_nobody_is_asked
+from orchestrator.cli.console import emit, say, visible
 from orchestrator.cli.plan_file import read_plan
 from orchestrator.cli.program import program
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
 from orchestrator.embedded.service_file import read_record
 from orchestrator.embedded.starter import Attachment, attach
 from orchestrator.outcome import ExitCode
+from orchestrator.provenance import check_person_now
 from orchestrator.submission import Submission, submission
 from shared.agents.model import SCRIPT, resolve_model
 from shared.clock import SystemClock
@@ -72,7 +74,7 @@ def command(
     )
     catalogue = Catalogue.of(settings)
     read, inputs = read_plan(plan, catalogue.known()), read_inputs(given)
-    mode = answer_mode(answer, is_detached=detach)
+    mode = answer_mode(answer, is_detached=detach, allows=bool(allow or allowed_steps))
     grants: Sequence[StepGrant] = ()
     if is_previewed or allowed_steps:
         from orchestrator.preview import preview_of
@@ -133,19 +135,23 @@ def read_inputs(given: list[str]) -> dict[str, str]:
     return inputs
 
 
-def answer_mode(answer: Answer | None, *, is_detached: bool) -> AnswerMode:
+def answer_mode(answer: Answer | None, *, is_detached: bool, allows: bool) -> AnswerMode:
     """Settle who answers: the person at the terminal unless told otherwise; nobody where there is none.
+
+    ``allows`` says that options of the command answer some questions beforehand.
 
     Raises:
         UsageError: somebody is to be asked where nobody can be.
+        StartedByRunError: a run started the command, and it allows something.
     """
-    if answer is Answer.ASK and (is_detached or not is_terminal()):
-        where = "--detach leaves nobody to ask" if is_detached else "standard input and output are not a terminal"
-        raise UsageError(f"--answer ask: {where}; use --allow TOOL:SCOPE for what is needed, or --answer inbox")
+    if allows:
+        check_person_now("allow what a plan asks for")
+    nobody = "--detach leaves nobody to ask" if is_detached else why_nobody_is_asked()
+    if answer is Answer.ASK and nobody:
+        raise UsageError(f"--answer ask: {nobody}; use --allow TOOL:SCOPE for what is needed, or --answer inbox")
     if answer is Answer.INBOX:
         return AnswerMode.INBOX
-    is_asked = answer is None and is_terminal() and not is_detached
-    return AnswerMode.ATTACHED if answer is Answer.ASK or is_asked else AnswerMode.NONE
+    return AnswerMode.NONE if answer is Answer.NONE or nobody else AnswerMode.ATTACHED
 
 
 async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, is_json: bool) -> int:

@@ -8,10 +8,10 @@ import typer
 
 from orchestrator.cli.console import emit, say, table
 from orchestrator.cli.ids import open_store
-from orchestrator.forebears import is_started_by_a_run
+from orchestrator.provenance import check_person
 from shared.access.token import ApiToken, Right, make_token
 from shared.clock import SystemClock, rfc3339
-from shared.errors import ConflictError, NotFoundError, UsageError
+from shared.errors import NotFoundError, UsageError
 from shared.jsontext import Json
 from shared.settings import Settings, load_settings
 from shared.store import Store
@@ -88,8 +88,7 @@ async def _create(settings: Settings, principal: str, rights: list[Right], lives
     token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us)
     store = await _open(settings)
     try:
-        if await is_started_by_a_run(store):
-            raise ConflictError("this command was started by a run, and runs make no tokens to speak for people with")
+        await check_person(store, "make a token")
         await store.add_token(token)
     finally:
         await store.close()
@@ -107,6 +106,7 @@ async def _list(settings: Settings) -> list[ApiToken]:
 async def _revoke(settings: Settings, token_id: str) -> bool:
     store = await open_store(settings)
     try:
+        await check_person(store, "revoke a token")
         known = [token.id for token in await store.tokens() if token.id.endswith(token_id) and len(token_id) >= 6]
         if len(known) != 1:
             raise NotFoundError("token", token_id)

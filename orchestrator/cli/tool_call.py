@@ -12,6 +12,7 @@ from orchestrator.cli.console import emit, is_terminal, say
 from orchestrator.cli.tool_text import result_json, result_text
 from orchestrator.direct.bootstrap import DirectRequest, open_direct
 from orchestrator.direct.session import DirectSession
+from orchestrator.provenance import is_run_here
 from shared.config import Config
 from shared.ids import new_id
 from shared.jsontext import Json
@@ -30,7 +31,7 @@ LEFT_BEHIND = frozenset({ErrorType.ABORTED, ErrorType.TIMEOUT})
 
 def terminal_callback() -> PermissionCallback | None:
     """Return the person at this terminal as callback; None when nobody is there. Standard output is for the result."""
-    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty() or is_run_here():
         return None
     from rich.console import Console  # only where somebody is asked
 

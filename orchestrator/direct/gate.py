@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from orchestrator import rulings
+from orchestrator.provenance import provenance_here
 from orchestrator.responders import Lane, answer_by, lane_of
 from orchestrator.rulings import Ruling
 from shared.clock import Clock
@@ -108,8 +109,9 @@ class DirectGate:
 
     async def _answer(self, callback: PermissionCallback, request: PermissionRequest) -> Answer | None:
         """Ask the callback; None when its time ran out. In a task of its own: one that does not end holds nobody."""
+        provenance, who = await provenance_here(None), self.session.principal
         asking = asyncio.create_task(
-            answer_by(callback, request, principal=self.session.principal, channel=self.channel, clock=self.clock)
+            answer_by(callback, request, principal=who, channel=self.channel, clock=self.clock, provenance=provenance)
         )
         try:
             done, _ = await asyncio.wait({asking}, timeout=self.timeout.total_seconds())

@@ -16,6 +16,7 @@ from orchestrator.http.borders import Borders
 from orchestrator.http.context import Api, Needs
 from orchestrator.http.front_page import POLICY, front_page
 from orchestrator.http.gate import Gate
+from orchestrator.http.peers import Peers
 from orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemShape, add_handlers
 from orchestrator.http.shapes import respond
 from shared.access.token import Right
@@ -34,7 +35,7 @@ def make_app(api: Api, borders: Borders) -> Gate:
     app = _routes()
     app.state.api = api
     add_handlers(app)
-    return Gate(app, borders, api.authenticator, api.limits, api.requests)
+    return Gate(app, borders, api.authenticator, Peers(api.client.store), api.limits, api.requests)
 
 
 def description() -> dict[str, Any]:

@@ -31,6 +31,7 @@ from orchestrator.target_now import Lookout
 from shared.access.token import Right
 from shared.errors import AlreadyDecidedError
 from shared.log import get_logger
+from shared.permissions.provenance import Provenance
 from shared.permissions.request import Answer, Choice, Question, RequestState
 from shared.sessions.session import AnswerMode, Session
 
@@ -227,6 +228,7 @@ def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answ
         api.client.clock.now_us(),
         reason,
         {"token": caller.token.id},
+        Provenance() if caller.peer is None else caller.peer.provenance,
     )
 
 

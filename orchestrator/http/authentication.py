@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from orchestrator.http.peers import Peer
 from orchestrator.http.problems import Problem, ProblemError
 from shared.access.store import AccessStore
 from shared.access.token import ApiToken, Right, digest_of, read_token
@@ -29,21 +30,33 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: the principal of a token, with its rights."""
+    """Who sent a request: the principal of a token, with its rights, and where the request came from.
+
+    ``peer`` is who holds the connection, looked up for requests that may need the right to approve: what a run started
+    approves nothing, whatever token it found. Without it nothing is approved.
+    """
 
     token: ApiToken
+    peer: Peer | None = None
 
     @property
     def principal(self) -> str:
         return self.token.principal
 
     def may(self, right: Right) -> bool:
-        return self.token.allows(right)
+        return self.token.allows(right) and not (right is Right.APPROVE and self.hindrance)
+
+    @property
+    def hindrance(self) -> str:
+        """Say why nothing that comes over this connection is a person's; empty when nothing speaks for that."""
+        return "it was not looked who sent the request" if self.peer is None else self.peer.problem
 
     def require(self, right: Right) -> None:
         """Raises: ProblemError (forbidden)."""
         if not self.may(right):
             log.warning("http_forbidden", token=self.token.id, principal=self.principal, right=str(right))
+            if self.token.allows(right):
+                raise ProblemError(Problem.FORBIDDEN, f"the right {str(right)!r} needs a person: {self.hindrance}")
             detail = f"this needs the right {str(right)!r}, which the token of {self.principal!r} does not carry"
             raise ProblemError(Problem.FORBIDDEN, detail, {"right": str(right)})
 

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -19,10 +19,15 @@ from starlette.responses import Response
 from orchestrator.http.authentication import Authenticator
 from orchestrator.http.borders import Borders
 from orchestrator.http.limits import Limits
+from orchestrator.http.peers import Address, Peers
 from orchestrator.http.problems import TOLD, Problem, ProblemError, problem_of
+from shared.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json"})
 """What is shown without a token: that we live, and what can be asked."""
+
+_TOLD_OF_APPROVAL: Final = ("/v1/approvals", "/v1/me")
+"""What is read of questions and of oneself says whether one may approve."""
 
 CALLER: Final = "soong.caller"
 """Where a request's scope names who sent it."""
@@ -73,6 +78,7 @@ class Gate:
     inner: App
     borders: Borders
     authenticator: Authenticator
+    peers: Peers
     limits: Limits
     room: Room
     underway: set[asyncio.Timeout] = field(default_factory=set)
@@ -129,7 +135,11 @@ class Gate:
         if scope["path"] in OPEN_PATHS:
             return
         address = scope["client"][0] if scope.get("client") else ""
-        scope[CALLER] = await self.authenticator.caller(scope["headers"], address)
+        caller = await self.authenticator.caller(scope["headers"], address)
+        if caller.token.allows(Right.APPROVE) and _uses_approval(scope):
+            peer = await self.peers.peer(_address(scope.get("client")), _address(scope.get("server")))
+            caller = replace(caller, peer=peer)
+        scope[CALLER] = caller
 
     async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the whole body; return what gives it to the application, and then tells of the caller's leaving."""
@@ -176,6 +186,16 @@ class _Answer:
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], (b"connection", b"close")]
         await self.send(message)
+
+
+def _uses_approval(scope: Scope) -> bool:
+    """Say whether the right to approve may matter: looking for a connection's holder costs some 20 ms."""
+    return scope["method"] not in {"GET", "HEAD"} or scope["path"].startswith(_TOLD_OF_APPROVAL)
+
+
+def _address(named: Sequence[Any] | None) -> Address | None:
+    """Return host and port; None for what has none, such as a unix socket."""
+    return (str(named[0]), int(named[1])) if named and len(named) > 1 and named[1] else None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -154,7 +154,8 @@ class Shown:
     def hindrance(self) -> str:
         """Return why the caller may not answer, whatever the state; empty when it may (PER-13)."""
         if not self.caller.may(Right.APPROVE):
-            return "the token does not carry the right 'approve'"
+            is_carried = self.caller.token.allows(Right.APPROVE)
+            return self.caller.hindrance if is_carried else "the token does not carry the right 'approve'"
         session = self.session
         if session.answer_mode is AnswerMode.NONE:
             return "the session is answered by its policy alone"

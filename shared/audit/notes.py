@@ -172,4 +172,5 @@ def _said(answer: Answer) -> dict[str, Json]:
         "answered_us": answer.answered_us,
         "reason": answer.reason,
         "metadata": dict(answer.metadata),
+        "provenance": answer.provenance.as_json(),
     }

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
+from shared.permissions.provenance import Provenance
 from shared.tools.result import ErrorType
 
 
@@ -90,7 +91,8 @@ PermissionCallback: TypeAlias = Callable[[PermissionRequest], Awaitable[Permissi
 class Answer:
     """A responder's words as a row: the first for a request wins.
 
-    ``choice`` is None when the responder failed instead of answering; ``reason`` then says how.
+    ``choice`` is None when the responder failed instead of answering; ``reason`` then says how. ``provenance`` is the
+    process that gave it, with its ancestors.
     """
 
     request_id: str
@@ -101,6 +103,7 @@ class Answer:
     answered_us: int
     reason: str = ""
     metadata: JsonObject = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ beyond its reach. What another service starts on the program's behalf (``at``, `
 no descendant. Against these only an operating system sandbox helps.
 
 The keeper has exactly the program's environment and working directory; there is no secret in it to be read. It imports
-little (no typing, no pathlib): its start is what a command costs more.
+little (no typing, no pathlib): its start is what a command costs more. It marks itself and with that the whole family
+(:func:`mark_family`).
 
 ``keeper.py stand-in CONTROL STATUS GRACE_S PROGRAM ARG…`` keeps a program that serves: a worker. It starts the program
 at once, forwards signals to it, and ends as the program ended: with its exit code or by its signal. The family ends
@@ -36,6 +37,9 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+RLIMIT_LOCKS = 10
+RUN_MARK = 1 << 62
+"""The finite hard limit on file locks by which a process of a run is known (:mod:`shared.sandbox.family`)."""
 
 SWEEP_LIMIT_S = 8.0
 """How long the family is fought; what is then still there cannot be killed by us."""
@@ -59,6 +63,7 @@ def main(arguments: list[str]) -> int:
     family = Family(_woken_by(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        mark_family()
         family.start(arguments[3:], status)
     except OSError as error:
         _say(status, f"failed {error.errno or errno.EIO}")
@@ -75,6 +80,7 @@ def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     family = Family(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED))
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        mark_family()
         family.start(argv, status)
     except OSError as error:
         sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}\n")
@@ -83,6 +89,13 @@ def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     family.serve(control, grace_s)
     family.end()
     return _end_as(-signal.SIGKILL if family.code is None else family.code)
+
+
+def mark_family() -> None:
+    """Mark this process and all that it starts; one that is marked already stays so."""
+    with contextlib.suppress(OSError, ValueError):  # a kernel without that limit: `soong doctor` says what is lost
+        if resource.getrlimit(RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY:
+            resource.setrlimit(RLIMIT_LOCKS, (RUN_MARK, RUN_MARK))
 
 
 class Family:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from shared.identity import Role, RunIdentity
 from shared.ids import new_id, step_key
 from shared.jsontext import Json, JsonObject
+from shared.permissions.provenance import Provenance
 from shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from shared.runs.record import NewRun, Run
 from shared.runs.store import CallRow
+from shared.sandbox.family import ProcessFacts
 from shared.sessions.session import (
     AnswerMode,
     Command,
@@ -249,7 +251,15 @@ def make_request(claim: Claim, tool_call_id: str = "call_1", *, id: str = "") ->
 def make_answer(
     request: PermissionRequest, choice: Choice | None = Choice.ALLOW_ONCE, *, principal: str = "local"
 ) -> Answer:
-    return Answer(request.id, choice, principal, "terminal", request.input_digest, START_US)
+    return Answer(
+        request.id, choice, principal, "terminal", request.input_digest, START_US, provenance=make_provenance()
+    )
+
+
+def make_provenance(*, is_run: bool = False) -> Provenance:
+    """Return a shell's child, or a run's."""
+    shell = ProcessFacts(4_241, START_US, "/bin/sh")
+    return Provenance("here", (ProcessFacts(4_242, START_US, "/usr/bin/soong", is_run), shell))
 
 
 def make_decision(request: PermissionRequest, choice: Choice = Choice.ALLOW_ONCE) -> Decision:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
+from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from shared.runs.events import EventType
 from shared.tasks.step import Claim, Held
 from shared.testing.builders import make_answer, open_worker
@@ -303,7 +303,7 @@ async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_th
         await bench.pending()
         asking = start(bench, second, second_worker)
         _, behind = await bench.pending(2)
-        answer = Answer(behind.id, Choice.DENY, "local", "cli", behind.input_digest, 1, "not that one")
+        answer = replace(make_answer(behind, Choice.DENY), reason="not that one")
 
         await bench.store.answer(answer)
         await bench.desk.review([bench.session_id])

@@ -18,12 +18,13 @@ from shared.audit.entry import AuditKind
 from shared.errors import AlreadyDecidedError, InvalidConfigError, UsageError
 from shared.jsontext import dump, parse_strict
 from shared.permissions.policy import Mode, Policy
+from shared.permissions.provenance import Provenance
 from shared.permissions.request import Answer, Choice, Decision, RequestState
 from shared.permissions.signing import Signer
 from shared.permissions.store import Decided
 from shared.runs.events import EventType
 from shared.tasks.step import Claim
-from shared.testing.builders import make_answer
+from shared.testing.builders import make_answer, make_provenance
 from shared.tools.result import ErrorType
 from tests.contract.databases import sqlite_copy
 from tests.integration import consent
@@ -39,10 +40,12 @@ async def security(bench: Bench, claim: Claim) -> tuple[list[str], list[str]]:
     return logged, told
 
 
-@pytest.mark.spec("PER-12", "PER-14")
+@pytest.mark.spec("PER-12", "PER-13.h", "PER-14")
 @pytest.mark.parametrize(
     ("alter", "policy", "what"),
     [
+        (lambda answer: replace(answer, provenance=make_provenance(is_run=True)), Policy(), "not_a_person"),
+        (lambda answer: replace(answer, provenance=Provenance()), Policy(), "not_a_person"),
         (lambda answer: replace(answer, principal="mallory"), Policy(), "foreign_principal"),
         (lambda answer: replace(answer, input_digest="0" * 64), Policy(), "wrong_digest"),
         (
@@ -51,7 +54,7 @@ async def security(bench: Bench, claim: Claim) -> tuple[list[str], list[str]]:
             "unoffered_choice",
         ),
     ],
-    ids=["another principal", "another input", "a choice that was not offered"],
+    ids=["from a run", "from nowhere", "another principal", "another input", "a choice that was not offered"],
 )
 async def test_an_answer_that_does_not_fit_fails_and_is_a_security_event(
     open_bench: OpenBench, alter: Callable[[Answer], Answer], policy: Policy, what: str

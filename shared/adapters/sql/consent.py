@@ -69,8 +69,10 @@ STANDING: Final = Statement(
 ANSWER: Final = Statement(
     "answer: the first one wins; no row means that another stands",
     """
-    INSERT INTO answers (request_id, choice, principal, channel, input_digest, answered_us, reason, metadata)
-    VALUES (:request_id, :choice, :principal, :channel, :input_digest, :answered_us, :reason, :metadata)
+    INSERT INTO answers
+        (request_id, choice, principal, channel, input_digest, answered_us, reason, metadata, provenance)
+    VALUES
+        (:request_id, :choice, :principal, :channel, :input_digest, :answered_us, :reason, :metadata, :provenance)
     ON CONFLICT DO NOTHING RETURNING request_id
     """,
 )
@@ -306,6 +308,7 @@ def _answer(tx: Transaction, trail: AuditTrail, answer: Answer) -> None:
         answered_us=answer.answered_us,
         reason=plain(answer.reason),
         metadata=pack(answer.metadata),
+        provenance=pack(answer.provenance.as_json()),
     )
     if written:
         trail.note(tx, [of_answer(answer, session_id, run_id)], answer.answered_us)

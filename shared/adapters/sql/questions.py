@@ -72,6 +72,7 @@ class _Answered(NamedTuple):
     answered_us: int
     reason: str
     metadata: str
+    provenance: str
 
 
 class _Session(NamedTuple):

@@ -172,7 +172,10 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         changed="state IN ('withdrawn', 'expired')",
     ),
     "answers": WorkerRight(
-        never=(*("request_id", "choice", "principal", "channel", "input_digest", "answered_us", "reason", "metadata"),)
+        never=(
+            *("request_id", "choice", "principal", "channel", "input_digest", "answered_us", "reason", "metadata"),
+            "provenance",
+        )
     ),
     "decisions": WorkerRight(reads=True, never=("request_id", "id", "body")),
     # Used once: inserted in the transaction in which the call starts, and never taken back.

@@ -9,6 +9,7 @@ from typing import Any, Final
 from shared.errors import ForgedError
 from shared.identity import Origin, Role, RunIdentity
 from shared.jsontext import Json
+from shared.permissions.provenance import Provenance, provenance_from
 from shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from shared.runs.events import Event, Node, NodeKind
 from shared.runs.record import Run, Usage
@@ -277,7 +278,17 @@ def answer_of(row: Any) -> Answer:
         answered_us=row.answered_us,
         reason=row.reason,
         metadata=unpack(row.metadata),
+        provenance=provenance_of(row.provenance),
     )
+
+
+def provenance_of(text: str) -> Provenance:
+    """Return where an answer came from; what cannot be read is an empty one, which answers nothing."""
+    try:
+        value = unpack(text)
+    except ValueError:
+        return Provenance()
+    return provenance_from(value) if isinstance(value, dict) else Provenance()
 
 
 def decision_body(decision: Decision) -> str:

@@ -434,6 +434,8 @@ answers = Table(
     _number("answered_us"),
     _text("reason"),
     _text("metadata", "{}"),
+    # The process that answered and those that it comes from.
+    _text("provenance", "{}"),
     _one_of("choice", Choice),
 )
 

@@ -14,9 +14,12 @@ import pytest
 import redis
 
 from orchestrator.cli import checks
-from orchestrator.cli.checks import Finding, Level, file_system_of
+from orchestrator.cli.answer_check import check_answers
+from orchestrator.cli.checks import file_system_of
 from orchestrator.cli.doctor import report
+from orchestrator.cli.finding import Finding, Level
 from orchestrator.embedded.service_file import ServiceLock, own_record
+from shared.sandbox.family import HAS_MARK
 from shared.settings import Settings, load_settings
 
 
@@ -265,3 +268,32 @@ async def test_every_check_stands_in_the_documents(settings: Settings) -> None:
 
     for finding in await checks.run_checks(settings):
         assert f"| {finding.check} |" in document
+
+
+@pytest.mark.spec("OPS-07", "PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system has no mark of a run's programs")
+def test_a_shell_that_a_run_started_fails(settings: Settings) -> None:
+    code = (
+        "import asyncio, json\n"
+        "from orchestrator.cli.answer_check import check_answers\n"
+        "from shared.sandbox.family import mark_family\n"
+        "from shared.settings import load_settings\n"
+        "mark_family()\n"
+        "print(json.dumps(asyncio.run(check_answers(load_settings())).as_json()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    told = json.loads(done.stdout)
+    assert (told["check"], told["level"]) == ("answers", "fail")
+    assert "answers from here are refused" in told["says"]
+
+
+@pytest.mark.spec("OPS-07")
+async def test_what_one_user_cannot_hold_is_said(settings: Settings) -> None:
+    """Root can take the mark away; as another user, what another service starts on its behalf is not recognised."""
+    finding = await check_answers(settings)
+
+    if os.geteuid() == 0:
+        assert (finding.level, "you are root" in finding.says) == (Level.WARN, True)
+    else:
+        assert (finding.level, "at, systemd-run, tmux, ssh" in finding.says) == (Level.OK, True)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from orchestrator.cli import preview as module
+from orchestrator.cli import asking
 from orchestrator.cli.preview import StoppedError, consented, text_of
 from shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
 from shared.permissions.rules import Effect
@@ -32,7 +32,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     keyboard = io.StringIO()
     monkeypatch.setattr(keyboard, "fileno", lambda: 0, raising=False)
     monkeypatch.setattr(sys, "stdin", keyboard)
-    monkeypatch.setattr(module, "is_terminal", lambda: True)
+    monkeypatch.setattr(asking, "is_terminal", lambda: True)
     return keyboard
 
 

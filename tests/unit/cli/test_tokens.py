@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from orchestrator.cli.ids import open_store
 from orchestrator.cli.tokens import _create, _list, _revoke, seconds_of
 from shared.access.token import Right, read_token
-from shared.errors import ConflictError, NotFoundError, UsageError
+from shared.errors import NotFoundError, StartedByRunError, UsageError
 from shared.settings import Settings
 from shared.testing.builders import make_worker
 
@@ -45,14 +46,15 @@ async def test_the_first_token_of_a_home_needs_no_service(settings: Settings) ->
     assert found[1].encode() not in (settings.home / "soong.db").read_bytes()
 
 
-@pytest.mark.spec("PER-13")
+@pytest.mark.spec("PER-13.h")
 async def test_a_run_makes_no_token(settings: Settings) -> None:
     await _create(settings, "ada", [Right.READ], None)
     store = await open_store(settings)
-    await store.register_worker(replace(make_worker(), host=socket.gethostname(), pid=os.getppid()))
+    now_us = time.time_ns() // 1000
+    await store.register_worker(replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us))
     await store.close()
 
-    with pytest.raises(ConflictError, match="started by a run"):
+    with pytest.raises(StartedByRunError, match="runs do not speak for people: it cannot make a token"):
         await _create(settings, "ada", [Right.APPROVE], None)
 
     assert [token.rights for token in await _list(settings)] == [{Right.READ}]

@@ -443,6 +443,7 @@ def _make_consent() -> None:
         _number("answered_us"),
         _text("reason"),
         _text("metadata", "{}"),
+        _text("provenance", "{}"),
         _one_of("choice", "allow_once", "allow_for_session", "deny"),
     )
     op.create_table(

@@ -1,0 +1,25 @@
+"""What a check of ``soong doctor`` says."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.jsontext import Json
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check says. ``remedy`` is empty when there is nothing to do."""
+
+    check: str
+    level: Level
+    says: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, Json]:
+        return {"check": self.check, "level": str(self.level), "says": self.says, "remedy": self.remedy}

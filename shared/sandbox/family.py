@@ -1,0 +1,121 @@
+"""The process family of a run: what the kernel says of a process and of those that it comes from (PER-13).
+
+A worker, and each program that Soong runs for a tool or a hook, carries a **mark**: a finite hard limit on file locks
+(``RLIMIT_LOCKS``). Linux has not applied that limit since 2.4.25, so the mark changes nothing for the program. A child
+inherits it through fork and exec, and no process without ``CAP_SYS_RESOURCE`` can take it away: a new session,
+terminal, process group, namespace, environment or parent leaves it in place.
+
+Elsewhere than on Linux there is no mark; a process of a run is then known only while a worker is among its ancestors.
+"""
+
+import os
+import resource
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from shared.sandbox import keeper
+
+HAS_MARK: Final = sys.platform.startswith("linux")
+MOST_ANCESTORS: Final = 64
+MOST_PROGRAM_CHARS: Final = 300
+_LIMIT_LINE: Final = "Max file locks"
+_START_DOUBT_US: Final = 5_000_000
+"""A row carries wall time and the kernel counts from boot: a start within this of the row's time proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """One process as the kernel shows it. ``program`` is the path of its executable, or its name if that is hidden."""
+
+    pid: int
+    started_us: int
+    program: str
+    is_run: bool = False
+    """It carries the mark, or is a worker of this deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """A worker process of this machine by its row. ``registered_us`` is later than its start."""
+
+    pid: int
+    registered_us: int
+
+    def is_that(self, pid: int, started_us: int) -> bool:
+        """Say whether a living process is this worker, and not a later process with its number."""
+        return pid == self.pid and started_us <= self.registered_us + _START_DOUBT_US
+
+
+def mark_family() -> bool:
+    """Mark this process and all that it starts from now on; say whether it carries the mark."""
+    if HAS_MARK:
+        keeper.mark_family()
+    return is_marked()
+
+
+def is_marked() -> bool:
+    """Say whether this process carries the mark."""
+    if not HAS_MARK:
+        return False
+    try:
+        return resource.getrlimit(keeper.RLIMIT_LOCKS)[1] != resource.RLIM_INFINITY
+    except (OSError, ValueError):  # a kernel without that limit
+        return False
+
+
+def own_chain(workers: Collection[WorkerProcess] = ()) -> tuple[ProcessFacts, ...]:
+    """Return this process and its ancestors, itself first.
+
+    Whether it carries the mark itself is asked of the kernel: what ``/proc`` shows here may be of other processes.
+    """
+    chain = chain_of(os.getpid(), workers)
+    own = chain[0] if chain else ProcessFacts(os.getpid(), 0, sys.executable)
+    return (replace(own, is_run=own.is_run or is_marked()), *chain[1:])
+
+
+def chain_of(pid: int, workers: Collection[WorkerProcess] = ()) -> tuple[ProcessFacts, ...]:
+    """Return a process and its ancestors, itself first; empty when there is no such process.
+
+    The chain ends at process 1, at the edge of this PID namespace, or where another user's processes are hidden.
+    """
+    return tuple(_chain(pid, workers))
+
+
+def _chain(pid: int, workers: Collection[WorkerProcess]) -> Iterator[ProcessFacts]:
+    with suppress(psutil.Error):
+        process: psutil.Process | None = psutil.Process(pid)
+        for _ in range(MOST_ANCESTORS):
+            if process is None:
+                return
+            yield _facts(process, workers)
+            process = process.parent()
+
+
+def _facts(process: psutil.Process, workers: Collection[WorkerProcess]) -> ProcessFacts:
+    started_us = round(process.create_time() * 1_000_000)
+    is_worker = any(worker.is_that(process.pid, started_us) for worker in workers)
+    return ProcessFacts(process.pid, started_us, _program(process), is_worker or _carries_mark(process.pid))
+
+
+def _program(process: psutil.Process) -> str:
+    path = ""
+    with suppress(psutil.Error):
+        path = process.exe()
+    return (path or process.name()).encode("utf-8", "replace").decode()[:MOST_PROGRAM_CHARS]
+
+
+def _carries_mark(pid: int) -> bool:
+    """Read another process's limit: world-readable, also of a process that forbids to be inspected."""
+    if not HAS_MARK:
+        return False
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/limits").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(_LIMIT_LINE):
+                return line.split()[-2] != "unlimited"
+    return False

@@ -1,0 +1,170 @@
+"""Who holds a connection of this machine, and what may come over it (PER-13)."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from orchestrator.http.peers import Peers
+from shared.access.token import Right
+from shared.sandbox.family import HAS_MARK
+from tests.integration.http.conftest import OpenScene
+from tests.integration.http.scene import ADA, HttpScene
+
+pytestmark = [
+    pytest.mark.spec("PER-13.h"),
+    pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection"),
+]
+
+CALLER = """
+import json, sys, urllib.error, urllib.request
+from shared.sandbox.family import mark_family
+if sys.argv[1] == "run":
+    mark_family()
+address, token, body = sys.argv[2:]
+request = urllib.request.Request(address, headers={"Authorization": "Bearer " + token})
+if body:
+    request.data = body.encode()
+    request.add_header("Content-Type", "application/json")
+try:
+    with urllib.request.urlopen(request, timeout=30) as response:
+        print(json.dumps([response.status, json.loads(response.read())]))
+except urllib.error.HTTPError as error:
+    print(json.dumps([error.code, json.loads(error.read())]))
+"""
+
+LOOKING = """
+import ctypes, encodings.ascii, encodings.idna, os, socket, sys, time
+from orchestrator.http.peers import _look
+from shared.sandbox.family import mark_family
+user = 100_000 + os.getpid()  # nobody else's, whatever runs beside us
+os.setgid(user); os.setuid(user)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a change of user hides us; we are to be seen
+listener = socket.create_server(("127.0.0.1", 0))
+server = listener.getsockname()
+ready, told = os.pipe()
+if (child := os.fork()) == 0:
+    if "run" in sys.argv:
+        mark_family()
+    if "hidden" in sys.argv:
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    connection = socket.create_connection(server)
+    name = connection.getsockname()
+    if "under way" in sys.argv:
+        left, right = socket.socketpair()
+        socket.send_fds(left, [b"x"], [connection.fileno()])
+        connection.close()
+    os.write(told, f"{name[0]} {name[1]}".encode())
+    time.sleep(60)
+host, port = os.read(ready, 100).decode().split()
+try:
+    print(_look((host, int(port)), server, ()).problem or "a person")
+finally:
+    os.kill(child, 9); os.waitpid(child, 0)
+"""
+
+
+async def called(scene: HttpScene, who: str, token: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Call from a process of its own, a person's or a run's; return status and document."""
+    text = "" if body is None else json.dumps(body)
+    argv = [sys.executable, "-c", CALLER, who, f"{scene.address}{path}", token, text]
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+async def test_a_token_in_a_runs_hands_approves_nothing_and_reads_as_before(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        request, token = await scene.ask(), await scene.token()
+        path = f"/v1/approvals/{request.id}"
+        answer = {"choice": "allow_once", "input_digest": request.input_digest}
+
+        status, seen = await called(scene, "run", token, path)
+        refused, problem = await called(scene, "run", token, f"{path}/answer", answer)
+        attending, _ = await called(scene, "run", token, "/v1/approvals?attend=true")
+        nobody = await scene.bench.store.answer_of(request.id)
+        allowed, _ = await called(scene, "person", token, f"{path}/answer", answer)
+
+        assert (status, seen["may_answer"]) == (200, False)
+        assert "belongs to a run" in seen["may_not_because"]
+        assert (refused, problem["code"], attending) == (403, "forbidden", 403)
+        assert problem["detail"].startswith("the right 'approve' needs a person: process ")
+        assert nobody is None
+        assert allowed == 200
+        assert (await scene.verdict()).is_allowed
+        given = await scene.bench.store.answer_of(request.id)
+        assert given is not None
+        assert given.provenance.processes[1].pid == os.getpid()
+
+
+async def test_what_is_allowed_beforehand_needs_a_person_too(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        token = await scene.token(ADA, [Right.RUN, Right.APPROVE])
+        plan = {"title": "t", "steps": [{"id": "a", "kind": "python", "call": "builtin.echo"}]}
+        body = {"plan": plan, "project": "/tmp", "allow": ["code.write_file:/tmp/x"]}
+
+        allowing, problem = await called(scene, "run", token, "/v1/tasks", body)
+        plain, _ = await called(scene, "run", token, "/v1/tasks", {**body, "allow": []})
+
+        assert (allowing, problem["code"], plain) == (403, "forbidden", 201)
+
+
+async def test_a_connection_that_was_let_go_is_nobodys(open_http: OpenScene) -> None:
+    """A request that is sent whole and whose sender is gone would otherwise come from nowhere."""
+    async with open_http() as scene:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+                server = listener.getsockname()[:2]
+                with socket.create_connection(server) as connection:
+                    client = connection.getsockname()[:2]
+                    held = await Peers(scene.bench.store).peer(client, server)
+                gone = await Peers(scene.bench.store).peer(client, server)
+
+            assert held.problem == ""
+            assert held.provenance.processes[0].pid == os.getpid()
+            assert gone.problem == "the process that sent the request has let the connection go"
+
+
+async def test_a_connection_to_a_socket_of_both_families_is_found(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+            port = listener.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)):
+                accepted, _ = listener.accept()
+                with accepted:
+                    peer = await Peers(scene.bench.store).peer(accepted.getpeername()[:2], accepted.getsockname()[:2])
+
+    assert peer.provenance.processes[0].pid == os.getpid()
+
+
+async def test_another_machine_is_an_address(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        peer = await Peers(scene.bench.store).peer(("192.0.2.7", 40_000), ("192.0.2.1", 443))
+
+    assert (peer.problem, peer.provenance.as_json()) == ("", {"address": "192.0.2.7"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root sees all; another user is looked at")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["person"], "a person"),
+        (["run"], "belongs to a run, and runs do not answer for people"),
+        (["run", "hidden"], "it cannot be told which process holds the connection"),
+        (["person", "hidden"], "a person"),
+        (["run", "under way"], "it cannot be told which process holds the connection"),
+    ],
+    ids=["seen", "of a run", "a run that hides", "another that hides, as sshd does", "held by nobody just now"],
+)
+def test_a_holder_that_hides_is_refused_where_it_may_be_a_run(words: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKING, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert said in done.stdout, done.stderr

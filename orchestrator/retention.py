@@ -46,7 +46,10 @@ class StoredFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is to be removed. ``keep_bytes`` 0: no limit by size. Artifacts younger than ``grace_s`` stay."""
+    """What is to be removed. ``keep_bytes`` 0: no limit by size.
+
+    Artifacts, sessions and rows of processes that are younger than ``grace_s`` stay.
+    """
 
     before_us: int
     keep_bytes: int = 0
@@ -102,8 +105,10 @@ class GarbageCollector:
             tell(done)
         await self._remove_files(limits, done)
         await self._shrink(limits, done, tell)
-        done.sessions = await self.rows.remove_sessions(before_us=limits.before_us)
-        done.processes = await self.rows.remove_processes(before_us=limits.before_us)
+        # What has just been made may be about to be used: a session whose task is written next, a command that is read.
+        old_us = min(limits.before_us, self.clock.now_us() - round(limits.grace_s * 1_000_000))
+        done.sessions = await self.rows.remove_sessions(before_us=old_us)
+        done.processes = await self.rows.remove_processes(before_us=old_us)
         done.used_bytes = await self._used_bytes()
         return done
 

@@ -42,7 +42,8 @@ class Retention(Protocol):
         """Return tasks that may be removed, oldest end first, after the one of that (ended_us, id).
 
         A task may be removed when it ended before ``before_us``, its run folders are written, no step is held or
-        waits for its owner, no question of its runs is open, and no command about it is open.
+        waits for its owner, no question of its runs is open, no command about it is open, and the agent that planned
+        it, if one did, has ended.
         """
         ...
 
@@ -55,7 +56,10 @@ class Retention(Protocol):
         ...
 
     async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:
-        """Remove at most ``limit`` steps or runs of a task that is gone; nothing removed: nothing is left."""
+        """Remove at most ``limit`` steps or runs of a task that is gone; nothing removed: nothing is left.
+
+        A task that was submitted again under the same id meanwhile loses nothing.
+        """
         ...
 
     async def remove_sessions(self, *, before_us: int) -> int:

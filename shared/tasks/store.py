@@ -46,11 +46,13 @@ class TaskStore(Protocol):
         """Insert a task with its steps, edges and runs; steps without open dependencies become ready or expanding.
 
         The root run is running from the start (fence 0, its owner appends to it); the steps' runs are queued. Nothing
-        happens when the session has a task of that id already: whoever did not hear the answer says it again.
+        happens when the session has a task of that id already: whoever did not hear the answer says it again. A closed
+        session is open again, for whichever owner adopts it.
 
         Raises:
             NotFoundError: there is no such session.
             ConflictError: another session has a task of that id.
+            UnavailableError: a former task of that id is being removed.
         """
         ...
 

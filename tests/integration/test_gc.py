@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -18,14 +18,14 @@ from orchestrator.retention import GarbageCollector, Limits
 from shared.adapters.artifacts import FolderArtifacts
 from shared.adapters.sql.store import SqlStore, open_store
 from shared.adapters.sql.tables import metadata
-from shared.errors import InvalidConfigError, NotFoundError
+from shared.errors import InvalidConfigError, NotFoundError, UnavailableError
 from shared.runs.events import NewEvent
 from shared.sandbox.rooted import RootedFolder
 from shared.settings import load_settings
 from shared.tasks.retention import Retention
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_request
+from shared.testing.builders import make_request, make_session, make_task
 from tests.contract.scene import Scene, completed, open_scene
 from tests.integration.sql_stores import connected
 from tests.servers import PostgresServer
@@ -277,6 +277,7 @@ async def test_a_link_among_the_run_folders_is_neither_followed_nor_emptied(plac
 async def test_a_closed_session_without_tasks_goes_with_its_limits(place: Place) -> None:
     await place.ended_task()
     await place.scene.store.close_session(place.scene.own)
+    place.scene.clock.advance(timedelta(seconds=1))
 
     done = await place.collector.collect(place.all_ended)
 
@@ -338,3 +339,90 @@ def _rows_of(tables: dict[str, list[Any]], task_ids: set[str]) -> dict[str, list
 def _as_role(url: str, role: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{role}@{rest.rpartition('@')[2]}"
+
+
+# -- work that comes back while what has ended goes
+async def again(place: Place, task_id: str) -> str:
+    """Submit a task under an id that stood before, as an `Idempotency-Key` does; return a claimable run of it."""
+    task = make_task(place.scene.own.session_id, "a", "b", id=task_id)
+    await place.store.create_task(task)
+    return task.root_run.identity.run_id
+
+
+@pytest.mark.spec("OPS-10.c", "OPS-10.d")
+async def test_a_task_that_comes_back_under_its_id_loses_nothing_to_the_collection_of_the_former(place: Place) -> None:
+    task_id = await place.ended_task("a", "b")
+    assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
+    await place.rows.remove_rest(task_id, limit=100)  # its steps: its runs are left
+    root = await again(place, task_id)
+    before = _rows_of(place.tables(), {root})
+
+    await place.rows.remove_rest(task_id, limit=100)
+    await place.collector.collect(place.all_ended)
+
+    assert len(await place.store.steps(task_id)) == 2
+    assert _rows_of(place.tables(), {root}) == before
+    claims = await place.scene.claim()
+    assert len(claims) == 2
+    for claim in claims:
+        await place.scene.complete(claim)
+
+
+@pytest.mark.spec("OPS-10.c", "OPS-10.d")
+async def test_a_session_whose_first_task_is_being_written_is_neither_closed_nor_removed(place: Place) -> None:
+    session = replace(make_session(), created_us=place.scene.now_us)
+    await place.store.open_session(session)  # a client writes the task next
+
+    for _ in range(2):
+        await place.collector.collect(Limits(place.scene.now_us + 1))
+    await place.store.create_task(make_task(session.id, "a"))
+
+    assert not (await place.store.session(session.id)).is_closed
+
+
+@pytest.mark.spec("OPS-10.d")
+async def test_a_task_that_is_written_into_a_closed_session_is_run(place: Place) -> None:
+    await place.ended_task()
+    session_id = place.scene.own.session_id
+    place.scene.clock.advance(timedelta(seconds=1))
+    await place.collector.collect(place.all_ended)
+    assert (await place.store.session(session_id)).is_closed
+
+    await place.store.create_task(make_task(session_id, "a"))
+    await place.collector.collect(place.all_ended)
+
+    session = await place.store.session(session_id)
+    assert (session.is_closed, session.owner_id) == (False, "")
+    assert session_id in {one.id for one in await place.store.adopt_sessions(place.scene.own.owner_id)}
+
+
+@pytest.mark.spec("OPS-10.c", "OPS-10.d")
+async def test_a_task_that_comes_back_while_its_former_steps_are_left_is_told_to_come_again(place: Place) -> None:
+    task_id = await place.ended_task("a", "b")
+    assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
+
+    with pytest.raises(UnavailableError, match="is being removed; submit it again"):
+        await again(place, task_id)
+    await place.collector.collect(place.all_ended)
+    await again(place, task_id)
+
+    assert len(await place.store.steps(task_id)) == 2
+
+
+@pytest.mark.spec("OPS-10.c")
+async def test_what_an_agent_planned_that_goes_on_stays_for_it_to_read(place: Place) -> None:
+    outer = await place.scene.task("plans")
+    agent = (await place.scene.claim_one()).identity
+    inner = make_task(place.scene.own.session_id, "a")
+    root = replace(inner.root_run.identity, parent_run_id=agent.run_id, parent_agent_id=agent.agent_id)
+    await place.store.create_task(replace(inner, root_run=replace(inner.root_run, identity=root)))
+    await place.scene.complete(await place.scene.claim_one())
+    await place.store.finish_task(place.scene.own, inner.id, now_us=place.scene.now_us)
+    await place.store.mark_recorded(inner.id)
+
+    while_it_goes_on = await place.collector.collect(Limits(place.scene.now_us + 1, keep_bytes=1))
+    await place.store.cancel_task(place.scene.own, outer, reason="", now_us=place.scene.now_us)
+    kept = (await place.store.task(inner.id)).id
+
+    assert while_it_goes_on.tasks == 0
+    assert kept == inner.id

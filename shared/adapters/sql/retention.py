@@ -32,6 +32,8 @@ REMOVABLE: Final = f"""
         WHERE r.task_id = t.id AND p.is_taken = 0)
     AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = t.session_id AND c.subject = t.id
         AND c.is_ended = 0)
+    AND NOT EXISTS (SELECT 1 FROM runs AS root JOIN runs AS agent ON agent.id = root.parent_run_id
+        WHERE root.id = t.root_run_id AND agent.end_reason IS NULL)
 """
 ENDED_TASKS: Final = Statement(
     "ended tasks: a page of those that may be removed, oldest end first",
@@ -57,15 +59,20 @@ ORPHANS: Final = Statement(
     """,
 )
 REMOVE_STEPS: Final = Statement(
-    "remove steps: a bounded number of one task's",
+    "remove steps: a bounded number of one task's; not of one that was submitted again under its id",
     """
-    DELETE FROM steps WHERE key IN (SELECT s.key FROM steps AS s WHERE s.task_id = :task_id LIMIT :limit)
+    DELETE FROM steps WHERE key IN (SELECT s.key FROM steps AS s WHERE s.task_id = :task_id
+        AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.id = s.task_id) LIMIT :limit)
     RETURNING key
     """,
 )
 REMOVE_EDGES: Final = Statement("remove edges: of steps that are gone", "DELETE FROM edges WHERE child_key IN @keys")
 RUNS_OF: Final = Statement(
-    "runs of: a bounded number of one task's", "SELECT id FROM runs WHERE task_id = :task_id ORDER BY id LIMIT :limit"
+    "runs of: a bounded number of one task's; not of one that was submitted again under its id",
+    """
+    SELECT r.id FROM runs AS r WHERE r.task_id = :task_id
+        AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.id = r.task_id) ORDER BY r.id LIMIT :limit
+    """,
 )
 OF_REQUESTS: Final = "(SELECT q.id FROM permission_requests AS q WHERE q.run_id IN @run_ids)"
 RUN_ROWS: Final = tuple(
@@ -91,12 +98,19 @@ EMPTY: Final = """
     AND NOT EXISTS (SELECT 1 FROM responders AS a WHERE a.session_id = s.id)
 """
 EMPTY_SESSIONS: Final = Statement(
-    "empty sessions: closed ones without anything, held",
-    f"SELECT s.id FROM sessions AS s WHERE s.is_closed = 1 AND {EMPTY} /*pg FOR UPDATE */",
+    "empty sessions: a bounded number of those without anything, held against whoever writes a task into one",
+    f"""
+    SELECT s.id FROM sessions AS s WHERE s.is_closed = :is_closed AND {EMPTY} ORDER BY s.id LIMIT :limit
+    /*pg FOR UPDATE SKIP LOCKED */
+    """,
+)
+STILL_EMPTY: Final = Statement(
+    "still empty: looked at again once they are held",
+    f"SELECT s.id FROM sessions AS s WHERE s.id IN @session_ids AND {EMPTY}",
 )
 CLOSE_SESSIONS: Final = Statement(
     "close sessions: whose tasks are gone; their owners let go of them",
-    f"UPDATE sessions SET is_closed = 1 WHERE id IN (SELECT s.id FROM sessions AS s WHERE s.is_closed = 0 AND {EMPTY})",
+    "UPDATE sessions SET is_closed = 1 WHERE id IN @session_ids",
 )
 SESSION_ROWS: Final = (
     Statement("remove limits: of sessions that go", "DELETE FROM caps WHERE scope IN @scopes"),
@@ -153,6 +167,7 @@ NAMING: Final = (
 )
 """Columns in which digests of artifacts stand, and what orders their rows."""
 PAGE: Final = 2000
+SESSIONS_AT_ONCE: Final = 500
 _NOT_ALLOWED: Final = "42501"
 _DIGEST: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -198,17 +213,22 @@ class SqlRetention:
         return await self._write(write)
 
     async def remove_sessions(self, *, before_us: int) -> int:
-        def write(tx: Transaction) -> int:
-            session_ids = [row[0] for row in tx.rows(EMPTY_SESSIONS, before_us=before_us)]
+        def of_closed(tx: Transaction) -> int:
+            session_ids = _empty_sessions(tx, before_us, is_closed=1)
             if session_ids:
-                scopes = [f"session:{session_id}" for session_id in session_ids]
-                for statement in SESSION_ROWS:
-                    named = {"scopes": scopes} if "scopes" in statement.packed else {"session_ids": session_ids}
-                    tx.count(statement, **named)
-            tx.count(CLOSE_SESSIONS, before_us=before_us)
+                _remove_sessions(tx, session_ids)
             return len(session_ids)
 
-        return await self._write(write)
+        def of_open(tx: Transaction) -> int:
+            session_ids = _empty_sessions(tx, before_us, is_closed=0)
+            return tx.count(CLOSE_SESSIONS, session_ids=session_ids) if session_ids else 0
+
+        removed = 0
+        while count := await self._write(of_closed):
+            removed += count
+        while await self._write(of_open):
+            pass
+        return removed
 
     async def remove_processes(self, *, before_us: int) -> int:
         return await self._write(lambda tx: sum(tx.count(statement, before_us=before_us) for statement in PROCESS_ROWS))
@@ -241,6 +261,24 @@ class SqlRetention:
     async def used_bytes(self) -> int:
         statement = SIZES["postgresql" if self._database.is_postgres else "sqlite"]
         return await self._database.read(lambda tx: int(tx.rows(statement)[0][0]))
+
+
+def _empty_sessions(tx: Transaction, before_us: int, *, is_closed: int) -> Sequence[str]:
+    """Return a bounded number of sessions without anything, held until commit.
+
+    A writer of a task holds its session first. So whoever came before us has committed when we hold it, which the
+    second look sees, and whoever comes after us sees what we did.
+    """
+    rows = tx.rows(EMPTY_SESSIONS, before_us=before_us, is_closed=is_closed, limit=SESSIONS_AT_ONCE)
+    held = [row[0] for row in rows]
+    return [row[0] for row in tx.rows(STILL_EMPTY, session_ids=held, before_us=before_us)] if held else ()
+
+
+def _remove_sessions(tx: Transaction, session_ids: Sequence[str]) -> None:
+    scopes = [f"session:{session_id}" for session_id in session_ids]
+    for statement in SESSION_ROWS:
+        named = {"scopes": scopes} if "scopes" in statement.packed else {"session_ids": session_ids}
+        tx.count(statement, **named)
 
 
 def _page_of(table: str, column: str, order: Sequence[str], after: Sequence[Any]) -> Callable[[Transaction], list[Any]]:

@@ -15,13 +15,14 @@ from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.parking import park
 from shared.adapters.sql.reading import Contexts, result_of
 from shared.adapters.sql.rows import pack, plain, step_of, task_of
+from shared.adapters.sql.sessions import REOPEN
 from shared.adapters.sql.statements import Insert, ReadyRows, Statement
 from shared.adapters.sql.stopping import expire_leases, free_steps
 from shared.adapters.sql.tables import caps as caps_table
-from shared.adapters.sql.tables import edges, sessions, steps, tasks
+from shared.adapters.sql.tables import edges, steps, tasks
 from shared.adapters.sql.transaction import Transaction
 from shared.adapters.sql.upsert import upsert
-from shared.errors import ConflictError, LeaseLostError, NotFoundError
+from shared.errors import ConflictError, LeaseLostError, NotFoundError, UnavailableError
 from shared.runs.events import EventType
 from shared.runs.status import RunStatus
 from shared.tasks.lost import WORKER_GONE
@@ -52,6 +53,15 @@ INSERT_TASKS: Final = Insert(
         "root_run_id": "text",
         "created_us": "bigint",
     },
+)
+
+HELD_SESSION: Final = Statement(
+    "held session: of a task that is written; nobody closes or removes it meanwhile",
+    "SELECT is_closed FROM sessions WHERE id = :session_id /*pg FOR SHARE */",
+)
+LEFT_OF_TASK: Final = Statement(
+    "left of task: steps of one of that id that is being removed",
+    "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
 )
 
 REPORT_PROGRESS: Final = Statement(
@@ -222,13 +232,19 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
 
 
 def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
-    if tx.execute(select(sessions.c.id).where(sessions.c.id == task.session_id)).first() is None:
+    found = tx.rows(HELD_SESSION, session_id=task.session_id)
+    if not found:
         raise NotFoundError("session", task.session_id)
     stands = tx.execute(select(tasks.c.session_id).where(tasks.c.id == task.id)).first()
     if stands is not None:
         if stands.session_id != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
         return
+    if tx.rows(LEFT_OF_TASK, task_id=task.id):
+        problem = f"a former task {task.id} is being removed; submit it again, after `soong gc` if that was interrupted"
+        raise UnavailableError(problem)
+    if found[0][0]:
+        tx.count(REOPEN, session_id=task.session_id)
     for ready in rows:
         tx.put(ready)
 

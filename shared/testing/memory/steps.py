@@ -42,13 +42,15 @@ class MemorySteps:
 
     @transaction
     def create_task(self, task: NewTask) -> None:
-        self.rows.session(task.session_id)
+        session = self.rows.session(task.session_id)
         now_us = task.created_us
         stands = self.rows.tasks.get(task.id)
         if stands is not None and stands.session_id != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
         if stands is not None:
             return
+        if session.is_closed:
+            self.rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
         insert_run(self.rows, task.root_run, RunStatus.RUNNING, now_us)
         self.rows.tasks[task.id] = Task(
             id=task.id,

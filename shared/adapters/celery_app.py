@@ -46,8 +46,9 @@ def make_celery(redis_url: str, *, pools: tuple[str, ...] = (), connections: int
             "socket_timeout": 30,
             "socket_connect_timeout": 5,
             "health_check_interval": 10,
-            # Nothing is acknowledged late, so there is nothing to restore; the sweep would only cost commands.
-            "visibility_timeout": 24 * 3600,
+            # Nothing is acknowledged late, so there is nothing to restore: without kombu's books of what is not yet
+            # acknowledged a worker's Redis user needs no scripts.
+            "ack_emulation": False,
         },
     )
     return app

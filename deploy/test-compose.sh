@@ -17,7 +17,15 @@ compose() {
 }
 say() { printf '\n== %s\n' "$*"; }
 fail() { compose logs --tail 8 orchestrator worker >&2 || true; printf "\nFAILED: %s\n" "$*" >&2; exit 1; }
-finish() { compose down --volumes --remove-orphans --timeout 45 >/dev/null 2>&1 || true; rm -rf "$copy"; }
+finish() {
+  give_away "$(id -u):$(id -g)"
+  compose down --volumes --remove-orphans --timeout 45 >/dev/null 2>&1 || true
+  rm -rf "$copy"
+}
+give_away() { # give_away USER: the configuration belongs to root in use, and to us when it is removed
+  docker run --rm --user 0 --network none --entrypoint chown --volume "$copy/deploy/config:/config" soong:local \
+    -R "$1" /config >/dev/null 2>&1 || true
+}
 trap finish EXIT
 
 soong() { compose exec -T orchestrator soong "$@"; }
@@ -30,7 +38,13 @@ is_healthy() { [[ "$(soong doctor)" == *'4 workers'* ]]; }
 
 say "four workers come up"
 deploy/make-secrets.sh >/dev/null
-compose up --build --detach --scale worker=4 >/dev/null 2>&1 || fail "docker compose up"
+mkdir -p deploy/config/tools deploy/config/skills deploy/config/hooks
+printf '[[permission.rules]]\neffect = "deny"\ntools = "code.run_command"\n' >deploy/config/config.toml
+printf 'raise SystemExit(0)\n' >deploy/config/hooks/check.py
+chmod -R go+rX,go-w deploy/config
+compose build >/dev/null 2>&1 || fail "docker compose build"
+give_away 0:0
+compose up --detach --scale worker=4 >/dev/null 2>&1 || fail "docker compose up"
 until_true 120 is_healthy || fail "no four workers within two minutes"
 soong doctor
 
@@ -38,15 +52,27 @@ say "nothing runs as root, nothing but Flower and the API is published, and that
 for id in $(compose ps -q orchestrator) $(compose ps -q worker) $(compose ps -q api) $(compose ps -q flower); do
   [ "$(docker exec "$id" id -u)" = 10001 ] || fail "a container of ours runs as root"
 done
+for service in redis postgres orchestrator worker api flower; do
+  id="$(compose ps -q "$service" | head -n 1)"
+  held="$(docker exec "$id" sh -c 'grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/1/status; touch /x 2>&1')" || true
+  bounds="$(docker inspect -f 'pids {{.HostConfig.PidsLimit}} memory {{.HostConfig.Memory}}' "$id")"
+  printf '%-12s uid %s, %s\n' "$service" "$(awk '/^Uid/ {print $3}' <<<"$held")" "$bounds"
+  [ "$(awk '/^Uid/ {print $3}' <<<"$held")" != 0 ] || fail "$service runs as root"
+  grep -q '^CapEff:.*0000000000000000$' <<<"$held" || fail "$service has capabilities: $held"
+  grep -q '^NoNewPrivs:.*1$' <<<"$held" || fail "$service may gain privileges"
+  grep -q 'Read-only file system' <<<"$held" || fail "$service writes to its image"
+  [[ "$bounds" != *"pids 0"* && "$bounds" != *"<no value>"* && "$bounds" != *"memory 0"* ]] || fail "$service has no bounds: $bounds"
+done
 published="$(docker ps --filter "name=${project}" --format '{{.Ports}}' | grep -o '[0-9.]*:[0-9]*->' | sort -u)"
 [ "$published" = "127.0.0.1:5555->
 127.0.0.1:8437->" ] || fail "published: $published"
 
 say "a DAG over four workers, one of them killed in the middle"
 # Large enough that the work lasts until a worker has been killed in it.
-compose exec -T orchestrator sh -c 'mkdir -p /projects/demo && cd /opt/soong/lib/python3*/site-packages &&
+compose exec -T worker sh -c 'mkdir -p /projects/demo && cd /opt/soong/lib/python3*/site-packages &&
   cp -r sqlalchemy celery kombu pydantic pydantic_ai redis alembic cryptography flower tornado jsonschema /projects/demo/'
-docker cp examples/audit.yaml "$(compose ps -q orchestrator)":/projects/audit.yaml >/dev/null
+put() { docker exec -i "$1" sh -c 'cat > "$1"' sh "$2"; } # put CONTAINER PATH <CONTENT
+put "$(compose ps -q worker | head -n 1)" /projects/audit.yaml <examples/audit.yaml
 ( cd "$copy"; compose exec -T --workdir /projects orchestrator soong run audit.yaml --project /projects/demo \
     --input report_dir=/projects/demo --allow code.write_file:/projects/demo >run.log 2>&1; echo $? >run.code ) &
 runner=$!
@@ -112,6 +138,122 @@ else:
 answer="$(reaches "$worker")"
 echo "$gateway: $answer"
 [ "$answer" != reached ] || fail "a worker has a way out"
+
+say "a worker's processes are bounded"
+# A container of its own, so that the workers of this test go on.
+answer="$(compose run --rm --no-deps -T --entrypoint sh worker -c '
+  n=0; while [ $n -lt 1200 ]; do sleep 20 & n=$((n + 1)); done; echo "started $n"' 2>&1 || true)"
+grep -m 1 -i 'cannot fork\|resource' <<<"$answer" || fail "a worker started 1200 processes: $answer"
+
+say "a worker writes no configuration, tool, skill, hook or key"
+home=/var/lib/soong/home
+before="$(compose exec -T orchestrator sh -c "cd $home && find . -type f | sort | xargs sha256sum")"
+answer="$(docker exec -i "$worker" sh 2>&1 <<'TRY' || true
+home=/var/lib/soong/home
+# A redirection that fails would end the shell, so each attempt has one of its own.
+try() { if sh -c "$1" 2>&1; then echo "DONE: $1"; fi; }
+for name in config.toml tools/mine.json skills/mine hooks/check.py flower.auth signing.key; do
+  try "echo mine > $home/$name"
+done
+try "chmod 777 $home/config.toml"
+try "rm $home/config.toml"
+try "mv $home /tmp/home"
+try "mount -o remount,rw $home"
+try "ls /var/lib/soong/keys/signing.key"
+try "cat /var/lib/soong/keys/signing.key"
+try "echo mine > /var/lib/soong/keys/signing.key"
+try "echo mine > /opt/soong/bin/soong"
+try "cat /run/secrets/database_url_orchestrator"
+TRY
+)"
+printf '%s\n' "$answer"
+[[ "$answer" != *DONE:* ]] || fail "a worker did what it may not"
+[ "$(wc -l <<<"$answer")" -ge 15 ] || fail "not everything was tried"
+[ "$before" = "$(compose exec -T orchestrator sh -c "cd $home && find . -type f | sort | xargs sha256sum")" ] ||
+  fail "the configuration has changed"
+soong permissions explain --json --project /projects --tool code.run_command --args '{"argv": ["id"]}' >explained.json || true
+grep -q 'deny' explained.json || fail "the deny rule of the configuration does not hold: $(cat explained.json)"
+docker exec "$worker" soong doctor || fail "doctor finds something wrong where a worker runs"
+[[ "$(docker exec "$worker" soong doctor)" == *"is read-only for user 10001 here"*"soong_worker decides nothing, and no signing key"* ]] ||
+  fail "doctor does not say which boundary holds where a worker runs"
+
+say "a worker leads no write of the orchestrator to the key, and has no other bytes delivered"
+put "$worker" /projects/deliver.yaml <<'PLAN'
+title: Deliver
+steps:
+  - id: key
+    instructions: deliver
+    allowed_tools: [code.write_file]
+    script:
+      - call: code.write_file
+        with: {path: /projects/demo/signing.key, content: not a key}
+      - finish: done
+  - id: note
+    instructions: deliver
+    allowed_tools: [code.write_file]
+    script:
+      - call: code.write_file
+        with: {path: /projects/demo/note.md, content: what was written}
+      - finish: done
+  - {id: wait, kind: python, call: builtin.sleep, inputs: {seconds: 600}, depends_on: [key, note]}
+PLAN
+key_of() { compose exec -T orchestrator sha256sum /var/lib/soong/keys/signing.key; }
+before="$(key_of)"
+keys_before="$(soong keys list --json)"
+( compose exec -T --workdir /projects orchestrator soong run deliver.yaml --project /projects/demo --json \
+    --allow code.write_file:/projects/demo/signing.key --allow code.write_file:/projects/demo >deliver.json 2>deliver.log
+  echo $? >deliver.code ) &
+runner=$!
+until_true 120 grep -q 'wait running' deliver.log || fail "the task does not wait: $(cat deliver.log)"
+delivered="$(grep -m 1 -o 'task_[0-9a-f]*' deliver.log | head -n 1)"
+run_of() { steps "$delivered" "import json,sys; print(next(s['run'] for s in json.load(sys.stdin)['steps'] if s['id'] == '$1'))"; }
+key_run="$(run_of key)"; note_run="$(run_of note)"
+# What a worker that somebody took over does: it makes the folder of the copies a link to the keys, puts a key of its own
+# under the digest of what was delivered as signing.key, and other bytes under that of the note.
+docker exec -i "$worker" sh -e >tried.log <<TRY
+cd /var/lib/soong/data
+mkdir -p runs/$key_run && rm -rf runs/$key_run/deliverables && ln -s /var/lib/soong/keys runs/$key_run/deliverables
+sum() { printf '%s' "\$1" | sha256sum | cut -c1-64; }
+for content in 'not a key' 'what was written'; do
+  digest="\$(sum "\$content")"
+  file="artifacts/\$(echo "\$digest" | cut -c1-2)/\$(echo "\$digest" | cut -c3-)"
+  [ -f "\$file" ] && chmod u+w "\$file" && echo 'a key of the attacker' > "\$file" && echo "exchanged \$file"
+done
+ls -l runs/$key_run/deliverables
+TRY
+cat tried.log
+[ "$(grep -c '^exchanged artifacts/' tried.log)" = 2 ] || fail "the attack did not find the artifacts"
+# Run folders are written when the task ends.
+soong tasks cancel "$delivered" >/dev/null || fail "the task cannot be cancelled"
+wait "$runner" || true
+told() { soong audit export --kind security | grep -c '"what":"foreign_entry"\|"what":"exchanged_artifact"' | grep -qx 2; }
+until_true 60 told || fail "the audit log does not tell both: $(soong audit export --kind security)"
+soong audit export --kind security | python3 -c '
+import json, sys
+for line in sys.stdin:
+    data = json.loads(line)["data"]
+    print(data["what"], data.get("problem", ""))'
+[ "$before" = "$(key_of)" ] || fail "a worker exchanged the signing key"
+[ "$keys_before" = "$(soong keys list --json)" ] || fail "a key was published"
+[ -z "$(compose exec -T orchestrator find "/var/lib/soong/data/runs/$note_run/deliverables" -type f)" ] ||
+  fail "exchanged bytes were delivered"
+compose exec -T orchestrator find /var/lib/soong/keys -type f
+
+say "a key that is exchanged behind the operator's back is not published"
+compose exec -T orchestrator python - <<'PY' || fail "the key file cannot be exchanged for the test"
+from pathlib import Path
+from shared.permissions.signing import Signer
+path = Path("/var/lib/soong/keys/signing.key")
+path.with_suffix(".ours").write_bytes(path.read_bytes())
+Signer.generate().save(path)
+PY
+refused() { soong audit export --kind security | grep -q '"what":"unpublished_key"'; }
+curl -sf -H "Authorization: Bearer $token" -H 'Content-Type: application/json' -d "$plan" \
+  http://127.0.0.1:8437/v1/tasks >/dev/null || fail "the API takes no task"
+until_true 60 refused || fail "the exchanged key is not told"
+[ "$(soong keys list --json | python3 -c 'import json,sys; print(len(json.load(sys.stdin)))')" = 1 ] || fail "it was published"
+compose exec -T orchestrator sh -c 'cd /var/lib/soong/keys && chmod 600 signing.ours && mv signing.ours signing.key'
+[ "$before" = "$(key_of)" ] || fail "the key is not back"
 
 say "a worker cannot do in Redis what is not its business"
 forbidden() { # forbidden COMMAND…: as the worker's user

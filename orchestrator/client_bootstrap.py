@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.client import Client
+from shared.access.standing import Standing
 from shared.adapters.artifacts import FolderArtifacts
 from shared.adapters.redis.client import RedisClients
 from shared.adapters.redis.ring import RedisRing
@@ -15,6 +16,7 @@ from shared.adapters.sql.figures import SqlFigures
 from shared.adapters.sql.grants import Roles, grant
 from shared.adapters.sql.retention import SqlRetention
 from shared.adapters.sql.schema import prepare
+from shared.adapters.sql.standing import standing
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import InvalidConfigError
@@ -90,6 +92,11 @@ async def open_retention(settings: Settings) -> Retention:
     url = parse_url(settings.effective_database_url)
     await asyncio.to_thread(prepare, url, migrate=False)
     return SqlRetention(Database(url))
+
+
+def standing_of(settings: Settings) -> Standing | None:
+    """Return what the database's role may do; None where there are no roles. Raises: UnavailableError."""
+    return standing(parse_url(settings.effective_database_url))
 
 
 async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "") -> None:

@@ -10,6 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from orchestrator.cli.answer_check import check_answers
+from orchestrator.cli.boundary_checks import (
+    MIN_FREE_BYTES,
+    check_boundary,
+    check_configuration,
+    check_data,
+    existing,
+)
 from orchestrator.cli.finding import Finding, Level
 from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from orchestrator.embedded.redis import OLDEST, find_redis
@@ -33,6 +40,9 @@ async def run_checks(settings: Settings) -> list[Finding]:
     checks: Sequence[Callable[[Settings], Awaitable[Finding]]] = (
         check_python,
         check_home,
+        check_data,
+        check_configuration,
+        check_boundary,
         check_runtime_folder,
         check_service,
         check_database,
@@ -54,14 +64,15 @@ async def check_python(_settings: Settings) -> Finding:
 
 
 async def check_home(settings: Settings) -> Finding:
-    """The home, or the folder it would be made in, must be writable and lie on a local file system."""
+    """The home, or the folder it would be made in, must be readable; an embedded service writes its database there."""
     home = settings.home
-    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    place = existing(home)
     if not place.is_dir():
         return Finding("home", Level.FAIL, f"{place} is a file", "set SOONG_AGENT_HOME to a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        remedy = f"mend the permissions of {place}, or set SOONG_AGENT_HOME to a folder of yours"
-        return Finding("home", Level.FAIL, f"{home} cannot be written", remedy)
+    needed, what = (os.W_OK, "written") if settings.is_embedded else (os.R_OK, "read")
+    if not os.access(place, needed | os.X_OK):
+        remedy = f"correct the permissions of {place}, or set SOONG_AGENT_HOME to a folder of yours"
+        return Finding("home", Level.FAIL, f"{home} cannot be {what}", remedy)
     kind = file_system_of(place)
     if kind in NETWORK_FILE_SYSTEMS and settings.is_embedded:
         remedy = "set SOONG_AGENT_HOME to a local folder, or SOONG_DATABASE_URL to a PostgreSQL server"
@@ -69,7 +80,7 @@ async def check_home(settings: Settings) -> Finding:
             "home", Level.FAIL, f"{home} lies on a network file system ({kind}): SQLite loses data there", remedy
         )
     free = shutil.disk_usage(place).free
-    if free < 200 * 1024 * 1024:
+    if free < MIN_FREE_BYTES and settings.is_embedded:
         return Finding("home", Level.WARN, f"{home} has {free // 1024 // 1024} MiB left", "make room on its disk")
     return Finding(
         "home", Level.OK, f"{home} ({kind or 'file system unknown'}{', not made yet' if place != home else ''})"

@@ -3,6 +3,7 @@
 These are checks of structure. `make test-extra` also holds the files to Kubernetes' own schemas.
 """
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,10 @@ import pytest
 import yaml
 
 from orchestrator.cli.commands import COMMANDS
+from shared.config import load_config, parse_config
 from shared.settings import Settings
+from shared.toolsets.declarative.definition import Bounds
+from shared.toolsets.declarative.folder import read_tool_files
 from tests.extra import missing
 from worker.process import HAND_BACK_S
 
@@ -73,6 +77,9 @@ def test_nothing_runs_as_root_or_writes_to_its_image(name: str) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert pod(name)["automountServiceAccountToken"] is False
+    assert pod(name)["enableServiceLinks"] is False
+    assert not any(pod(name).get(shared) for shared in ("hostNetwork", "hostPID", "hostIPC"))
+    assert not any("hostPath" in volume for volume in pod(name)["volumes"])
     assert f"useradd --system --uid {context['runAsUser']} " in (ROOT / "deploy" / "Dockerfile").read_text()
 
 
@@ -102,6 +109,61 @@ def test_the_script_makes_exactly_the_secrets_that_are_mounted() -> None:
         for part, items in re.findall(r"^secret (\w+) (.+)$", script, re.MULTILINE)
     }
     assert made == SECRETS
+
+
+def writable(name: str) -> dict[str, str]:
+    """Return what a part may write that outlives it: the volume by its path in the container."""
+    claims = {volume["name"]: volume for volume in pod(name)["volumes"] if "persistentVolumeClaim" in volume}
+    return {
+        mount["mountPath"]: claims[mount["name"]]["persistentVolumeClaim"]["claimName"]
+        for mount in container(name)["volumeMounts"]
+        if mount["name"] in claims and not mount.get("readOnly")
+    }
+
+
+@pytest.mark.spec("OPS-12")
+def test_what_decides_is_a_config_map_and_workers_write_data_and_projects_alone() -> None:
+    data, projects = ("/var/lib/soong/data", "soong-data"), ("/projects", "soong-projects")
+    for name in ("soong-orchestrator", "soong-worker", "soong-api"):
+        (config,) = [volume for volume in pod(name)["volumes"] if "configMap" in volume]
+        (mount,) = [mount for mount in container(name)["volumeMounts"] if mount["name"] == config["name"]]
+        assert config["configMap"]["name"] == "soong-config"
+        assert (mount["mountPath"], mount["readOnly"]) == ("/var/lib/soong/home", True)
+
+    assert {name: writable(name) for name in WORKLOADS} == {
+        "soong-worker": dict((data, projects)),
+        "soong-orchestrator": dict((data,)),
+        "soong-api": {},
+        "soong-flower": {},
+        "soong-migrate": {},
+    }
+
+
+def test_the_configuration_of_the_cluster_is_one_that_is_read(tmp_path: Path) -> None:
+    (config,) = of_kind("ConfigMap")
+
+    parse_config(config["data"]["config.toml"])
+
+
+@pytest.mark.spec("OPS-12", "CMD-02")
+def test_a_mounted_config_map_is_read_though_all_of_it_is_links(tmp_path: Path) -> None:
+    """The layout in which Kubernetes mounts one: links to a folder whose name is exchanged at each change."""
+    dated = tmp_path / "..2026_11_22"
+    (dated / "tools").mkdir(parents=True)
+    (dated / "config.toml").write_text('[permission]\nmode = "strict"\n')
+    tool = {"name": "team.hello", "description": "Say hello.", "permission": "readonly", "command": "/bin/echo"}
+    tool["input_schema"] = {"type": "object", "properties": {}}  # type: ignore[assignment]  # one kind of value
+    (dated / "tools" / "hello.json").write_text(json.dumps(tool))
+    (tmp_path / "..data").symlink_to(dated.name)
+    for name in ("config.toml", "tools"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+
+    config = load_config(tmp_path)
+    files = read_tool_files(tmp_path, Bounds.of(config))
+
+    assert str(config.permission.mode) == "strict"
+    assert files.offences == ()
+    assert [found.name for found in files.tools] == ["team.hello"]
 
 
 @parts

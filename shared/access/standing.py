@@ -1,0 +1,12 @@
+"""What a part of a deployment may do in the database, as far as boundaries between the parts depend on it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A database role. ``decides``: it may insert decisions or public keys, as an orchestrator's may."""
+
+    role: str
+    owns_tables: bool
+    decides: bool

@@ -67,6 +67,7 @@ def judged(works: Sequence[Work], *, minutes: float, jobs: int) -> Iterator[Outc
 def main() -> int:
     options = _options()
     chosen = [each for each in subjects(ROOT) if each.path.startswith(tuple(options.modules or ("",)))]
+    commit = _git("rev-parse", "--short", "HEAD")
     texts = {each.path: (ROOT / each.path).read_text(encoding="utf-8") for each in chosen}
     works = in_turns(chosen, texts, options.seed)
     print(
@@ -79,7 +80,7 @@ def main() -> int:
             mutant = outcome.mutant
             print(f"{outcome.verdict}: {mutant.path}:{mutant.line} ({mutant.what})\n{outcome.diff}", flush=True)
     run = Run(
-        _git("rev-parse", "--short", "HEAD"),
+        commit,
         f"make mutants MINUTES={options.minutes:g} SEED={options.seed}",
         datetime.now(UTC).date().isoformat(),
         options.seed,

@@ -1,10 +1,12 @@
 """Runs mutants in copies of the tree: writes one, lets its judges run until the first failure, and takes it back."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import venv
 from collections.abc import Sequence
@@ -14,6 +16,11 @@ from pathlib import Path
 
 from tests.mutation.operators import Mutant
 from tests.mutation.selection import Subject
+
+LEARNING_S = 600.0
+"""Within what time the judges of a module have to end when nothing is wrong."""
+
+_FAILING = re.compile(r"(FAILED|ERROR) ")
 
 SLOWEST_S = 20.0
 """What a mutant's judges may take beyond three times their usual time; one that takes longer is killed by its time."""
@@ -40,7 +47,8 @@ class Workplace:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._folder = folder
-        self._usual_s: dict[tuple[str, ...], float | None] = {}
+        self._usual_s: dict[tuple[str, ...], float] = {}
+        self._passing: dict[tuple[str, ...], tuple[str, ...]] = {}
         names = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root,
@@ -60,7 +68,7 @@ class Workplace:
         return Outcome(mutant, mutant.diff(original), self._verdict(subject, mutant, original))
 
     def _verdict(self, subject: Subject, mutant: Mutant, original: str) -> Verdict:
-        if self._usual(subject.marked) is None:
+        if not self._sound(subject.marked):
             return Verdict.UNJUDGED
         if self._is_noticed(subject.marked, mutant, original) or self._is_noticed(subject.slow, mutant, original):
             return Verdict.KILLED
@@ -68,40 +76,46 @@ class Workplace:
 
     def _is_noticed(self, judges: tuple[str, ...], mutant: Mutant, original: str) -> bool:
         """Say whether judges that pass otherwise fail with a mutant, or take far longer than usual."""
-        usual_s = self._usual(judges) if judges else None
-        if usual_s is None:
-            return False
+        sound = self._sound(judges)
         path = self._folder / mutant.path
         path.write_text(mutant.text, encoding="utf-8")
         try:
-            return not self._passes(judges, limit_s=3 * usual_s + SLOWEST_S)
+            return bool(sound) and self._run(("-x", *sound), 3 * self._usual_s[judges] + SLOWEST_S) != ""
         finally:
             path.write_text(original, encoding="utf-8")
 
-    def _usual(self, tests: tuple[str, ...]) -> float | None:
-        """Return how long the judges take when nothing is wrong; None when they fail then."""
-        if tests not in self._usual_s:
+    def _sound(self, judges: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the judges that pass when nothing is wrong, and remember how long all of them take."""
+        if judges and judges not in self._passing:
             began_s = time.monotonic()
-            passes = self._passes(tests, limit_s=600)
-            self._usual_s[tests] = time.monotonic() - began_s if passes else None
-        return self._usual_s[tests]
+            said = self._run(("-rfE", *judges), LEARNING_S)
+            failing = {line.split()[1].partition("[")[0] for line in said.splitlines() if _FAILING.match(line)}
+            is_judged = not said or bool(failing)
+            self._usual_s[judges] = time.monotonic() - began_s
+            self._passing[judges] = tuple(judge for judge in judges if judge not in failing) if is_judged else ()
+        return self._passing.get(judges, ())
 
-    def _passes(self, tests: Sequence[str], *, limit_s: float) -> bool:
-        command = [self._python, "-P", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
-        process = subprocess.Popen(
-            command,
-            cwd=self._folder,
-            env=self._environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(limit_s) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            _end(process)
+    def _run(self, arguments: Sequence[str], limit_s: float) -> str:
+        """Run tests; return nothing when all pass, and otherwise what was said."""
+        command = [self._python, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=self._environment(),
+                stdout=said,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                if process.wait(limit_s) == 0:
+                    return ""
+            except subprocess.TimeoutExpired:
+                return "took too long"
+            finally:
+                _end(process)
+            said.seek(0)
+            return said.read().decode(errors="replace") or "failed"
 
     def _check_imports(self) -> None:
         """Hold that the copy's code is what runs there, not the checkout's."""

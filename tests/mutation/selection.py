@@ -55,8 +55,8 @@ def subject_of(path: str, clauses: Sequence[str], marks: Mapping[str, Sequence[s
     nearest = sorted(marked, key=lambda test: (f"/test_{own}" not in test, test))
     quick = tuple(test for test in nearest if test.startswith(QUICK))
     slow = tuple(test for test in nearest if not test.startswith(QUICK))
-    subject = Path(path).parts[1] if path.startswith("shared/") else Path(path).parts[0]
-    folder = f"tests/unit/{subject.removesuffix('.py')}/"
+    folders = [f"tests/unit/{part.removesuffix('.py')}/" for part in reversed(Path(path).parts)]
+    folder = next((each for each in folders if any(test.startswith(each) for test in marks)), "none")
     others = sorted(test for test in marks if test.startswith(folder) and test not in set(marked))
     return Subject(path, tuple(clauses), quick, slow, tuple(others))
 

@@ -155,9 +155,22 @@ def test_a_judge_that_starts_a_process_with_its_own_environment_judges_the_mutan
     assert (outcome.verdict, outcome.diff) == (Verdict.KILLED, "-    return size < 10\n+    return size <= 10")
 
 
+def test_a_judge_that_fails_without_a_mutant_is_left_out_and_the_others_judge(project: Path, tmp_path: Path) -> None:
+    (project / "test_broken.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', [1])\ndef test_c(n): assert 0\n"
+    )
+    judges = ("test_broken.py::test_c", "test_marked.py::test_a")
+    mutants = mutants_of("shared/sizes.py", (project / "shared" / "sizes.py").read_text())
+    place = Workplace(project, tmp_path / "copy")
+
+    found = {place.judge(Subject("shared/sizes.py", ("EXE-03",), judges), mutant).verdict for mutant in mutants}
+
+    assert found == {Verdict.KILLED, Verdict.SURVIVED}
+
+
 def test_judges_that_fail_without_a_mutant_judge_nothing(project: Path, tmp_path: Path) -> None:
     (project / "test_marked.py").write_text("def test_a(): assert False\n")
-    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",))
+    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py::test_a",))
     mutant = mutants_of(subject.path, (project / subject.path).read_text())[0]
 
     assert Workplace(project, tmp_path / "copy").judge(subject, mutant).verdict is Verdict.UNJUDGED

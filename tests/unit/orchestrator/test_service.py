@@ -4,7 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from shared.clock import SystemClock
+from shared.errors import ConflictError, NotFoundError
 from shared.jsontext import Json, JsonObject
+from shared.tasks.service import TaskService
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.testing.memory.store import MemoryStore
 from tests.one_loop import OneLoop
@@ -162,3 +165,17 @@ async def test_a_step_over_its_time_limit_fails_as_such(service: OneLoop) -> Non
     step = (await service.store.steps(task.id))[0]
     assert step.error is not None
     assert step.error.type == "time_limit"
+
+
+@pytest.mark.spec("DAG-08.e")
+async def test_a_task_is_run_again_from_a_step_that_it_has_and_from_no_other(service: OneLoop) -> None:
+    task = await service.run(plan(echo("a", {"x": 1}), echo("b", {}, "a")))
+    tasks = TaskService(service.store, service.board, service.board, SystemClock())
+
+    with pytest.raises(NotFoundError, match="nowhere"):
+        await tasks.retry(task, from_step="nowhere")
+    with pytest.raises(ConflictError, match="is completed"):
+        await tasks.retry(task)
+    await tasks.retry(task, from_step="b")
+
+    assert (await service.store.step(f"{task.id}/b")).attempt == 2

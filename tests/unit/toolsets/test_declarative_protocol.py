@@ -7,7 +7,7 @@ import pytest
 
 from shared.tools.result import ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
 from shared.toolsets.declarative.plaintext import in_a_line, last_lines
-from shared.toolsets.declarative.protocol import CLAIMABLE, read_result
+from shared.toolsets.declarative.protocol import read_result
 
 ESC = "\x1b"
 
@@ -73,6 +73,32 @@ def test_a_tool_cannot_set_what_the_core_says_of_a_result() -> None:
     result = read({"summary": "x", "metadata": {"aborted": True, "truncated": True, "is_withheld": True}})
 
     assert set(result.metadata) == {"tool"}
+
+
+# Written here once more: which errors are a tool's own to report is what these tests hold the product to.
+CLAIMABLE = frozenset(
+    map(
+        ErrorType,
+        [
+            *(
+                "execution_failed",
+                "invalid_input",
+                "file_not_found",
+                "not_regular_file",
+                "binary_file",
+                "path_conflict",
+            ),
+            *(
+                "text_not_found",
+                "ambiguous_edit",
+                "patch_apply_failed",
+                "limit_exceeded",
+                "server_unavailable",
+                "timeout",
+            ),
+        ],
+    )
+)
 
 
 @pytest.mark.spec("CMD-03")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.git_folders import steers_repository
 from shared.sandbox.imports import ImportGuard
-from shared.sandbox.names import GIT_CONTROLS, SENSITIVE, components, is_control, is_sensitive, plain
+from shared.sandbox.names import SENSITIVE, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
 
@@ -119,7 +120,7 @@ class PathPolicy:
         """Say whether a path is one of our controls or a repository's, existing or not (FS-09)."""
         parts = tuple(map(plain, path.parts))
         is_ours = self._is_in_own_folder(parts, _WRITTEN) or _is_listed(parts, (*self.controls, *self.secrets))
-        return is_control(parts) or is_ours or self._is_imported(parts) or _is_in_git_folder(path, parts)
+        return is_control(parts) or is_ours or self._is_imported(parts) or steers_repository(path)
 
     def _read_roots(self, roots: Roots) -> Iterator[Path]:
         """Yield where a run reads that may not read everywhere: what it works on and writes, and the user's skills."""
@@ -239,15 +240,6 @@ def _real(path: Path) -> Path:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise
     return Path(os.path.realpath(path))  # it need not exist
-
-
-def _is_in_git_folder(path: Path, parts: tuple[str, ...]) -> bool:
-    """Say whether a path is a control of a git folder that is not called ``.git``: bare, or linked to from elsewhere.
-
-    Such a folder is known by what is in it, as git itself knows it.
-    """
-    folders = [Path(*path.parts[:at]) for at, name in enumerate(parts) if name in GIT_CONTROLS and at > 0]
-    return any(all((folder / name).exists() for name in ("HEAD", "objects", "refs")) for folder in folders)
 
 
 def _is_kernel_path(path: Path) -> bool:

@@ -19,7 +19,7 @@ from shared.tasks.step import Claim, Held, Interrupt, StepEnd, StepError
 from shared.tools.schema import validate
 from shared.toolsets.tasks.claims import step_id_of, work_of
 from worker.pump import Lease, Pump
-from worker.python_step import failed
+from worker.python_step import failed, malformed
 from worker.transcript import clean_end
 
 log = get_logger(__name__)
@@ -60,6 +60,9 @@ class FurtherSteps:
         known = self._holders.setdefault((holder.run_id, holder.fence), _Holder())
         known.open = claim
         known.lost.pop(step_id, None)
+        if claim.malformed:
+            await self.end(holder, malformed(claim))
+            return undoable(step_id, claim.malformed)
         try:
             work_of(claim)
         except TemplateError as error:

@@ -14,7 +14,7 @@ from shared.jsontext import Json, JsonObject, dump
 from shared.runs.status import EndReason
 from shared.tasks.functions import StepContext, StepFunction, resolve
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd, StepError
+from shared.tasks.step import MALFORMED, Claim, StepEnd, StepError
 from shared.wire.capabilities import BUILTIN
 
 STEP_THREADS = "soong-step"
@@ -68,6 +68,11 @@ def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:
     """Return the end of a step whose work raised: the exception's type, its text and where it was raised."""
     words = words_of(error)
     return failed(claim, "execution_failed", f"{words} (at {place})" if place else words, retryable=True)
+
+
+def malformed(claim: Claim) -> StepEnd:
+    """Return the end of a step that is not run: the rows behind it are not to be believed. Another run may be made."""
+    return failed(claim, MALFORMED, claim.malformed, retryable=True)
 
 
 def _place_of(function: StepFunction, error: BaseException) -> str:

@@ -18,7 +18,7 @@ from shared.tasks.inputs import BoundStep, bind_step
 from shared.tasks.outcomes import with_report
 from shared.tasks.step import Claim, StepEnd, StepKind
 from worker.interruption import Interruption
-from worker.python_step import PythonSteps, crashed, failed
+from worker.python_step import PythonSteps, crashed, failed, malformed
 from worker.time_limit import TimeLimit
 from worker.transcript import clean_end
 
@@ -45,6 +45,8 @@ class Runner:
         return clean_end(end, self.redactor)
 
     async def _ended(self, claim: Claim, interruption: Interruption) -> StepEnd:
+        if claim.malformed:
+            return malformed(claim)
         limit_s = _seconds(claim.spec.get("timeout_s"))
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)

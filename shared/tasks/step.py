@@ -196,6 +196,10 @@ class Step:
     """Which worker lost its lease last and how that ended; empty when none did."""
 
 
+MALFORMED: Final = "malformed_row"
+"""How a step fails whose rows no program of ours left behind like this; also what the security event says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Exclusive, leased ownership of a step by its run. ``fence`` goes with every later write.
@@ -219,6 +223,8 @@ class Claim:
     cwd: str
     policy: JsonObject
     is_resumed: bool = False
+    malformed: str = ""
+    """What is wrong with the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from shared.runs.status import EndReason
 from shared.sessions.session import CommandKind, Ownership
 from shared.store import Store
 from shared.tasks.again import rerun
-from shared.tasks.status import StepStatus
+from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
 from shared.testing.builders import make_children, make_command, make_retry, open_session, open_task, open_worker
 from shared.testing.clock import FakeClock
@@ -130,6 +130,9 @@ class Scene:
 
     async def complete_all(self, claims: Iterable[Claim]) -> Advance:
         return await self.advance([completed(claim, claim.identity.step_title) for claim in claims])
+
+    async def finish(self, task_id: str) -> TaskStatus | None:
+        return await self.store.finish_task(self.own, task_id, now_us=self.now_us)
 
     async def hand_back(self, *claims: Claim) -> frozenset[str]:
         return await self.store.hand_back(

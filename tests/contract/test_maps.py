@@ -1,6 +1,7 @@
 """Steps that grow children at run time."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -115,8 +116,25 @@ async def test_last_two_children_ending_at_once_complete_their_map_once(scene: S
 
         report = (await scene.steps(task_id))["report"]
         assert (report.status, report.open_deps) == (StepStatus.READY, 0)
-        assert (await scene.root_event_types(task_id)).count("step_completed") == 1
         await scene.complete(await scene.claim_one())
+        await scene.finish(task_id)
+        assert (await scene.root_event_types(task_id)).count("step_completed") == 1
+
+
+@pytest.mark.spec("DAG-04", "EVT-02")
+async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    await scene.expand(map_key, "x")
+    await scene.complete(await scene.claim_one())
+    completed_us = scene.now_us
+    scene.clock.advance(timedelta(seconds=5))
+
+    for _ in range(2):
+        assert await scene.finish(task_id) is None
+
+    root_run_id = (await scene.store.task(task_id)).root_run_id
+    events = [event for event in await scene.store.events(root_run_id) if event.type == "step_completed"]
+    assert [(event.data, event.time_us) for event in events] == [({"step": map_key}, completed_us)]
 
 
 async def test_batch_that_ends_all_children_completes_their_map(scene: Scene) -> None:

@@ -30,7 +30,32 @@ async def test_join_is_ready_when_its_last_parent_has_completed(scene: Scene) ->
 
     join = (await scene.steps(task_id))["join"]
     assert (join.status, join.open_deps) == (StepStatus.READY, 0)
-    assert await scene.event_types(join.run_id) == ["run_created", "step_created", "step_ready"]
+
+
+@pytest.mark.spec("DAG-04", "EVT-02")
+async def test_claim_tells_since_when_the_step_was_ready(scene: Scene) -> None:
+    await scene.task(*JOIN)
+    await scene.complete_all(await scene.claim())
+    unlocked_us = scene.now_us
+    scene.clock.advance(timedelta(seconds=5))
+
+    claim = await scene.claim_one()
+
+    *_, ready, claimed, started = await scene.store.events(claim.identity.run_id)
+    assert [event.type for event in (ready, claimed, started)] == ["step_ready", "step_claimed", "run_started"]
+    assert (ready.time_us, claimed.time_us) == (unlocked_us, scene.now_us)
+
+
+@pytest.mark.spec("DAG-04", "EVT-02")
+async def test_cancelled_step_tells_that_it_had_been_ready(scene: Scene) -> None:
+    task_id = await scene.task(*JOIN)
+    await scene.complete_all(await scene.claim())
+
+    await scene.store.cancel_task(scene.own, task_id, reason="enough", now_us=scene.now_us)
+
+    join = (await scene.steps(task_id))["join"]
+    types = await scene.event_types(join.run_id)
+    assert types == ["run_created", "step_created", "step_ready", "step_cancelled", "run_cancelled"]
 
 
 @pytest.mark.spec("CARD-2")

@@ -96,7 +96,7 @@ class Site:
     def project(self) -> Path:
         return self.root / "project"
 
-    async def submit(self, *steps: JsonObject, mode: AnswerMode = AnswerMode.INBOX) -> None:
+    async def submit(self, *steps: JsonObject, mode: AnswerMode = AnswerMode.INBOX, allow: Sequence[str] = ()) -> None:
         catalogue = Catalogue.of(self.settings)
         prepared = submission(
             plan_from_json({"title": "t", "steps": list(steps)}, "plan", catalogue.known()),
@@ -104,7 +104,7 @@ class Site:
             project=self.project,
             answer_mode=mode,
             model="script",
-            allow=(),
+            allow=allow,
             catalogue=catalogue,
             clock=self.clock,
         )

@@ -7,8 +7,8 @@ token, its question. Each test says what the database forbids, and what the owne
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -17,24 +17,29 @@ import pytest
 from orchestrator.audit import verify
 from orchestrator.flood import MAX_OPEN
 from shared.adapters.sql.rows import decision_body, request_body
-from shared.adapters.sql.store import SqlStore, open_store
 from shared.audit.entry import AuditKind
-from shared.permissions.request import Choice, PermissionRequest, RequestState
+from shared.permissions.request import Choice, RequestState
 from shared.permissions.signing import Signer, prove
 from shared.runs.events import EventType
-from shared.tasks.step import Claim
-from shared.testing.builders import make_decision, make_request, make_step, make_task, open_worker
+from shared.testing.builders import make_decision, make_request
 from shared.tools.ports import Verdict
 from tests.contract.databases import empty_postgres
-from tests.contract.scene import completed
-from tests.integration.bad_worker import BadWorker
-from tests.integration.consent import Bench, Callback, make_call, open_bench, until, verdicts
-from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain, with_roles
+from tests.integration.bad_deployment import (
+    CALL,
+    DECIDED_REQUEST,
+    DENIED,
+    INSERT_REQUEST,
+    NODE,
+    NOTHING,
+    REQUEST,
+    USE,
+    Deployment,
+    columns_of,
+    deployed,
+)
+from tests.integration.consent import Bench, Callback, make_call, until, verdicts
+from tests.integration.roles import RoleUrls, plain, with_roles
 from tests.servers import PostgresServer
-
-BAD = "known-to-the-bad-process-alone"
-DENIED = {"refused": "InsufficientPrivilege"}
-NOTHING = {"rows": 0}
 
 
 @pytest.fixture(scope="module")
@@ -43,102 +48,11 @@ def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
         yield with_roles(url)
 
 
-@dataclass(slots=True)
-class Deployment:
-    """A session whose owner lives, a worker that asks, and a bad one that holds a step of its own."""
-
-    bench: Bench
-    urls: RoleUrls
-    own_store: SqlStore
-    bad: BadWorker
-    victim: Claim
-    victim_worker: str
-    own: Claim
-    own_worker: str
-    finished: str
-    """A run that has ended."""
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """What the bad process may read of everybody, as values for its statements."""
-        return {
-            "session": self.bench.session_id,
-            "victim": self.victim.identity.run_id,
-            "victim_step": self.victim.step_key,
-            "victim_worker": self.victim_worker,
-            "own": self.own.identity.run_id,
-            "own_step": self.own.step_key,
-            "own_worker": self.own_worker,
-            "finished": self.finished,
-        }
-
-    async def try_(self, statement: str, **values: object) -> dict[str, Any]:
-        return await self.bad.sql(statement, **{**self.names, **values})
-
-    def own_request(self, call_id: str = "call_1", **changes: Any) -> PermissionRequest:
-        """Return a question of the bad one's own run, proven."""
-        request = replace(make_request(self.own, call_id), **changes)
-        return replace(request, proof=prove(self.own.token, request))
-
-    async def raise_own(self, request: PermissionRequest) -> dict[str, Any]:
-        return await self.try_(INSERT_REQUEST, id=request.id, run=self.own.identity.run_id, **_columns(request))
-
-
-REQUEST = "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)"
-DECIDED_REQUEST = "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)"
-CALL = (
-    "INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,"
-    " decision_id, status)"
-)
-NODE = "INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)"
-USE = "INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)"
-INSERT_REQUEST = f"{REQUEST} VALUES (%(id)s, %(run)s, %(session)s, %(call)s, 1, %(body)s)"
-
-
-def _columns(request: PermissionRequest) -> dict[str, str]:
-    return {"call": request.tool_call_id, "body": request_body(request)}
-
-
 @pytest.fixture
 async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
     empty_postgres(role_urls.admin)
-    async with _deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as deployed:
-        yield deployed
-
-
-@asynccontextmanager
-async def _deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployment]:
-    callback.gate = asyncio.Event()
-    async with AsyncExitStack() as stack:
-        good, bad = await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.worker, credential=BAD)
-        store = SplitStore(good, await open_store(urls.orchestrator))
-        stack.push_async_callback(store.close)
-        stack.push_async_callback(bad.close)
-        bench = await stack.enter_async_context(open_bench(callback, store=store.as_store()))
-        ((ended, ended_worker), (victim, victim_worker)) = await bench.claim(2)
-        await good.advance(
-            ended_worker, [completed(ended)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
-        )
-        own_worker = await open_worker(bad)
-        await bench.store.create_task(make_task(bench.session_id, make_step("mine")))
-        own = await _claim(bad, own_worker, bench)
-        process = await BadWorker.start(plain(urls.worker), BAD)
-        stack.push_async_callback(process.end)
-        names = (victim, victim_worker, own, own_worker, ended.identity.run_id)
-        yield Deployment(bench, urls, bad, process, *names)
-
-
-async def _claim(store: SqlStore, worker_id: str, bench: Bench) -> Claim:
-    advance = await store.advance(
-        worker_id,
-        (),
-        claim=1,
-        pools=("default",),
-        capabilities=(),
-        live_workers=1,
-        now_us=bench.clock.now_us(),
-    )
-    return advance.claims[0]
+    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
+        yield opened
 
 
 @asynccontextmanager
@@ -465,7 +379,7 @@ async def _flood(deployment: Deployment, count: int, *, is_proven: bool) -> None
     """Raise many questions of the bad one's own run, as fast as the database takes them."""
     bare = [replace(make_request(deployment.own, f"call_{number}"), scope="") for number in range(count)]
     requests = [replace(one, proof=prove(deployment.own.token, one)) for one in bare] if is_proven else bare
-    rows = [{**_columns(one), "id": one.id} for one in requests]
+    rows = [{**columns_of(one), "id": one.id} for one in requests]
     told = await deployment.try_(
         f"{REQUEST} SELECT row->>'id', %(own)s, %(session)s, row->>'call', 1, row->>'body'"
         " FROM json_array_elements(%(rows)s::json) AS row",

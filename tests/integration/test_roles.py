@@ -14,6 +14,7 @@ from shared.adapters.sql.engine import parse_url
 from shared.adapters.sql.figures import SqlFigures
 from shared.adapters.sql.grants import Roles, grant
 from shared.adapters.sql.rights import CHANGED, EMPTIED, KEPT, WORKER
+from shared.adapters.sql.rights import CREDENTIAL as SETTING
 from shared.adapters.sql.store import open_store
 from shared.adapters.sql.tables import metadata
 from shared.errors import InvalidConfigError, SchemaVersionError, UnavailableError
@@ -89,7 +90,7 @@ async def at_work(urls: RoleUrls) -> AsyncIterator[RoleUrls]:
         admin.execute("INSERT INTO caps (scope, cap) VALUES ('pool:default', 3)")
         admin.execute(
             "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, body)"
-            " SELECT 'req_1', id, session_id, 'call_1', '{}' FROM runs LIMIT 1"
+            " SELECT 'req_1', id, session_id, 'call_1', '{}' FROM runs WHERE worker_id <> '' LIMIT 1"
         )
     yield urls
     await store.close()
@@ -211,7 +212,8 @@ FORBIDDEN = {
 @pytest.mark.spec("PER-12")
 async def test_a_worker_may_do_nothing_else(at_work: RoleUrls) -> None:
     allowed = []
-    with psycopg.connect(plain(at_work.worker), autocommit=True) as worker:
+    options = f"-c {SETTING}={CREDENTIAL}"
+    with psycopg.connect(plain(at_work.worker), autocommit=True, options=options) as worker:
         for what, statement in FORBIDDEN.items():
             try:
                 worker.execute(statement.encode())

@@ -46,7 +46,7 @@ LEADING |= {
 }
 """The first column of each index of a growing table."""
 
-POSTGRES_ONLY = ("fused.", "runs.APPEND_ALL")
+POSTGRES_ONLY = ("fused.", "journal.CHANGE_AND_LOG", "runs.APPEND_ALL")
 EXEMPT = {
     "sessions.FREE_SESSIONS": "when an owner ends, of all sessions that it has had",
     "keys.UNUSED": "when a person revokes a key, of all that was signed",

@@ -53,6 +53,10 @@ class InlineDatabase:
 
     read = write
 
+    async def built(self, build: Callable[[], T], *, are_many: bool) -> T:
+        """Build on the loop: a simulated process has one thread, so that a seed plays the same story each time."""
+        return build()
+
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()

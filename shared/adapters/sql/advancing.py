@@ -1,6 +1,7 @@
 """The hottest transaction: a worker's ends, what they unlock, and its next claims, in one go."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 from shared.adapters.sql import fused
@@ -16,10 +17,12 @@ from shared.adapters.sql.claiming import (
 )
 from shared.adapters.sql.ending import Wish, owner_work, write_ends
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.malformed import tell_malformed
 from shared.adapters.sql.reading import Contexts, results_for
 from shared.adapters.sql.transaction import Row, Transaction
+from shared.adapters.sql.unlocking import tell_opened
 from shared.runs.events import EventType
-from shared.tasks.step import Advance, Claim, Outcome, StepEnd
+from shared.tasks.step import Advance, Claim, Outcome, StepEnd, StepKind
 
 Taken: TypeAlias = dict[str, list[Claim]]
 """The claims of each lane, the next one last."""
@@ -37,7 +40,7 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: 
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     if tx.is_postgres:
-        ended, owner_sessions, seen = fused.end_and_look(tx, journal, by_key, wish)
+        ended, owner_sessions, seen = fused.end_and_look(tx, by_key, wish)
         claims, is_left = _claim(tx, contexts, journal, wish, seen, fused.take)
     else:
         ended = write_ends(tx, journal, by_key, wish)
@@ -67,6 +70,7 @@ def _claim(
         if not turns.order:
             break
         taken = take(tx, contexts, journal, wish, turns)
+        tell_malformed(tx, journal, chain.from_iterable(taken.values()), wish.now_us)
         found = [taken[lane].pop() for lane in turns.order if taken.get(lane)]
         claims += found
         if len(found) == len(turns.order):
@@ -94,8 +98,9 @@ def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, tur
     claimed = [row for of_lane in rows.values() for row in of_lane]
     if not claimed:
         return {}
-    for key, fence, starts, run_id, *_ in claimed:
+    for key, fence, starts, run_id, *_, ready_us in claimed:
         journal.start(run_id, fence, wish.worker_id)
+        tell_opened(journal, run_id, key, StepKind.AGENT, ready_us)
         journal.note(run_id, EventType.STEP_CLAIMED, step=key, fence=fence, worker=wish.worker_id)
         journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, step=key, fence=fence)
     served = {row[8] for row in claimed}
@@ -104,7 +109,7 @@ def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, tur
     results = results_for(tx, [row[0] for row in claimed])
     return {
         lane: [
-            told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), is_resumed=starts > 1)
+            told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
             for key, fence, starts, run_id, kind, spec, attempt, task_id, *_ in sorted(of_lane, key=_last_first)
         ]
         for lane, of_lane in rows.items()

@@ -18,6 +18,7 @@ from shared.adapters.sql.settling import start_again
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.stopping import skip_below
 from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.unlocking import tell_opened
 from shared.errors import ConflictError, InvalidTransitionError, NotFoundError
 from shared.runs.events import EventType
 from shared.runs.status import EndReason, RunStatus
@@ -29,7 +30,8 @@ from shared.tasks.step import FailurePolicy, NewStep, StepKind
 LOCK_NAMED: Final = Statement(
     "lock named: what a change has to know of the steps that it names; held until commit",
     """
-    SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, '') FROM steps
+    SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
+           CASE WHEN starts = 0 THEN ready_us END FROM steps
     WHERE task_id = :task_id AND key IN @keys
     ORDER BY CASE WHEN status IN ('claimed', 'running') THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
     """,
@@ -88,7 +90,8 @@ END_ONE: Final = Statement(
 CHILDREN_OF: Final = Statement(
     "children of: a map step, those that have not ended; leased ones first, as always",
     """
-    SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, '') FROM steps
+    SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
+           CASE WHEN starts = 0 THEN ready_us END FROM steps
     WHERE map_key = :key AND map_key <> ''
       AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')
     ORDER BY CASE WHEN status IN ('claimed', 'running') THEN 0 ELSE 1 END, key
@@ -133,6 +136,8 @@ class _Standing:
     on_failure: FailurePolicy
     run_id: str
     worker_id: str
+    ready_us: int | None
+    """When a worker's end opened it, as long as no log says so."""
 
 
 class SqlChanging:
@@ -274,6 +279,7 @@ class _Changing:
         if self.tx.count(END_ONE, key=step.key, status=status.value, was=step.status.value, now_us=self.now_us):
             if step.run_id:
                 withdraw_of(self.tx, self.journal, self.task_id, [step.run_id], f"its step was {status}")
+            tell_opened(self.journal, step.run_id or self.root_run_id, step.key, step.kind, step.ready_us)
             type_ = EventType.STEP_SKIPPED if event is StepEvent.SKIP else EventType.STEP_CANCELLED
             self.journal.note(step.run_id or self.root_run_id, type_, step=step.key, reason=self.change.reason)
             if step.run_id:
@@ -296,10 +302,12 @@ class _Changing:
 
 
 def _standing_of(row: Sequence[object]) -> _Standing:
-    key, step_id, status, kind, map_key, is_settled, on_failure, run_id, worker_id = map(str, row)
+    key, step_id, status, kind, map_key, is_settled, on_failure, run_id, worker_id = map(str, row[:9])
     policy = FailurePolicy(on_failure)
     settled = is_settled == "1"
-    return _Standing(key, step_id, StepStatus(status), StepKind(kind), map_key, settled, policy, run_id, worker_id)
+    ready_us = row[9] if isinstance(row[9], int) else None
+    place = (map_key, settled, policy, run_id, worker_id, ready_us)
+    return _Standing(key, step_id, StepStatus(status), StepKind(kind), *place)
 
 
 def _must_wait(step: _Standing) -> bool:

@@ -102,7 +102,8 @@ CLAIM_LANE: Final = Statement(
         SELECT ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
         ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
     )
-    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
+              CASE WHEN starts = 1 THEN ready_us END
     """,
 )
 

@@ -97,7 +97,7 @@ def write_ends(tx: Transaction, journal: Journal, ends: Mapping[str, StepEnd], w
         ended.sessions[task_id] = session_id
         note_end(journal, ends[key])
     completed = [key for key in ended.written if ends[key].status is StepStatus.COMPLETED]
-    ended.ready = unlock_after(tx, journal, completed, wish.now_us)
+    ended.ready = unlock_after(tx, completed, wish.now_us)
     return ended
 
 

@@ -11,10 +11,12 @@ from typing import Any, Final
 from shared.adapters.sql.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, scopes_of
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.malformed import tell_malformed
 from shared.adapters.sql.reading import Contexts, results_for
 from shared.adapters.sql.rows import unpack
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
+from shared.adapters.sql.unlocking import tell_opened
 from shared.errors import LeaseLostError
 from shared.ids import step_key
 from shared.runs.events import EventType
@@ -55,7 +57,8 @@ CLAIM_FURTHER: Final = Statement(
         SELECT ordinal FROM steps WHERE key = :key AND status = 'ready' AND is_paused = 0
         /*pg FOR UPDATE SKIP LOCKED */
     )
-    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id,
+              CASE WHEN starts = 1 THEN ready_us END
     """,
 )
 LAST_TURN: Final = Statement("last turn: of all sessions", "SELECT max(last_claimed) FROM sessions")
@@ -147,14 +150,17 @@ def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...
 
 def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, row: Any) -> Claim:
     """Start the step's run in its holder's name, take the session's turn, and tell what the step is."""
-    key, fence, starts, run_id, kind, spec, attempt, task_id, session_id = row
+    key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, ready_us = row
     journal = Journal(ask.now_us)
     journal.start(run_id, fence, ask.worker_id)
+    tell_opened(journal, run_id, key, kind, ready_us)
     told: dict[str, Any] = {"step": key, "fence": fence}
     journal.note(run_id, EventType.STEP_CLAIMED, **told, worker=ask.worker_id, claimed_by=ask.holder.run_id)
     journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, **told)
     tx.change(TURNS, "turns", [(session_id, int(tx.rows(LAST_TURN)[0][0] or 0) + 1)])
     context = contexts.read(tx, [run_id])
     results = results_for(tx, [key])
+    claim = context.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
+    tell_malformed(tx, journal, [claim], ask.now_us)
     journal.flush(tx)
-    return context.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), is_resumed=starts > 1)
+    return claim

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shared.adapters.sql.claiming import LAST_TURN, Look, Turns, lanes_of_rows, look, most_ready
 from shared.adapters.sql.ending import Ended, Wish, end_row, has_owner_work, note_end, owner_work
-from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.journal import LAST_NODE, LAST_SEQ, Journal
 from shared.adapters.sql.reading import Contexts, results_of_rows
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Transaction
@@ -21,7 +21,7 @@ from shared.tasks.step import Claim, StepEnd
 END_AND_UNLOCK: Final = Statement(
     "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what "
     "waited; the worker is held before its steps are, as by whoever declares it gone",
-    """
+    f"""
     WITH holder AS MATERIALIZED (
         SELECT id FROM workers WHERE id = :worker_id FOR SHARE
     ), e AS MATERIALIZED (
@@ -55,22 +55,18 @@ END_AND_UNLOCK: Final = Statement(
                           WHEN status = 'waiting' THEN 'completed'
                           WHEN kind = 'map' THEN 'expanding'
                           ELSE 'ready' END,
-            ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END
+            ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END,
+            ready_us = CASE WHEN open_deps = f.number THEN :now_us ELSE ready_us END
         FROM fallen AS f WHERE steps.key = f.key AND steps.status || '' IN ('pending', 'waiting')
         RETURNING steps.key, steps.task_id, steps.status, steps.kind, steps.run_id, steps.open_deps
     ), counted AS (
         UPDATE runs SET
-            status = coalesce(c.status, runs.status), end_reason = coalesce(c.end_reason, runs.end_reason),
+            status = c.run_status, end_reason = coalesce(c.end_reason, runs.end_reason),
             ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
             usage = coalesce(c.usage, runs.usage),
-            last_seq = last_seq + json_array_length(c.events), last_node = last_node + json_array_length(c.nodes)
-        FROM (
-            SELECT run_id, run_status AS status, end_reason, usage, events, nodes FROM ended
-            UNION ALL
-            SELECT run_id, NULL, NULL, NULL, json_build_array(json_build_array(
-                       'step_ready', NULL, json_build_object('step', key)::text)), '[]'::json
-            FROM unlocked WHERE status = 'ready'
-        ) AS c WHERE runs.id = c.run_id
+            last_seq = {LAST_SEQ} + json_array_length(c.events),
+            last_node = {LAST_NODE} + json_array_length(c.nodes)
+        FROM ended AS c WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
@@ -87,7 +83,7 @@ END_AND_UNLOCK: Final = Statement(
     SELECT 1, key, task_id, session_id, '', '', 0 FROM ended
     UNION ALL
     SELECT 2, key, task_id, status, kind, run_id, open_deps FROM unlocked
-    """,
+    """,  # noqa: S608  # our own words, here and below
 )
 
 LOOK: Final = Statement(
@@ -136,7 +132,7 @@ LOOK: Final = Statement(
 
 TAKE: Final = Statement(
     "take: claim each lane's first steps, start their runs with their events, remember the turns, tell all of it",
-    """
+    f"""
     WITH picked AS MATERIALIZED (
         SELECT p.ordinal, wanted.lane FROM @quota wanted(lane text, number bigint) CROSS JOIN LATERAL (
             SELECT ordinal FROM steps WHERE lane = wanted.lane AND status = 'ready' AND is_paused = 0
@@ -148,18 +144,22 @@ TAKE: Final = Statement(
             started_us = coalesce(started_us, :now_us)
         FROM picked WHERE steps.ordinal = picked.ordinal
         RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
-                  steps.lane, is_unparked
+                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us
     ), started AS (
         UPDATE runs SET
             status = 'running', fence = c.fence, worker_id = :worker_id,
-            started_us = coalesce(runs.started_us, :now_us), last_seq = runs.last_seq + 2
+            started_us = coalesce(runs.started_us, :now_us),
+            last_seq = {LAST_SEQ} + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END
         FROM claimed AS c WHERE runs.id = c.run_id
         RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
-                  c.ordinal, c.lane, c.is_unparked,
+                  c.ordinal, c.lane, c.is_unparked, c.ready_us,
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
-                  dispatched_by, is_foreign, last_seq
+                  dispatched_by, is_foreign, last_seq, last_node
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT run_id, last_seq - 2, 'step_ready', ready_us, json_build_object('step', key)::text FROM started
+        WHERE ready_us IS NOT NULL
+        UNION ALL
         SELECT run_id, last_seq - 1, 'step_claimed', :now_us,
                json_build_object('step', key, 'fence', fence, 'worker', :worker_id::text)::text FROM started
         UNION ALL
@@ -173,19 +173,17 @@ TAKE: Final = Statement(
            s.ordinal, s.lane,
            s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
            s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
-           s.dispatched_by, s.is_foreign,
+           s.dispatched_by, s.is_foreign, s.last_node,
            (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
                             ORDER BY e.position)
             FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key),
            s.is_unparked
     FROM started AS s JOIN sessions ON sessions.id = s.session_id
-    """,
+    """,  # noqa: S608
 )
 
 
-def end_and_look(
-    tx: Transaction, journal: Journal, ends: Mapping[str, StepEnd], wish: Wish
-) -> tuple[Ended, frozenset[str], Look]:
+def end_and_look(tx: Transaction, ends: Mapping[str, StepEnd], wish: Wish) -> tuple[Ended, frozenset[str], Look]:
     """Write the ends, unlock, and look at what the claim is decided on: one round trip.
 
     Return what the ends did, the sessions whose owner has something to do, and the look.
@@ -204,10 +202,9 @@ def end_and_look(
         ended.written.add(key)
         ended.sessions[task_id] = session_id
     opened = [row[1:] for row in ended_rows if row[0] == 2]
-    ended.ready, has_completed_maps = settle_unlocked(tx, journal, opened, wish.now_us)
+    ended.ready, has_completed_maps = settle_unlocked(tx, opened, wish.now_us)
     if has_completed_maps:
-        # More has opened since that look; told before a claim of it writes its own events.
-        journal.flush(tx)
+        # More has opened since that look.
         return ended, owner_work(tx, ended), look(tx, wish)
     owners = frozenset(
         ended.sessions[fields[0]]
@@ -246,12 +243,10 @@ def take(tx: Transaction, contexts: Contexts, _: Journal, wish: Wish, turns: Tur
     taken: dict[str, list[Claim]] = {}
     if not rows:
         return taken
-    told = contexts.told(tx, [row[12:30] for row in rows])
-    results = results_of_rows(tx, [tuple(found) for row in rows for found in row[30] or ()])
-    for row in sorted(rows, key=lambda row: (row[31], row[9], -row[10])):
+    told = contexts.told(tx, [row[12:31] for row in rows])
+    results = results_of_rows(tx, [tuple(found) for row in rows for found in row[31] or ()])
+    for row in sorted(rows, key=lambda row: (row[32], row[9], -row[10])):
         key, fence, starts, run_id, kind, spec, attempt, task_id = row[:8]
-        claim = told.claim(
-            key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), is_resumed=starts > 1
-        )
+        claim = told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
         taken.setdefault(row[11], []).append(claim)
     return taken

@@ -11,7 +11,17 @@ from typing import Final
 from sqlalchemy import URL, Connection, text
 
 from shared.adapters.sql.engine import make_engine, our_errors
-from shared.adapters.sql.rights import CHANGED, CLIENT_ADDS, CLIENT_CHANGES, CLIENT_EMPTIES, EMPTIED, WORKER
+from shared.adapters.sql.rights import (
+    CHANGED,
+    CLIENT_ADDS,
+    CLIENT_CHANGES,
+    CLIENT_EMPTIES,
+    EMPTIED,
+    HOLDS,
+    HOLDS_BODY,
+    WORKER,
+)
+from shared.adapters.sql.row_rules import row_rules
 from shared.adapters.sql.tables import metadata
 from shared.errors import InvalidConfigError
 
@@ -31,6 +41,12 @@ _NOT_OURS: Final = text(
     "AND NOT pg_has_role(current_user, tableowner, 'USAGE')"
 )
 _SEQUENCE: Final = text("SELECT pg_get_serial_sequence(:table, 'ordinal')")
+
+# Volatile: what the statement has changed by now is seen. Its own search path: a role may have tables of any name.
+_HOLDS: Final = (
+    f"CREATE OR REPLACE FUNCTION {{schema}}.{HOLDS}(run text) RETURNS boolean LANGUAGE plpgsql VOLATILE"
+    f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({HOLDS_BODY}); END $soong$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +116,9 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
         yield f"GRANT SELECT ON {VERSION_TABLE} TO {role}"
     if roles.worker:
         yield from _worker_grants(quote(roles.worker), sequences)
+        yield _HOLDS.format(schema=schema)
         yield from _row_checks(quote(roles.worker), roles.worker.replace("'", "''"))
+        yield from row_rules(schema, roles.worker.replace("'", "''"))
     if roles.orchestrator:
         yield from _orchestrator_grants(quote(roles.orchestrator), sequences)
     if roles.client:
@@ -110,6 +128,7 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
 def _worker_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
     for table, right in WORKER.items():
         given = ["SELECT"] if right.reads else []
+        given += [f"SELECT ({', '.join(right.sees)})"] if right.sees else []
         given += [f"INSERT ({', '.join(right.inserts)})"] if right.inserts else []
         given += [f"UPDATE ({', '.join(right.updates)})"] if right.updates else []
         if given:

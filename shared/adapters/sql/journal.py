@@ -85,6 +85,51 @@ CHANGE_RUNS: Final = Statement(
     WHERE runs.id = c.run_id
     """,
 )
+LAST_SEQ: Final = (
+    "greatest(runs.last_seq, coalesce((SELECT written.seq FROM events AS written"
+    " WHERE written.run_id = runs.id ORDER BY written.seq DESC LIMIT 1), 0))"
+)
+"""On PostgreSQL: where a run's log ends. A worker that held it may have left more there than it counted."""
+
+LAST_NODE: Final = (
+    "greatest(runs.last_node, coalesce((SELECT written.number FROM nodes AS written"
+    " WHERE written.run_id = runs.id ORDER BY written.number DESC LIMIT 1), 0))"
+)
+
+CHANGE_AND_LOG: Final = Statement(
+    "change and log: the same with nodes and events, in one statement on PostgreSQL: whether a worker may write in a "
+    "run's logs is decided on what the run was before",
+    f"""
+    WITH counted AS (
+        UPDATE runs SET
+            status = coalesce(c.status, runs.status),
+            end_reason = coalesce(c.end_reason, runs.end_reason),
+            ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
+            started_us = CASE WHEN c.status = 'running' THEN coalesce(runs.started_us, :now_us)
+                              ELSE runs.started_us END,
+            usage = coalesce(c.usage, runs.usage),
+            fence = coalesce(c.fence, runs.fence),
+            worker_id = coalesce(c.worker_id, runs.worker_id),
+            last_seq = {LAST_SEQ} + json_array_length(c.events),
+            last_node = {LAST_NODE} + json_array_length(c.nodes)
+        FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
+                        events json, nodes json)
+        WHERE runs.id = c.run_id
+        RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT counted.id, counted.last_seq - json_array_length(counted.events) + v.place,
+               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) WITH ORDINALITY AS v(event, place)
+    )
+    INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
+    SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
+           coalesce((v.node->>0)::bigint, counted.last_node - json_array_length(counted.nodes) + v.place - 1),
+           v.node->>1, v.node->>2, :now_us
+    FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+    """,  # noqa: S608  # our own words
+)
+_LOGGED: Final = Change(CHANGE_AND_LOG, "")
 _CHANGES: Final = Change(
     CHANGE_RUNS,
     """
@@ -118,6 +163,11 @@ class _Entry:
     worker_id: str | None = None
     new: NewRun | None = None
 
+    @property
+    def is_let_go(self) -> bool:
+        """Say whether nobody holds the run from now on."""
+        return self.worker_id == ""
+
 
 class Journal:
     """Gathers; nothing is written before :meth:`flush`. Runs are changed in the order of their ids (locks)."""
@@ -132,9 +182,9 @@ class Journal:
         entry.new, entry.status = run, status.value
         self.note(run.identity.run_id, EventType.RUN_CREATED, attempt=run.attempt)
 
-    def note(self, run_id: str, type_: EventType, /, **data: Json) -> None:
-        """Add one event of the store's own."""
-        self._entry(run_id).events.append((type_.value, None, pack(data)))
+    def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
+        """Add one event of the store's own, of this moment or of an earlier one."""
+        self._entry(run_id).events.append((type_.value, at_us, pack(data)))
 
     def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
         """Add a caller's nodes and events."""
@@ -168,7 +218,10 @@ class Journal:
         if not self._entries:
             return
         self._insert_runs(tx)
-        tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
+        if tx.is_postgres:
+            self._change_and_log(tx)
+        else:
+            tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
         self._insert_logs(tx)
 
     def ready(self, *, is_postgres: bool) -> tuple[ReadyRows, ...]:
@@ -192,6 +245,17 @@ class Journal:
     def flush_logs(self, tx: Transaction) -> None:
         """Insert the gathered nodes and events only: the caller has counted the runs on itself."""
         self._insert_logs(tx)
+
+    def _change_and_log(self, tx: Transaction) -> None:
+        """Change and log the runs that are there; what is let go is let go last, once its log is written."""
+        standing = {run_id: entry for run_id, entry in sorted(self._entries.items()) if entry.new is None}
+        self._entries = {run_id: entry for run_id, entry in self._entries.items() if entry.new is not None}
+        if not standing:
+            return
+        rows = [_logged_row(run_id, entry) for run_id, entry in standing.items()]
+        tx.change(_LOGGED, "changes", rows, now_us=self._now_us)
+        freed = [_freed_row(run_id, entry) for run_id, entry in standing.items() if entry.is_let_go]
+        tx.change(_CHANGES, "changes", freed, now_us=self._now_us)
 
     def _insert_runs(self, tx: Transaction) -> None:
         surfaces, runs = self._new_runs()
@@ -276,3 +340,13 @@ class Journal:
         if entry is None:
             entry = self._entries[run_id] = _Entry()
         return entry
+
+
+def _logged_row(run_id: str, entry: _Entry) -> tuple[object, ...]:
+    """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
+    state = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
+    return run_id, state[0], entry.end_reason, entry.usage, entry.fence, state[1], entry.events, entry.nodes
+
+
+def _freed_row(run_id: str, entry: _Entry) -> tuple[object, ...]:
+    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0

@@ -25,7 +25,7 @@ CLAIM_CONTEXT: Final = Statement(
     """
     SELECT r.id, r.session_id, r.agent_id, r.role, r.definition, r.parent_run_id, r.parent_agent_id, r.task_id,
            r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy, r.dispatched_by,
-           r.is_foreign
+           r.is_foreign, r.last_node
     FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
     """,
 )
@@ -119,7 +119,7 @@ class Told:
         task_id: str,
         dependencies: Mapping[str, StepResult],
         *,
-        is_resumed: bool,
+        starts: int,
     ) -> Claim:
         run = self.runs[run_id]
         return Claim(
@@ -136,8 +136,18 @@ class Told:
             project=run[13],
             cwd=run[14],
             policy=self.policies[run[15]],
-            is_resumed=is_resumed,
+            is_resumed=starts > 1,
+            malformed=_what_is_wrong(fence, starts, last_node=run[18]),
         )
+
+
+def _what_is_wrong(fence: int, starts: int, *, last_node: int) -> str:
+    """Say what no claim leaves behind: a context of a run that never started, or a start without a fence."""
+    if fence < starts:
+        return f"the step counts {starts} starts and {fence} leases"
+    if starts == 1 and last_node:
+        return f"the run has never started, and its context has {last_node} nodes"
+    return ""
 
 
 def _identity(run: Row) -> RunIdentity:

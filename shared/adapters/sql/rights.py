@@ -16,10 +16,13 @@ class WorkerRight:
 
     ``new`` and ``changed`` are conditions that the rows it inserts and leaves behind an update must meet, ``old`` one
     that a row must meet before it is locked or updated. A lock needs the right to update a column, so a table that is
-    only locked has an update that no changed row can pass.
+    only locked has an update that no changed row can pass. How far a row may move in one update is for
+    :mod:`shared.adapters.sql.row_rules`.
     """
 
     reads: bool = False
+    sees: tuple[str, ...] = ()
+    """The columns that it reads of a table that it does not read as a whole."""
     inserts: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
@@ -39,9 +42,13 @@ has the digest. All workers share a role, so this is what tells them apart."""
 
 _DIGEST: Final = f"encode(sha256(convert_to(coalesce(current_setting('{CREDENTIAL}', true), ''), 'UTF8')), 'hex')"
 # Conditions are made of our own words alone.
-_OURS: Final = f"IN (SELECT ours.id FROM workers AS ours WHERE ours.credential = {_DIGEST})"  # noqa: S608  # as above
-_FREE_OR_OURS: Final = f"(worker_id = '' OR worker_id {_OURS})"
-"""A row that nobody holds, or one of this process: others' work is neither taken nor touched."""
+OURS: Final = f"IN (SELECT ours.id FROM workers AS ours WHERE ours.credential = {_DIGEST})"  # noqa: S608  # as above
+"""That a worker id is one of this process's."""
+
+_FREE_OR_LEASED: Final = f"(worker_id = '' OR (status IN ('claimed', 'running') AND worker_id {OURS}))"
+"""A row that nobody holds, or that this process holds now: others' work, and what has ended, is not touched."""
+
+_ENDS: Final = "'completed', 'failed', 'cancelled'"
 
 
 def _of_run(table: str, held: str) -> str:
@@ -49,10 +56,22 @@ def _of_run(table: str, held: str) -> str:
     return f"EXISTS (SELECT 1 FROM runs AS its WHERE its.id = {table}.run_id AND ({held}))"  # noqa: S608  # as above
 
 
-_RUNNING: Final = f"its.status = 'running' AND its.worker_id {_OURS}"
+_RUNNING: Final = f"its.status = 'running' AND its.worker_id {OURS}"
 _ASKING: Final = f"{_RUNNING} AND its.session_id = permission_requests.session_id"
-_HELD: Final = f"its.worker_id {_OURS}"
-_OWN_LOG: Final = f"its.worker_id = '' OR its.worker_id {_OURS}"
+MOST_ADDED: Final = 1_000_000
+"""How many entries one statement may add to a log."""
+
+HOLDS: Final = "soong_holds"
+"""A function that says whether this process holds a run by now, also when it is this very statement that claims it."""
+
+HOLDS_BODY: Final = f"SELECT EXISTS (SELECT 1 FROM runs AS its WHERE its.id = run AND {_RUNNING})"  # noqa: S608
+
+
+def _log(table: str, number: str, last: str, held: str) -> str:
+    """Return that an entry is added to a log that is ``held``, not so far on that others could not go on from there."""
+    within = f"{table}.{number} BETWEEN its.{last} + 1 AND its.{last} + 2 * {MOST_ADDED}"
+    return _of_run(table, f"{within} AND ({held})")
+
 
 _YES: Final = (
     "EXISTS (SELECT 1 FROM decisions AS given JOIN permission_requests AS asked ON asked.id = given.request_id"
@@ -61,6 +80,12 @@ _YES: Final = (
     " AND given.body::json->>'choice' <> 'deny')"
 )
 
+
+_OWN_HOLDER: Final = (
+    "(holder_run_id = '' OR EXISTS"  # noqa: S608  # as above
+    f" (SELECT 1 FROM runs AS its WHERE its.id = holder_run_id AND its.worker_id {OURS}))"
+)
+"""Nothing is held beside a step of another."""
 
 WORKER: Final[Mapping[str, WorkerRight]] = {
     # -- processes and sessions
@@ -109,6 +134,8 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("cancel_reason", "started_us", "ended_us", "error", "output", "is_unparked"),
             # A further claim: the run that holds it beside its own.
             "holder_run_id",
+            # When an end opened it; told in its log by the claim.
+            "ready_us",
         ),
         never=(
             *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
@@ -116,8 +143,8 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("lost_leases", "lost_to", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
             *("claim_mode", "is_puller"),
         ),
-        old=_FREE_OR_OURS,
-        changed=_FREE_OR_OURS,
+        old=_FREE_OR_LEASED,
+        changed=f"({_FREE_OR_LEASED} OR (worker_id {OURS} AND status IN ({_ENDS}))) AND {_OWN_HOLDER}",
     ),
     "edges": WorkerRight(reads=True, never=("child_key", "parent_key", "position")),
     # Locked while it is counted, never changed.
@@ -134,17 +161,26 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
             *("dispatched_by", "is_foreign"),
         ),
-        old=_FREE_OR_OURS,
-        # The runs of a session itself are its owner's: a worker adds to their logs and never holds one.
-        changed=f"(worker_id = '' OR (worker_id {_OURS} AND role NOT IN ('main', 'orchestrator')))",
+        old=_FREE_OR_LEASED,
+        # The runs of a session itself are its owner's: a worker never holds one.
+        changed=(
+            f"(worker_id = '' OR (worker_id {OURS} AND status IN ('running', {_ENDS})"
+            " AND role NOT IN ('main', 'orchestrator')))"
+        ),
     ),
     "surfaces": WorkerRight(reads=True, never=("digest", "body")),
-    # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from.
-    "events": WorkerRight(inserts=("run_id", "seq", "type", "time_us", "data"), new=_of_run("events", _OWN_LOG)),
+    # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from, and writes only in
+    # those of runs that it holds; of what it claims, in the statement that does.
+    "events": WorkerRight(
+        # Where the log ends: what a bad worker left beyond the count is counted over.
+        sees=("run_id", "seq"),
+        inserts=("run_id", "seq", "type", "time_us", "data"),
+        new=_log("events", "seq", "last_seq", f"({_RUNNING}) OR (its.worker_id = '' AND {HOLDS}(its.id))"),
+    ),
     "nodes": WorkerRight(
         reads=True,
         inserts=("run_id", "number", "parent", "kind", "payload", "created_us"),
-        new=_of_run("nodes", _OWN_LOG),
+        new=_log("nodes", "number", "last_node", _RUNNING),
     ),
     "calls": WorkerRight(
         reads=True,
@@ -155,9 +191,9 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=(
             *("tool", "effect_id", "is_write", "input_digest", "inputs", "facts", "decision_id", "status", "result"),
         ),
-        new=_of_run("calls", _HELD),
-        old=_of_run("calls", _HELD),
-        changed=_of_run("calls", _HELD),
+        new=_of_run("calls", _RUNNING),
+        old=_of_run("calls", _RUNNING),
+        changed=_of_run("calls", _RUNNING),
     ),
     "waits": WorkerRight(never=("parent_run", "tool_call_id", "child_run")),
     # -- consent
@@ -168,7 +204,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         never=("ordinal",),
         # It asks, takes back, and lets go a decision that expired; that a question is decided is for its owner to say.
         new=f"state = 'pending' AND {_of_run('permission_requests', _ASKING)}",
-        old=_of_run("permission_requests", _OWN_LOG),
+        old=_of_run("permission_requests", _RUNNING),
         changed="state IN ('withdrawn', 'expired')",
     ),
     "answers": WorkerRight(
@@ -196,7 +232,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         )
     ),
     "reports": WorkerRight(
-        inserts=("run_id", "type", "data", "time_us"), never=("ordinal", "is_taken"), new=_of_run("reports", _HELD)
+        inserts=("run_id", "type", "data", "time_us"), never=("ordinal", "is_taken"), new=_of_run("reports", _RUNNING)
     ),
     # Who may use the HTTP API is nothing that a run may know.
     "api_tokens": WorkerRight(

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from shared.adapters.sql.auditing import report
 from shared.adapters.sql.database import Database
-from shared.adapters.sql.journal import Journal
+from shared.adapters.sql.journal import LAST_NODE, LAST_SEQ, Journal
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.rows import call_of, event_of, inputs_of, node_of, pack, run_of
 from shared.adapters.sql.statements import Statement, packed_rows
@@ -32,11 +32,11 @@ APPEND: Final = Statement(
 
 APPEND_ALL: Final = Statement(
     "append all: the same with its nodes and events, fused for PostgreSQL as the worker's hot path is",
-    """
+    f"""
     WITH counted AS (
         UPDATE runs SET
-            last_seq = last_seq + json_array_length(:events ::json),
-            last_node = last_node + json_array_length(:nodes ::json),
+            last_seq = {LAST_SEQ} + json_array_length(:events ::json),
+            last_node = {LAST_NODE} + json_array_length(:nodes ::json),
             is_tainted = CASE WHEN :taints = 1 THEN 1 ELSE is_tainted END
         WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
     ), noted AS (
@@ -52,7 +52,7 @@ APPEND_ALL: Final = Statement(
         FROM counted CROSS JOIN LATERAL json_array_elements(:nodes ::json) WITH ORDINALITY AS v(node, place)
     )
     SELECT last_seq, last_node FROM counted
-    """,
+    """,  # noqa: S608  # our own words
 )
 
 CONSUME: Final = Statement(
@@ -78,6 +78,19 @@ PUT_CALL: Final = Statement(
 )
 
 _RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest == runs.c.surface)
+
+
+# What stands beyond its run's count was written beside the log, and is not read as part of it.
+def _nodes_of(run_id: str, after: int = 0) -> Select[Any]:
+    most = select(runs.c.last_node).where(runs.c.id == run_id).scalar_subquery()
+    wanted = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > after, nodes.c.number <= most)
+    return wanted.order_by(nodes.c.number)
+
+
+def _events_of(run_id: str, after: int) -> Select[Any]:
+    most = select(runs.c.last_seq).where(runs.c.id == run_id).scalar_subquery()
+    wanted = select(events).where(events.c.run_id == run_id, events.c.seq > after, events.c.seq <= most)
+    return wanted.order_by(events.c.seq)
 
 
 class SqlRuns:
@@ -131,22 +144,15 @@ class SqlRuns:
         return await self._database.write(write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
-        wanted = select(nodes).where(nodes.c.run_id == run_id).order_by(nodes.c.number)
+        wanted = _nodes_of(run_id)
         return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
-        wanted = (
-            select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > after).order_by(nodes.c.number).limit(limit)
-        )
+        wanted = _nodes_of(run_id, after).limit(limit)
         return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        wanted = (
-            select(events)
-            .where(events.c.run_id == run_id, events.c.seq > after_seq)
-            .order_by(events.c.seq)
-            .limit(limit)
-        )
+        wanted = _events_of(run_id, after_seq).limit(limit)
         return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:

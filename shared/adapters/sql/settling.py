@@ -15,7 +15,7 @@ from shared.adapters.sql.stopping import cancel_all, skip_below
 from shared.adapters.sql.tables import steps, tasks
 from shared.adapters.sql.tasks import read_steps
 from shared.adapters.sql.transaction import Transaction
-from shared.adapters.sql.unlocking import ROOT_RUNS, SET_MAP_OUTCOME, note_maps, unlock_after
+from shared.adapters.sql.unlocking import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
 from shared.errors import InvalidTransitionError
 from shared.runs.events import EventType
 from shared.runs.record import NewRun
@@ -27,7 +27,7 @@ from shared.tasks.step import FailurePolicy, NewStep, Step, StepError
 MOVE_MAP: Final = Statement(
     "move map: a map step to its next status, guarded by the one it has",
     """
-    UPDATE steps SET status = :status, open_deps = :open_deps, error = :error,
+    UPDATE steps SET status = :status, open_deps = :open_deps, error = :error, ready_us = NULL,
         ended_us = CASE WHEN :status IN ('completed', 'failed') THEN :now_us ELSE NULL END
     WHERE key = :key AND status = :was
     """,
@@ -38,7 +38,7 @@ START_AGAIN: Final = Statement(
     """
     UPDATE steps SET
         status = 'pending', starts = 0, worker_id = '', outcome = NULL, output = NULL, error = NULL, progress = '',
-        started_us = NULL, ended_us = NULL, is_settled = 0, cancel_reason = NULL, is_paused = 0,
+        started_us = NULL, ended_us = NULL, ready_us = NULL, is_settled = 0, cancel_reason = NULL, is_paused = 0,
         is_unparked = 0, holder_run_id = '',
         run_id = CASE WHEN a.run_id = '' THEN steps.run_id ELSE a.run_id END,
         attempt = coalesce(a.attempt, steps.attempt), max_attempts = coalesce(a.max_attempts, steps.max_attempts),
@@ -112,9 +112,10 @@ class SqlSettling:
 
     async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
         def write(tx: Transaction) -> None:
-            status, _, task_id, *_ = owned_step(tx, ownership, step_key)
+            status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
             if status == StepStatus.EXPANDING:
                 journal = Journal(now_us)
+                tell_opened(journal, _root_run(tx, task_id), step_key, kind, ready_us)
                 _fail_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, error, now_us)
                 journal.flush(tx)
 
@@ -124,7 +125,7 @@ class SqlSettling:
         self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
     ) -> None:
         def write(tx: Transaction) -> None:
-            status, *_, is_settled, _, _ = owned_step(tx, ownership, step_key)
+            status, *_, is_settled, _, _, _ = owned_step(tx, ownership, step_key)
             if is_settled:
                 raise InvalidTransitionError("step", f"{status}, settled", StepEvent.RETRY)
             if status != StepStatus.FAILED:
@@ -212,11 +213,12 @@ def _expand(
     rows: Sequence[ReadyRows],
     now_us: int,
 ) -> bool:
-    status, _, task_id, *_ = owned_step(tx, ownership, step_key)
+    status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
     if status != StepStatus.EXPANDING:
         return False
     journal = Journal(now_us)
-    root_run_id = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+    root_run_id = _root_run(tx, task_id)
+    tell_opened(journal, root_run_id, step_key, kind, ready_us)
     journal.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
     if children:
         move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
@@ -229,6 +231,11 @@ def _expand(
         complete_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, now_us)
     journal.flush(tx)
     return True
+
+
+def _root_run(tx: Transaction, task_id: str) -> str:
+    run_id: str = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+    return run_id
 
 
 def _is_paused(tx: Transaction, task_id: str) -> bool:
@@ -256,16 +263,15 @@ def complete_map(tx: Transaction, journal: Journal, step_key: str, task_id: str,
     """Complete a map step all of whose children have ended, or that has none, and unlock what waits for it."""
     if move_map(tx, step_key, was, StepStatus.COMPLETED, now_us):
         tx.rows(SET_MAP_OUTCOME, keys=[step_key])
-        note_maps(tx, journal, [(step_key, task_id, EventType.STEP_COMPLETED)])
-        unlock_after(tx, journal, [step_key], now_us)
+        journal.note(_root_run(tx, task_id), EventType.STEP_COMPLETED, step=step_key)
+        unlock_after(tx, [step_key], now_us)
 
 
 def _fail_map(
     tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, error: StepError, now_us: int
 ) -> None:
     if move_map(tx, step_key, was, StepStatus.FAILED, now_us, error=error):
-        root_run_id = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
-        journal.note(root_run_id, EventType.STEP_FAILED, step=step_key, **error.as_json())
+        journal.note(_root_run(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
 
 
 def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: FailurePolicy, now_us: int) -> None:
@@ -277,7 +283,7 @@ def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: Failur
     journal = Journal(now_us)
     match policy:
         case FailurePolicy.KEEP:
-            unlock_after(tx, journal, [step_key], now_us)
+            unlock_after(tx, [step_key], now_us)
         case FailurePolicy.SKIP_DEPENDENTS:
             skip_below(tx, journal, step_key, now_us)
             if map_key:

@@ -12,6 +12,7 @@ from shared.adapters.sql.rows import plain
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.stopping import SETTLE_ALL, cancel_all
 from shared.adapters.sql.transaction import Transaction
+from shared.adapters.sql.unlocking import tell_maps
 from shared.runs.events import EventType
 from shared.runs.status import EndReason, RunStatus
 from shared.sessions.session import Ownership
@@ -66,7 +67,8 @@ OPEN_TASKS: Final = Statement(
 )
 LEFT: Final = Statement(
     "left: whether a task that has not ended has steps under way, steps that wait, retries not yet due, failures that "
-    "are not settled, steps of its own that did not complete; one step each is looked at, however many there are",
+    "are not settled, steps of its own that did not complete, maps that workers completed and no log says so; one step "
+    "each is looked at, however many there are",
     """
     SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
                    AND status IN ('ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')),
@@ -76,7 +78,9 @@ LEFT: Final = Statement(
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
-                   AND is_puller = 0)
+                   AND is_puller = 0),
+           EXISTS (SELECT 1 FROM steps
+                   WHERE task_id = :task_id AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )
@@ -103,6 +107,7 @@ class _Left:
     is_backing_off: bool = False
     is_unsettled: bool = False
     has_losses: bool = False
+    has_untold_maps: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -140,6 +145,8 @@ class SqlSteering(SqlChanging):
         if left.is_stuck:
             await self.recount(ownership, task_id, now_us=now_us)
         if left.is_open:
+            if left.has_untold_maps:
+                await self._database.write(lambda tx: _tell_maps(tx, ownership, task_id, now_us))
             return None
         return await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))
 
@@ -238,10 +245,18 @@ def _end(
 ) -> TaskStatus:
     status = advance_task(was, event)
     move_task(tx, task_id, status, reason, now_us)
+    tell_maps(tx, journal, task_id, root_run_id)
     note, run_status, end_reason = _ENDS[event]
     journal.note(root_run_id, note, task=task_id, reason=reason)
     journal.end(root_run_id, run_status, end_reason)
     return status
+
+
+def _tell_maps(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> None:
+    _, root_run_id, _ = owned_task(tx, ownership, task_id)
+    journal = Journal(now_us)
+    tell_maps(tx, journal, task_id, root_run_id)
+    journal.flush(tx)
 
 
 def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:

@@ -12,7 +12,7 @@ from shared.adapters.sql.parking import withdraw_of
 from shared.adapters.sql.rows import pack, plain
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.transaction import Row, Transaction
-from shared.adapters.sql.unlocking import ROOT_RUNS
+from shared.adapters.sql.unlocking import ROOT_RUNS, tell_opened
 from shared.runs.events import EventType
 from shared.runs.status import EndReason, RunStatus
 from shared.tasks.lost import poisoned
@@ -64,7 +64,7 @@ CANCEL_STEPS: Final = Statement(
     /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
                          AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
                          ORDER BY key FOR UPDATE) */
-    RETURNING key, run_id
+    RETURNING key, run_id, kind, CASE WHEN starts = 0 THEN ready_us END
     """,
 )
 ASK_TO_STOP: Final = Statement(
@@ -159,8 +159,9 @@ def cancel_all(tx: Transaction, journal: Journal, task_id: str, reason: str, now
 def _cancel_unheld(tx: Transaction, journal: Journal, task_id: str, root_run_id: str, reason: str, now_us: int) -> None:
     """Cancel what nobody holds, with its run and the questions that wait."""
     cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
-    withdraw_of(tx, journal, task_id, [run_id for _, run_id in cancelled if run_id], "its step was cancelled")
-    for key, run_id in tx.paced(cancelled):
+    withdraw_of(tx, journal, task_id, [row[1] for row in cancelled if row[1]], "its step was cancelled")
+    for key, run_id, kind, ready_us in tx.paced(cancelled):
+        tell_opened(journal, run_id or root_run_id, key, kind, ready_us)
         journal.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
         if run_id:
             journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)

@@ -81,6 +81,7 @@ TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
 LEASED = "status IN ('claimed', 'running')"
 UNSETTLED = "status = 'failed' AND is_settled = 0"
 DUE = "status = 'pending' AND not_before_us IS NOT NULL"
+UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
 # -- processes and sessions
 owners = Table(
@@ -245,6 +246,9 @@ steps = Table(
     _number("is_unparked"),
     Column("cancel_reason", Text),
     _instant("not_before_us"),
+    # When the end of another step made it ready (or a map due, or complete). A worker writes in no log but those of
+    # runs that it holds, so the event is written with the claim, or by the owner.
+    _instant("ready_us"),
     _instant("started_us"),
     _instant("ended_us"),
     Column("error", Text),
@@ -270,6 +274,7 @@ steps = Table(
     Index("ix_steps_unsettled", "session_id", **_where(UNSETTLED)),
     Index("ix_steps_due", "session_id", "not_before_us", **_where(DUE)),
     Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
+    Index("ix_steps_untold", "task_id", **_where(UNTOLD)),
     Index("ix_steps_task", "task_id", "status"),
 )
 

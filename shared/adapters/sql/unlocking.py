@@ -2,6 +2,9 @@
 
 Readiness is the counter ``open_deps``, never "no unfinished parent exists": two parents that end at once would each
 see the other unfinished, and the step between them would wait for ever.
+
+Nothing is written here in the logs of what opens: a worker writes in the logs of runs that it holds, and of no others.
+The claim of a step says since when it was ready, its owner what became of maps (:func:`tell_maps`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +26,8 @@ COUNT_DOWN: Final = Statement(
                       WHEN status = 'waiting' THEN 'completed'
                       WHEN kind = 'map' THEN 'expanding'
                       ELSE 'ready' END,
-        ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END
+        ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END,
+        ready_us = CASE WHEN open_deps = f.number THEN :now_us ELSE ready_us END
     FROM (
         SELECT w.key AS key, w.number AS number FROM (
             SELECT key, sum(number) AS number FROM (
@@ -55,8 +59,17 @@ ROOT_RUNS: Final = Statement(
     "SELECT id, root_run_id FROM tasks WHERE id IN @task_ids",
 )
 
+UNTOLD_MAPS: Final = Statement(
+    "untold maps: those that a worker's end completed, and when",
+    """
+    SELECT key, ready_us FROM steps
+    WHERE task_id = :task_id AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed' ORDER BY key
+    """,
+)
+TOLD_MAPS: Final = Statement("told maps", "UPDATE steps SET ready_us = NULL WHERE key IN @keys AND kind = 'map'")
 
-def unlock_after(tx: Transaction, journal: Journal, ended: Iterable[str], now_us: int) -> set[str]:
+
+def unlock_after(tx: Transaction, ended: Iterable[str], now_us: int) -> set[str]:
     """Count these steps as done for their dependents and their maps, and so on for the maps that this completes.
 
     Return the keys of the steps that became ready.
@@ -64,48 +77,45 @@ def unlock_after(tx: Transaction, journal: Journal, ended: Iterable[str], now_us
     ready: set[str] = set()
     rest = sorted(ended)
     while rest:
-        opened, rest = _opened(tx, journal, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
-        for key, run_id in tx.paced(opened):
-            journal.note(run_id, EventType.STEP_READY, step=key)
-            ready.add(key)
+        opened, rest = _opened(tx, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
+        ready.update(opened)
     return ready
 
 
-def settle_unlocked(tx: Transaction, journal: Journal, rows: Sequence[Row], now_us: int) -> tuple[set[str], bool]:
-    """Go on from rows that were counted down with their ends, ready steps noted.
+def settle_unlocked(tx: Transaction, rows: Sequence[Row], now_us: int) -> tuple[set[str], bool]:
+    """Go on from rows that were counted down with their ends.
 
     Return the keys of the steps that became ready, and whether map steps completed, which may have opened more.
     """
-    opened, completed = _opened(tx, journal, rows)
-    ready = {key for key, _ in opened}
-    return ready | unlock_after(tx, journal, completed, now_us), bool(completed)
+    ready, completed = _opened(tx, rows)
+    return ready | unlock_after(tx, completed, now_us), bool(completed)
 
 
-def _opened(tx: Transaction, journal: Journal, rows: Sequence[Row]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Note what happened to map steps; return (key, run id) of steps that became ready, and maps that completed."""
-    ready: list[tuple[str, str]] = []
+def _opened(tx: Transaction, rows: Sequence[Row]) -> tuple[set[str], list[str]]:
+    """Return the keys of steps that became ready, and of maps that completed."""
+    ready: set[str] = set()
     completed: list[str] = []
-    of_maps: list[tuple[str, str, EventType]] = []
-    for key, task_id, status, kind, run_id, open_deps in tx.paced(rows):
-        if open_deps:
-            continue
-        if status == StepStatus.READY:
-            ready.append((key, run_id))
-        elif status == StepStatus.EXPANDING:
-            of_maps.append((key, task_id, EventType.STEP_EXPANDING))
-        elif kind == StepKind.MAP and status == StepStatus.COMPLETED:
-            of_maps.append((key, task_id, EventType.STEP_COMPLETED))
+    for key, _, status, kind, _, open_deps in tx.paced(rows):
+        if not open_deps and status == StepStatus.READY:
+            ready.add(key)
+        elif not open_deps and kind == StepKind.MAP and status == StepStatus.COMPLETED:
             completed.append(key)
-    note_maps(tx, journal, of_maps)
     if completed:
         tx.rows(SET_MAP_OUTCOME, keys=completed)
     return ready, sorted(completed)
 
 
-def note_maps(tx: Transaction, journal: Journal, events: Sequence[tuple[str, str, EventType]]) -> None:
-    """Note (step key, task id, event) of map steps, which have no run, in the logs of their tasks' root runs."""
-    if not events:
-        return
-    roots: dict[str, str] = dict(tx.rows(ROOT_RUNS, task_ids=sorted({task_id for _, task_id, _ in events})))
-    for key, task_id, type_ in events:
-        journal.note(roots[task_id], type_, step=key)
+def tell_maps(tx: Transaction, journal: Journal, task_id: str, root_run_id: str) -> None:
+    """Note which map steps of a task workers have completed, in the log of its root run. For the task's owner."""
+    rows = tx.rows(UNTOLD_MAPS, task_id=task_id)
+    for key, completed_us in rows:
+        journal.note(root_run_id, EventType.STEP_COMPLETED, completed_us, step=key)
+    if rows:
+        tx.rows(TOLD_MAPS, keys=[key for key, _ in rows])
+
+
+def tell_opened(journal: Journal, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
+    """Note that a step was opened, if a worker's end did it and no log says so yet."""
+    if ready_us is not None:
+        type_ = EventType.STEP_EXPANDING if kind == StepKind.MAP else EventType.STEP_READY
+        journal.note(run_id, type_, ready_us, step=key)

@@ -11,7 +11,7 @@ from shared.tasks.change import TaskChange, check_no_circle, check_still_pending
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from shared.tasks.step import FailurePolicy, NewStep, Step, StepKind
 from shared.testing.memory.ending import skip_below
-from shared.testing.memory.logs import end_run, note_run, note_step
+from shared.testing.memory.logs import end_run, note_run, note_step, tell_step
 from shared.testing.memory.making import insert_run, insert_steps, open_step
 from shared.testing.memory.parking import withdraw_of
 from shared.testing.memory.retrying import start_again
@@ -117,6 +117,7 @@ class MemoryChanging:
                 self._stop(child, StepEvent.CANCEL, reason, workers, now_us)
         withdraw_of(self.rows, step.run_id, f"its step was {status}", now_us)
         self.rows.steps[step.key] = replace(step, status=status, ended_us=now_us)
+        tell_step(self.rows, step.key, now_us)
         type_ = EventType.STEP_SKIPPED if event is StepEvent.SKIP else EventType.STEP_CANCELLED
         note_step(self.rows, step, type_, now_us, reason=reason)
         if step.run_id:

@@ -11,7 +11,7 @@ from shared.sessions.session import ProcessState
 from shared.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from shared.tasks.step import Claim, ClaimMode, Step
 from shared.testing.memory.ending import result_of
-from shared.testing.memory.logs import move_run, note_step
+from shared.testing.memory.logs import move_run, note_step, tell_step
 from shared.testing.memory.rows import Rows
 
 
@@ -91,6 +91,7 @@ def claim_steps(
 
 def claim_step(rows: Rows, ready: Step, worker_id: str, now_us: int, *, holder_run_id: str = "") -> Claim:
     """Claim a ready step for its own run, or for another run that holds it beside its own."""
+    tell_step(rows, ready.key, now_us)
     status = advance_step(advance_step(ready.status, StepEvent.CLAIM), StepEvent.START)
     fence = ready.fence + 1
     step = replace(

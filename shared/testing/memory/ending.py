@@ -9,8 +9,8 @@ from shared.tasks.lost import poisoned
 from shared.tasks.outcomes import Remains, is_unclean, of_map
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from shared.tasks.step import Outcome, Step, StepEnd, StepError, StepKind, StepResult
-from shared.testing.memory.logs import end_run, note_step, write_events, write_nodes
-from shared.testing.memory.making import open_step
+from shared.testing.memory.logs import end_run, note_step, tell_step, write_events, write_nodes
+from shared.testing.memory.making import unlock_step
 from shared.testing.memory.parking import withdraw_of
 from shared.testing.memory.rows import Rows
 
@@ -53,7 +53,7 @@ def unlock_after(rows: Rows, step_key: str, now_us: int) -> None:
         left = rows.step(key).open_deps - 1
         rows.steps[key] = replace(rows.step(key), open_deps=left)
         if left == 0:
-            open_step(rows, key, now_us)
+            unlock_step(rows, key, now_us)
     map_key = rows.step(step_key).map_key
     if map_key and rows.step(map_key).status is StepStatus.WAITING:
         left = rows.step(map_key).open_deps - 1
@@ -66,7 +66,7 @@ def complete_map(rows: Rows, map_key: str, now_us: int) -> None:
     """Complete a map step whose children have all ended well enough, or that has none."""
     step = replace(_move(rows, map_key, StepEvent.COMPLETE, now_us), outcome=_map_outcome(rows, map_key))
     rows.steps[map_key] = step
-    note_step(rows, step, EventType.STEP_COMPLETED, now_us)
+    rows.untold[map_key] = now_us
     unlock_after(rows, map_key, now_us)
 
 
@@ -91,6 +91,7 @@ def cancel_step(rows: Rows, step: Step, reason: str, now_us: int) -> None:
     rows.stopping.pop(step.key, None)
     if not step.status.is_leased:
         withdraw_of(rows, step.run_id, "its step was cancelled", now_us)
+    tell_step(rows, step.key, now_us)
     moved = _move(rows, step.key, StepEvent.CANCEL, now_us)
     note_step(rows, moved, EventType.STEP_CANCELLED, now_us, reason=reason)
     if step.run_id:

@@ -8,7 +8,8 @@ from shared.jsontext import Json
 from shared.runs.events import Event, EventType, NewEvent, NewNode, Node
 from shared.runs.record import Run
 from shared.runs.status import EndReason, RunEvent, RunStatus, advance_run
-from shared.tasks.step import Step
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Step, StepKind
 from shared.testing.memory.rows import Rows
 
 
@@ -49,6 +50,20 @@ def note_step(rows: Rows, step: Step, type: EventType, now_us: int, **data: Json
     """Write one event of a step into the log of its run, of a map step into that of its task's root run."""
     run_id = step.run_id or rows.task(step.task_id).root_run_id
     note_run(rows, run_id, type, now_us, step=step.key, **data)
+
+
+def tell_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Write that a step was opened or a map completed by the end of another step, if no log says so yet."""
+    since_us = rows.untold.pop(step_key, None)
+    if since_us is None:
+        return
+    step = rows.step(step_key)
+    type_ = _OPENED[step.kind is StepKind.MAP] if step.status is not StepStatus.COMPLETED else EventType.STEP_COMPLETED
+    run_id = step.run_id or rows.task(step.task_id).root_run_id
+    write_events(rows, run_id, [NewEvent(type_, {"step": step.key}, since_us)], now_us)
+
+
+_OPENED = {False: EventType.STEP_READY, True: EventType.STEP_EXPANDING}
 
 
 def move_run(rows: Rows, run_id: str, event: RunEvent) -> Run:

@@ -8,7 +8,7 @@ from shared.runs.record import NewRun, Run, Usage
 from shared.runs.status import RunStatus
 from shared.tasks.status import StepEvent, StepStatus, advance_step
 from shared.tasks.step import NewStep, Step, StepKind
-from shared.testing.memory.logs import note_run, note_step
+from shared.testing.memory.logs import note_run, note_step, tell_step
 from shared.testing.memory.rows import Rows
 
 
@@ -88,8 +88,13 @@ def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) ->
 
 def open_step(rows: Rows, step_key: str, now_us: int) -> None:
     """Make a pending step that waits for nothing more claimable, or due for expansion if it is a map."""
+    unlock_step(rows, step_key, now_us)
+    tell_step(rows, step_key, now_us)
+
+
+def unlock_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Do the same as the end of another step does: its claim, or its owner, writes since when it is open."""
     step = rows.step(step_key)
-    is_map = step.kind is StepKind.MAP
-    status = advance_step(step.status, StepEvent.EXPAND if is_map else StepEvent.UNLOCK)
+    status = advance_step(step.status, StepEvent.EXPAND if step.kind is StepKind.MAP else StepEvent.UNLOCK)
     rows.steps[step_key] = replace(step, status=status, not_before_us=None)
-    note_step(rows, step, EventType.STEP_EXPANDING if is_map else EventType.STEP_READY, now_us)
+    rows.untold[step_key] = now_us

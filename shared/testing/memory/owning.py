@@ -12,9 +12,9 @@ from shared.runs.status import EndReason, RunEvent, RunStatus
 from shared.sessions.session import Ownership
 from shared.tasks.change import check_over, why_failed
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, TaskStatus, advance_step, advance_task
-from shared.tasks.step import FailurePolicy, NewStep, OpenTask, Step, StepError, Task
+from shared.tasks.step import FailurePolicy, NewStep, OpenTask, Step, StepError, StepKind, Task
 from shared.testing.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
-from shared.testing.memory.logs import end_run, note_run, note_step
+from shared.testing.memory.logs import end_run, note_run, note_step, tell_step
 from shared.testing.memory.making import insert_run, insert_steps, open_step
 from shared.testing.memory.retrying import start_again
 from shared.testing.memory.rows import Rows, transaction
@@ -41,9 +41,11 @@ class MemoryOwning:
         step = self.rows.owned_step(ownership, step_key)
         if step.status is not StepStatus.EXPANDING:
             return False
+        tell_step(self.rows, step_key, now_us)
         note_step(self.rows, step, EventType.STEP_EXPANDED, now_us, items=len(children))
         if not children:
             complete_map(self.rows, step_key, now_us)
+            tell_step(self.rows, step_key, now_us)
             return True
         status = advance_step(step.status, StepEvent.EXPANDED)
         self.rows.steps[step_key] = replace(step, status=status, open_deps=len(children))
@@ -53,6 +55,7 @@ class MemoryOwning:
     @transaction
     def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
         if self.rows.owned_step(ownership, step_key).status is StepStatus.EXPANDING:
+            tell_step(self.rows, step_key, now_us)
             fail_map(self.rows, step_key, error, now_us)
 
     # -- failures
@@ -122,6 +125,7 @@ class MemoryOwning:
         task = self.rows.owned_task(ownership, task_id)
         if task.status.is_terminal:
             return task.status
+        self._tell_maps(task, now_us)
         steps = self.rows.steps_of(task_id)
         unsettled = any(step.task_id == task_id for step in self._unsettled())
         if unsettled or any(step.status not in STEP_ENDS for step in steps):
@@ -159,9 +163,15 @@ class MemoryOwning:
         self.rows.command_done(command_id)
         return workers
 
+    def _tell_maps(self, task: Task, now_us: int) -> None:
+        for step in self.rows.steps_of(task.id):
+            if step.kind is StepKind.MAP and step.status is StepStatus.COMPLETED:
+                tell_step(self.rows, step.key, now_us)
+
     def _end_task(self, task: Task, event: TaskEvent, reason: str, now_us: int) -> Task:
         ended = replace(task, status=advance_task(task.status, event), reason=reason, ended_us=now_us)
         self.rows.tasks[task.id] = ended
+        self._tell_maps(task, now_us)
         note, run_event, end_reason = _TASK_ENDS[event]
         note_run(self.rows, task.root_run_id, note, now_us, task=task.id, reason=reason)
         end_run(self.rows, task.root_run_id, run_event, end_reason, now_us)

@@ -13,7 +13,7 @@ from shared.sessions.session import Ownership
 from shared.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, TaskStatus, advance_step, advance_task
 from shared.tasks.step import Step, StepKind, Task
 from shared.testing.memory.ending import complete_map
-from shared.testing.memory.logs import move_run, note_run, note_step
+from shared.testing.memory.logs import move_run, note_run, note_step, tell_step
 from shared.testing.memory.making import insert_run, open_step
 from shared.testing.memory.rows import Rows, transaction
 
@@ -40,6 +40,7 @@ def start_again(rows: Rows, step: Step, run: NewRun | None, now_us: int) -> None
     rows.steps[step.key] = again
     rows.settled.discard(step.key)
     rows.unparked.discard(step.key)
+    rows.untold.pop(step.key, None)
     note_step(rows, again, EventType.STEP_RETRIED, now_us, attempt=again.attempt)
 
 
@@ -138,3 +139,4 @@ class MemoryRetrying:
             self.rows.steps[step_key] = replace(self.rows.step(step_key), status=status, open_deps=open_children)
             if not open_children:
                 complete_map(self.rows, step_key, now_us)
+                tell_step(self.rows, step_key, now_us)

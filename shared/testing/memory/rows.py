@@ -44,6 +44,8 @@ class Rows:
     """Leased steps that were asked to cancel, with the reason."""
     recorded: set[str] = field(default_factory=set)
     """Tasks that are over and whose run folders are written."""
+    untold: dict[str, int] = field(default_factory=dict)
+    """Steps that the end of another opened (or maps that it completed), and when; no log says so yet."""
     unparked: set[str] = field(default_factory=set)
     """Steps that were parked and may go on: claimed before what has not begun."""
     caps: dict[str, int] = field(default_factory=dict)

@@ -27,6 +27,7 @@ _TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
 _LEASED = "status IN ('claimed', 'running')"
 _UNSETTLED = "status = 'failed' AND is_settled = 0"
 _DUE = "status = 'pending' AND not_before_us IS NOT NULL"
+_UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
 _TABLES = (
     "owners",
@@ -246,6 +247,7 @@ def _make_tasks() -> None:
         _number("is_unparked"),
         Column("cancel_reason", Text),
         _instant("not_before_us"),
+        _instant("ready_us"),
         _instant("started_us"),
         _instant("ended_us"),
         Column("error", Text),
@@ -286,6 +288,7 @@ def _make_tasks() -> None:
         Index("ix_steps_unsettled", "session_id", **_where(_UNSETTLED)),
         Index("ix_steps_due", "session_id", "not_before_us", **_where(_DUE)),
         Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
+        Index("ix_steps_untold", "task_id", **_where(_UNTOLD)),
         Index("ix_steps_task", "task_id", "status"),
     )
     op.create_table(

@@ -1,0 +1,162 @@
+"""A worker's process that has turned bad, and what nobody holds: it may claim that like any worker, and no more."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from shared.permissions.request import Choice
+from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
+from shared.tasks.step import Held
+from shared.testing.builders import make_step, make_task, open_worker
+from tests.contract.databases import empty_postgres
+from tests.contract.scene import completed
+from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one, deployed
+from tests.integration.consent import Callback
+from tests.integration.roles import RoleUrls, with_roles
+from tests.servers import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
+    with postgres_session_server.fresh_database("soong_bad_claims") as url:
+        yield with_roles(url)
+
+
+@pytest.fixture
+async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
+    empty_postgres(role_urls.admin)
+    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
+        yield opened
+
+
+WRONG = {"refused": "CheckViolation"}
+EVENT = "INSERT INTO events (run_id, seq, type, time_us, data)"
+TAKE_STEP = "UPDATE steps SET status = 'running', worker_id = %(own_worker)s, fence = {fence}, starts = {starts}"
+HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
+    "write into its context": (f"{NODE} VALUES (%(free)s, 1, 0, 'user', '{{}}', 1)", DENIED),
+    "write into its log": (
+        f"{EVENT} VALUES (%(free)s, 99, 'run_started', 1, '{{}}')",
+        DENIED,
+    ),
+    "write into the log of the session's own agent": (
+        f"{EVENT} SELECT id, 99, 'task_completed', 1, '{{}}' FROM runs WHERE role = 'orchestrator' LIMIT 1",
+        DENIED,
+    ),
+    "count its context on": ("UPDATE runs SET last_node = 3 WHERE id = %(free)s", DENIED),
+    "count its log on": ("UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(free)s", DENIED),
+    "say when it started": ("UPDATE runs SET started_us = 1 WHERE id = %(free)s", DENIED),
+    "raise its fence": ("UPDATE runs SET fence = 9 WHERE id = %(free)s", DENIED),
+    "say what it used": ("UPDATE runs SET usage = '{}x' WHERE id = %(free)s", DENIED),
+    "end it": ("UPDATE runs SET status = 'failed', end_reason = 'failed', ended_us = 1 WHERE id = %(free)s", DENIED),
+    "hold it without its step": (
+        "UPDATE runs SET worker_id = %(own_worker)s, status = 'running', fence = fence + 1 WHERE id = %(free)s",
+        DENIED,
+    ),
+    "count starts that were none": ("UPDATE steps SET starts = 1 WHERE key = %(free_step)s", DENIED),
+    "raise the step's fence": ("UPDATE steps SET fence = fence + 1 WHERE key = %(free_step)s", DENIED),
+    "take the step and keep its fence": (
+        f"{TAKE_STEP.format(fence='fence', starts='starts + 1')} WHERE key = %(free_step)s",
+        DENIED,
+    ),
+    "take the step with a fence beyond all": (
+        f"{TAKE_STEP.format(fence='9223372036854775807', starts='starts + 1')} WHERE key = %(free_step)s",
+        DENIED,
+    ),
+    "take the step as if it had been started before": (
+        f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 2')} WHERE key = %(free_step)s",
+        DENIED,
+    ),
+    "take a step that waits for another": (
+        f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 1')} WHERE key = %(waiting_step)s",
+        WRONG,
+    ),
+    "complete the step without holding it": (
+        "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(free_step)s",
+        DENIED,
+    ),
+    "open a step and leave what it waits for": (
+        "UPDATE steps SET status = 'ready' WHERE key = %(waiting_step)s",
+        WRONG,
+    ),
+    "block a step": ("UPDATE steps SET status = 'blocked' WHERE key = %(free_step)s", DENIED),
+    "let a step wait for more": ("UPDATE steps SET open_deps = open_deps + 1 WHERE key = %(waiting_step)s", DENIED),
+    "say how far a step is": ("UPDATE steps SET progress = 'done' WHERE key = %(free_step)s", DENIED),
+    "give its own step to another run": (
+        "UPDATE steps SET holder_run_id = %(victim)s WHERE key = %(own_step)s",
+        DENIED,
+    ),
+    "settle its own failure": (
+        "UPDATE steps SET status = 'failed', is_settled = 1 WHERE key = %(own_step)s",
+        DENIED,
+    ),
+    "write far beyond its own log": (f"{EVENT} VALUES (%(own)s, 9000000, 'run_started', 1, '{{}}')", DENIED),
+    "write far beyond its own context": (f"{NODE} VALUES (%(own)s, 9000000, 0, 'user', '{{}}', 1)", DENIED),
+    "write into what its own log has": (f"{EVENT} VALUES (%(own)s, 1, 'run_started', 1, '{{}}')", DENIED),
+    "count its own log down": ("UPDATE runs SET last_seq = 0 WHERE id = %(own)s", DENIED),
+    "count its own log beyond all": ("UPDATE runs SET last_seq = 9223372036854775807 WHERE id = %(own)s", DENIED),
+    "raise its own fence": ("UPDATE steps SET fence = fence + 1 WHERE key = %(own_step)s", DENIED),
+}
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None:
+    task = make_task(deployment.bench.session_id, "free", make_step("waiting", depends_on=("free",)))
+    await deployment.bench.store.create_task(task)
+    step = task.steps[0]
+    assert step.run is not None
+    names = {"free": step.run.identity.run_id, "free_step": step.key, "waiting_step": f"{step.task_id}/waiting"}
+
+    outcomes = {what: await deployment.try_(statement, **names) for what, (statement, _) in HELD_BY_NOBODY.items()}
+
+    assert outcomes == {what: expected for what, (_, expected) in HELD_BY_NOBODY.items()}
+    good_worker = await open_worker(deployment.bench.store)
+    advance = await deployment.bench.store.advance(
+        good_worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=1
+    )
+    (claim,) = advance.claims
+    assert (claim.identity.run_id, claim.fence, claim.is_resumed, claim.malformed) == (names["free"], 1, False, "")
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_what_it_left_beyond_its_logs_holds_nobody_up(deployment: Deployment) -> None:
+    bench, own = deployment.bench, deployment.own
+    for place in (20, 21, 22):
+        assert await deployment.try_(f"{EVENT} VALUES (%(own)s, {place}, 'left', 1, '{{}}')") == {"rows": 1}
+        assert await deployment.try_(f"{NODE} VALUES (%(own)s, {place}, 0, 'user', '{{}}', 1)") == {"rows": 1}
+    held = Held(own.step_key, own.identity.run_id, own.fence)
+    await deployment.own_store.hand_back(deployment.own_worker, [held], reason="left", now_us=1)
+
+    claim = await claim_one(bench.store, await open_worker(bench.store), bench)
+    log = [NewEvent(EventType.TOOL_STARTED)]
+    nodes = [NewNode(NodeKind.USER, {"v": 1})]
+    appended = await bench.store.append(claim.identity.run_id, claim.fence, nodes=nodes, events=log, now_us=1)
+    await bench.store.cancel_task(
+        bench.ownership, claim.step_key.partition("/")[0], reason="enough", now_us=bench.clock.now_us()
+    )
+
+    assert (claim.identity.run_id, claim.is_resumed, claim.malformed) == (own.identity.run_id, True, "")
+    assert appended.last_node == 23
+    types = [event.type for event in await bench.store.events(own.identity.run_id)]
+    assert types[-7:] == [*["left"] * 3, "step_handed_back", "step_claimed", "run_resumed", "tool_started"]
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_what_it_has_ended_it_changes_no_more(deployment: Deployment) -> None:
+    await deployment.own_store.advance(
+        deployment.own_worker, [completed(deployment.own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
+    )
+
+    outcomes = [
+        await deployment.try_("UPDATE steps SET output = '\"other\"' WHERE key = %(own_step)s"),
+        await deployment.try_(
+            "UPDATE runs SET status = 'running', end_reason = NULL, ended_us = NULL WHERE id = %(own)s"
+        ),
+        await deployment.try_(f"{NODE} VALUES (%(own)s, 1, 0, 'user', '{{}}', 1)"),
+        await deployment.try_(f"{CALL} VALUES (%(own)s, 'c', 9, 't', 'e', 1, '', '{{}}', '{{}}', '', 'started')"),
+        await deployment.try_(
+            "INSERT INTO reports (run_id, type, data, time_us) VALUES (%(own)s, 'security', '{}', 1)"
+        ),
+    ]
+
+    assert outcomes == [NOTHING, NOTHING, DENIED, DENIED, DENIED]

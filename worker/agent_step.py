@@ -21,6 +21,7 @@ from shared.jsontext import Json, JsonObject
 from shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from shared.permissions.policy import Policy, policy_for
 from shared.permissions.scope import is_too_wide
+from shared.permissions.withheld import withheld_by_rule
 from shared.permissions.writable import writable_by_rule
 from shared.runs.events import NewEvent
 from shared.runs.status import EndReason
@@ -225,7 +226,16 @@ class AgentRuns:
         own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
         by_rule = writable_by_rule(policy, self._registry.definitions())
-        return Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+        withheld = withheld_by_rule(policy, self._registry.definitions(), claim.identity.step_key)
+        return Workplace(
+            project,
+            cwd,
+            run_dir,
+            roots,
+            writable_by_rule=by_rule,
+            read_roots=policy.read_folders,
+            withheld=withheld,
+        )
 
     def _pipeline(self, tools: Sequence[ToolDefinition], scope: RunScope, gate: Gate, log: RunCallLog) -> ToolPipeline:
         return ToolPipeline(

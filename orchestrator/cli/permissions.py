@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from shared.permissions.explain import CallExplanation, EffectivePolicy
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_NAMES_CHARS: Final = 100
+"""How long a row of names is."""
 
 VERBS = {"deny": "refuse", "ask": "ask", "allow": "allow"}
 
@@ -154,11 +158,15 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
         ("network", [f"{network.mode} ({network.source})"]),
         ("may write in", [str(root) for root in effective.write_roots]),
         ("reads also", ["every folder"] if policy.read_roots is None else policy.read_roots or ["nothing else"]),
-        ("sensitive", [", ".join(effective.paths.sensitive), *effective.own_files()]),
+        ("sensitive", [*_rows_of(effective.paths.sensitive), *effective.own_files()]),
         ("protected", list(effective.protected())),
     ):
         for place, value in enumerate(values):
             yield f"{'' if place else name:<13} {inert(value)}"
+
+
+def _rows_of(names: tuple[str, ...]) -> list[str]:
+    return textwrap.wrap(", ".join(names), _NAMES_CHARS, break_long_words=False, break_on_hyphens=False)
 
 
 def _held(traits: object) -> list[str]:

@@ -24,6 +24,7 @@ from shared.permissions.configured import configured_write_roots, policy_of, sur
 from shared.permissions.policy import Policy
 from shared.permissions.request import PermissionCallback
 from shared.permissions.rules import parse_allow
+from shared.permissions.withheld import withheld_by_rule
 from shared.permissions.writable import writable_by_rule
 from shared.runs.status import EndReason
 from shared.sandbox.process import ProcessRunner
@@ -194,7 +195,10 @@ def _scope(settings: Settings, config: Config, session: Session, role: Role, reg
     roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(config))
     policy = Policy.from_json(session.policy)
     by_rule = writable_by_rule(policy, registry.definitions())
-    place = Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+    withheld = withheld_by_rule(policy, registry.definitions(), identity.step_key)
+    place = Workplace(
+        project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders, withheld=withheld
+    )
     return RunScope(identity, 0, place)
 
 

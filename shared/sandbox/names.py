@@ -11,7 +11,26 @@ from typing import Final
 
 from shared.errors import InvalidConfigError
 
-SENSITIVE: Final = (".ssh", ".gnupg", ".aws", ".config/gcloud", "*.pem", "*.key", ".env", ".env.*")
+SENSITIVE: Final = (
+    # keys and where they are kept
+    *(".ssh", ".gnupg", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx"),
+    *("*.jks", "*.keystore", "*.kdbx", "*.kdb", "*.keychain", "*.keychain-db", ".password-store"),
+    *(".local/share/keyrings", ".vault-token", "*.ovpn"),
+    # clouds and clusters
+    *(".aws", ".azure", ".oci", ".aliyun", ".config/gcloud", ".config/doctl", ".config/rclone", ".s3cfg", ".boto"),
+    *(".kube/config", ".terraform.d", ".terraformrc", "terraform.rc", "*.tfstate", "*.tfstate.backup"),
+    # tools that log in somewhere
+    *(".netrc", "_netrc", ".git-credentials", ".config/git/credentials", ".config/gh/hosts.yml", ".config/hub"),
+    *(".config/glab-cli", ".docker/config.json", ".dockercfg", ".npmrc", ".yarnrc.yml", ".pypirc", ".gem/credentials"),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".m2/settings.xml", ".gradle/gradle.properties"),
+    *(".composer/auth.json", ".cache/huggingface/token", ".htpasswd"),
+    # databases
+    *(".pgpass", ".my.cnf", ".mylogin.cnf"),
+    # settings and what was typed
+    *(".env", ".env.*", "*.env", ".envrc", ".*_history", ".histfile", "fish_history", ".lesshst"),
+    # the system's passwords
+    *("etc/shadow*", "etc/gshadow*"),
+)
 """Patterns of one or more components; a path is sensitive when any stretch of it matches, so all below it is too."""
 
 _GIT_FOLDERS: Final = frozenset({".git", "git~1"})

@@ -17,9 +17,16 @@ MARK = "[redacted]"
 MIN_SECRET_CHARS = 6
 """Shorter values are not taken out: they would match everywhere and hide nothing worth hiding."""
 
+_KEY = "[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?"
 _TOKENS: tuple[tuple[str, str], ...] = (
     # A marker that is cheap to look for, and the whole shape. A text without a marker is never scanned by its pattern.
-    ("-----BEGIN ", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)"),
+    (
+        "-----BEGIN ",
+        rf"-----BEGIN {_KEY}-----[\s\S]*?(?:-----END {_KEY}-----|\Z)",
+    ),
+    ("---- BEGIN SSH2", r"---- BEGIN SSH2 [A-Z ]*PRIVATE KEY ----[\s\S]*?(?:---- END SSH2 [A-Z ]*PRIVATE KEY ----|\Z)"),
+    ("Private-Lines: ", r"(?<=Private-Lines: )\d+\r?\n(?: *(?:\d+\t)?[A-Za-z0-9+/]{20,}={0,2}(?:\r?\n|\Z))+"),
+    ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{40,}"),
     ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
     ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
     ("soong_tok_", r"\bsoong_tok_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"),

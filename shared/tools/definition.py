@@ -74,6 +74,18 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """A file or folder, or everything (``/``), that a rule of the session keeps from ``tools``.
+
+    ``is_asked``: a person is asked about a call of one of them that names it; otherwise such a call is refused.
+    """
+
+    path: Path
+    tools: frozenset[str]
+    is_asked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Workplace:
     """The folders of a run. All absolute and resolved.
 
@@ -81,6 +93,7 @@ class Workplace:
     with ``workspace/`` and ``deliverables/``. Writes inside ``write_roots`` are inside the roots (FS-07).
     ``writable_by_rule`` are files and folders elsewhere that an allow rule of the session lets its runs write.
     ``read_roots`` are folders beside all these that are read without being asked; None: every folder (FS-06).
+    ``withheld`` is what a read that comes from above may not show.
     """
 
     project: Path
@@ -90,6 +103,7 @@ class Workplace:
     env_allowlist: tuple[str, ...] = ("PATH", "HOME", "TMPDIR", "LANG")
     writable_by_rule: tuple[Path, ...] = ()
     read_roots: tuple[Path, ...] | None = None
+    withheld: tuple[Withheld, ...] = ()
 
 
 class Progress(Protocol):

@@ -25,7 +25,7 @@ from shared.toolsets.code.edit_request import EditRequest, edit_request, failure
 from shared.toolsets.code.exact_edits import apply_edits, shared_prefix
 from shared.toolsets.code.line_image import Placement, apply_diff
 from shared.toolsets.code.places import flag, string, text_of
-from shared.toolsets.code.preview import preview_of
+from shared.toolsets.code.preview import holds_key_now, preview_of
 from shared.toolsets.code.replace import ABSENT, Replacement, State, Written, read_state, write
 from shared.toolsets.code.unified_diff import UnifiedDiff
 from shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
@@ -175,7 +175,7 @@ def _place(
             raise failure_of_diff(error) from error
     state = read_state(located.resolved, max_content=max_bytes)
     is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
-    place = _Place(located, state, is_secret=located.is_sensitive or is_linked)
+    place = _Place(located, state, is_secret=located.is_sensitive or is_linked or holds_key_now(state))
     if place.is_absent and not request.creates_missing:
         hint = "pass create_if_missing=true to create it, or list the directory to find its name"
         raise PathRefusedError(PathRefusal.NOT_FOUND, str(located.resolved), "does not exist", hint)

@@ -27,6 +27,7 @@ from shared.toolsets.code.places import (
     string,
     text_of,
 )
+from shared.toolsets.code.withheld import LISTS, is_withheld, withheld_below
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -75,6 +76,7 @@ class _Walk:
     limit: int
     is_recursive: bool
     shows_sensitive: bool
+    withheld: tuple[str, ...]
     stop: Event
     count: int = 0
     left_out: int = 0
@@ -116,10 +118,14 @@ class _Walk:
             for position, entry in enumerate(found):
                 if position % _CHECK_EVERY == 0:
                     check(self.stop)
-                if not self.shows_sensitive and self.policy.is_sensitive(f"{folder}/{entry.name}"):
+                if self._is_left_out(f"{folder}/{entry.name}"):
                     self.left_out += 1
                 else:
                     yield entry
+
+    def _is_left_out(self, path: str) -> bool:
+        is_secret = not self.shows_sensitive and self.policy.is_sensitive(path)
+        return is_secret or is_withheld(path, self.withheld)
 
 
 def _entered(parent: int, path: Path) -> int | None:
@@ -140,7 +146,8 @@ def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop
     located = permitted(policy, context, _asked_path(context, call_input))
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
     is_recursive = flag_of(call_input, "recursive", default=False)
-    walk = _Walk(policy, limit, is_recursive, shows_sensitive=located.is_sensitive, stop=stop)
+    withheld = withheld_below(context.workplace, located.resolved, LISTS)
+    walk = _Walk(policy, limit, is_recursive, located.is_sensitive, withheld, stop)
     with opened_directory(located.resolved) as descriptor:
         check_object(context, located.resolved, descriptor)
         entries = [_entry(path, entry, context) for path, entry in walk.entries(descriptor, located.resolved)]
@@ -187,6 +194,6 @@ def _text(entries: list[dict[str, Json]], data: JsonObject) -> str:
     marks = {"dir": "/", "link": "@"}
     lines = [f"{readable(str(entry['path']))}{marks.get(str(entry['type']), '')}\t{entry['size']}" for entry in entries]
     lines += ["[more entries follow; list a directory below, or raise the limit]"] if data["truncated"] else []
-    lines += [f"[{data['left_out']} sensitive entries left out]"] if data["left_out"] else []
+    lines += [f"[{data['left_out']} entries left out: sensitive, or withheld by a rule]"] if data["left_out"] else []
     lines += [f"[{data['unreadable']} directories were not entered]"] if "unreadable" in data else []
     return "\n".join(lines) or "[empty]"

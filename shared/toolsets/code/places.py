@@ -1,10 +1,12 @@
 """What the file tools have in common: finding a place, saying what a call touches, permitted or not (FS-06, FS-07)."""
 
 import os
+import stat
 from pathlib import Path
 
 from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_file
+from shared.sandbox.key_material import holds_key
 from shared.sandbox.links import is_linked_elsewhere, stands_linked
 from shared.sandbox.paths import Located, PathPolicy, valid_text
 from shared.tools.definition import Target, ToolContext
@@ -18,17 +20,17 @@ def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_out
     A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
     located = policy.locate(context.workplace, path)
-    is_linked = stands_linked(located.resolved)
+    is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)
     is_outside = _is_outside(context, located, asks_outside=asks_outside)
-    is_asked = located.is_sensitive or is_linked or is_outside
+    is_asked = located.is_sensitive or is_linked or is_key or is_outside
     return Target(
         kind="path",
         scope=str(_folder(located.resolved)) if is_asked else "",
         shown=str(located.resolved),
         is_inside_roots=not is_outside,
-        is_sensitive=located.is_sensitive or is_linked,
+        is_sensitive=located.is_sensitive or is_linked or is_key,
         precondition=object_identity(located.resolved) if is_asked else "",
-        preview=_remarks(located, is_linked=is_linked),
+        preview=_remarks(located, is_linked=is_linked, is_key=is_key),
     )
 
 
@@ -58,10 +60,23 @@ def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
     status = os.fstat(descriptor)
     if context.precondition and context.precondition != _identity(status):
         raise PathRefusedError(PathRefusal.CHANGED, str(path), "was replaced after it was permitted", "call again")
-    if not context.allowed_outside and is_linked_elsewhere(path, status):
+    if context.allowed_outside:
+        return
+    if is_linked_elsewhere(path, status):
         raise PathRefusedError(
             PathRefusal.CHANGED, str(path), "has got another name since it was checked", "call again"
         )
+    if stat.S_ISREG(status.st_mode) and holds_key(descriptor):
+        raise PathRefusedError(PathRefusal.CHANGED, str(path), "holds a private key since it was checked", "call again")
+
+
+def stands_key(path: Path) -> bool:
+    """Say whether a regular file stands at a resolved path whose head holds a private key."""
+    try:
+        with opened_file(path) as descriptor:
+            return holds_key(descriptor)
+    except (PathRefusedError, OSError):
+        return False  # nothing of it is shown; the call ends as what it is
 
 
 def object_identity(path: Path) -> str:
@@ -122,17 +137,20 @@ def _why_asked(context: ToolContext, located: Located, *, asks_outside: bool) ->
         return "is sensitive"
     if stands_linked(located.resolved):
         return "is a hard link to a file that has another name"
+    if stands_key(located.resolved):
+        return "holds a private key"
     if not _is_outside(context, located, asks_outside=asks_outside):
         return ""
     return "lies outside the project" if located.is_inside_read_roots else "lies outside the read roots"
 
 
-def _remarks(located: Located, *, is_linked: bool) -> str:
-    """Say both names when a link leads elsewhere than its name promises, and that there are others."""
+def _remarks(located: Located, *, is_linked: bool, is_key: bool) -> str:
+    """Say both names when a link leads elsewhere than its name promises, that there are others, and what it holds."""
     given, resolved = located.given.rstrip("/"), str(located.resolved)
     is_plain = resolved.endswith(f"/{given.removeprefix('./')}") or resolved == given or given in ("", ".")
     remarks = [] if is_plain else [valid_text(f"{located.given!r} leads to {resolved!r}")]
     remarks += ["a hard link: the same file has a name elsewhere"] if is_linked else []
+    remarks += ["it holds a private key"] if is_key else []
     return "; ".join(remarks)
 
 

@@ -5,6 +5,7 @@ import re
 from itertools import takewhile
 from typing import Final
 
+from shared.sandbox.key_material import HEAD_BYTES, is_key
 from shared.sandbox.links import is_linked_elsewhere
 from shared.sandbox.paths import Located, valid_text
 from shared.toolsets.code.replace import ABSENT, State
@@ -20,7 +21,7 @@ _HUNK_PLACES: Final = re.compile(r"(?<=[-+])\d+")
 def preview_of(located: Located, state: State, after: bytes) -> str:
     """Return a unified diff against the existing text, or what can be said in one line.
 
-    The old content of a sensitive file is not shown, nor that of a file which has another name elsewhere.
+    The old content of a sensitive file is not shown, nor of one that holds a private key or has another name elsewhere.
     """
     name = valid_text(str(located.resolved))
     if state.precondition == ABSENT:
@@ -29,7 +30,7 @@ def preview_of(located: Located, state: State, after: bytes) -> str:
     if before is None:
         return f"replace {name}, a large file, by {_size(after)}"
     is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
-    if located.is_sensitive or is_linked:
+    if located.is_sensitive or is_linked or holds_key_now(state):
         return f"replace {name}: {len(before)} bytes by {_size(after)}"
     diff = None if b"\0" in before + after else _diff(_lines(before), _lines(after), name)
     if diff is None:
@@ -37,6 +38,11 @@ def preview_of(located: Located, state: State, after: bytes) -> str:
     if not diff:
         return f"replace {name} by the same {_size(after)}"
     return diff if len(diff) <= MAX_PREVIEW_CHARS else f"{diff[:MAX_PREVIEW_CHARS]}\n[the diff goes on; {_size(after)}]"
+
+
+def holds_key_now(state: State) -> bool:
+    """Say whether a private key begins the file that is to be written."""
+    return state.content is not None and is_key(state.content[:HEAD_BYTES])
 
 
 def _lines(content: bytes) -> list[str]:

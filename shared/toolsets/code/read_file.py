@@ -9,8 +9,10 @@ from typing import Final
 
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.descriptors import opened_file
+from shared.sandbox.key_material import KeyBlocks
 from shared.sandbox.names import readable
 from shared.sandbox.paths import Located, PathPolicy, shown_path
+from shared.sandbox.redact import MARK
 from shared.sandbox.threads import check, run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
@@ -87,10 +89,17 @@ class _Page:
     has_bad_bytes: bool = False
     ends_open: bool = False
     """The last line is the file's last and has no newline."""
+    keys: KeyBlocks = field(default_factory=KeyBlocks)
+    """Fed with what stands before the page: a key that began there has no beginning in the page to be known by."""
+    is_in_key: bool = False
 
     def add(self, raw: bytes, *, is_cut: bool) -> None:
         """Take the next line, or become full when it does not fit any more."""
         number = self.start + len(self.lines)
+        self.is_in_key = self.is_in_key if self.lines else self.keys.is_open
+        if self.is_in_key:
+            self.keys.feed(raw + b"\n")
+            raw, is_cut = MARK.encode(), False
         text, is_cut = _decoded(raw, is_cut=is_cut)
         size = len(_numbered(number, text))
         if self.lines and self.chars + size > self.max_chars:
@@ -98,6 +107,7 @@ class _Page:
             return
         self.lines.append(text)
         self.chars += size
+        self.is_in_key = self.is_in_key and self.keys.is_open
         self.has_bad_bytes = self.has_bad_bytes or "\ufffd" in text
         if is_cut:
             self.cut.append(number)
@@ -174,6 +184,7 @@ def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:
         at = 0
         if number < page.start:
             at, number = _skipped(chunk, number, page.start)
+            page.keys.feed(chunk[:at])
             length = 0 if at < len(chunk) or chunk.endswith(b"\n") else len(chunk)
         while at < len(chunk) and page.sees_more():
             newline = chunk.find(b"\n", at)

@@ -35,7 +35,8 @@ _STOPPED = b": WARNING: stopped searching binary file"
 class Search:
     """Where, what and by what. ``cwd`` is the directory's descriptor; ``file`` that of a single file to read instead.
 
-    ``left_out`` are globs that are not entered, beside those of ``glob``.
+    ``left_out`` are globs that are not entered, beside those of ``glob``, in whatever case; ``withheld`` are such globs
+    that are meant letter by letter.
     """
 
     program: Path
@@ -45,6 +46,7 @@ class Search:
     cwd_path: Path
     left_out: Sequence[str]
     file: int | None = None
+    withheld: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ class Matches:
     is_partial: bool
 
 
-async def search(what: Search, limit: int, is_shown: Callable[[str], bool]) -> Matches:
+async def search(what: Search, limit: int, is_shown: Callable[[Match], bool]) -> Matches:
     """Search and return up to ``limit + 1`` matches, the first in the order of path and line.
 
-    ``is_shown`` judges each path before anything is counted, so that what is left out moves no limit.
+    ``is_shown`` judges each match before anything is counted, so that what is left out moves no limit.
 
     Raises:
         ToolError: ``invalid_input`` with ripgrep's own words for a bad pattern or glob.
@@ -82,7 +84,7 @@ async def search(what: Search, limit: int, is_shown: Callable[[str], bool]) -> M
     pattern = (f"--regexp={what.query}", "--", "." if what.file is None else "-")
     ended = await _call((*_BASE, *_IGNORES, "--no-messages", *shape, *columns, *_globs(what), *pattern), what)
     _refuse_bad_input(ended)
-    shown = _judged(_records(ended.stdout), is_shown)
+    shown = filter(is_shown, _records(ended.stdout))
     found = tuple(heapq.nsmallest(limit + 1, shown, key=lambda match: (match.path, match.line)))
     return Matches(found, ended.ended != "exited", ended.ended == "exited" and ended.code not in (0, 1))
 
@@ -95,6 +97,13 @@ async def searched_files(what: Search) -> list[str]:
 async def files_named(what: Search, globs: Sequence[str]) -> list[str]:
     """Return the files below the directory that match any of the globs, ignored ones too; bounded likewise."""
     return await _files((*_BASE, "--no-ignore", *(f"--iglob={glob}" for glob in globs), _NO_GIT), what)
+
+
+async def files_with(what: Search, expression: str) -> list[str]:
+    """Return the files among those searched in which an expression stands, whatever is searched for."""
+    arguments = (*_BASE, *_IGNORES, "--text", *_globs(what), "--files-with-matches", "--null", "--no-messages")
+    output = (await _call((*arguments, f"--regexp={expression}", "--", "."), what)).stdout
+    return [_name(name) for name in output.split(b"\0")[:-1]]
 
 
 def program(place: Workplace) -> Path:
@@ -113,7 +122,8 @@ def program(place: Workplace) -> Path:
 def _globs(what: Search) -> tuple[str, ...]:
     # Later globs win: nothing in what.glob brings back what is left out.
     chosen = (f"--glob={what.glob}",) if what.glob else ()
-    return (*chosen, _NO_GIT, *(f"--iglob=!{glob}" for glob in what.left_out))
+    withheld = (f"--glob=!{glob}" for glob in what.withheld)
+    return (*chosen, *withheld, _NO_GIT, *(f"--iglob=!{glob}" for glob in what.left_out))
 
 
 async def _files(arguments: Sequence[str], what: Search) -> list[str]:
@@ -159,13 +169,3 @@ def _records(output: bytes) -> Iterator[Match]:
 
 def _name(raw: bytes) -> str:
     return os.fsdecode(raw.removeprefix(b"./"))
-
-
-def _judged(matches: Iterator[Match], is_shown: Callable[[str], bool]) -> Iterator[Match]:
-    """Yield matches of files that may be shown; one file's come one after another and it is judged once."""
-    path, verdict = None, False
-    for match in matches:
-        if match.path != path:
-            path, verdict = match.path, is_shown(match.path)
-        if verdict:
-            yield match

@@ -9,15 +9,17 @@ from typing import Final
 
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.descriptors import opened_directory, opened_file
+from shared.sandbox.key_material import blocks_of
 from shared.sandbox.names import readable
 from shared.sandbox.paths import Located, PathPolicy, shown_path
 from shared.sandbox.threads import run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from shared.toolsets.code.confirm import Confirmed, confirmed
-from shared.toolsets.code.left_out import LeftOut, globs, kernel_globs
+from shared.toolsets.code.left_out import LeftOut, globs, kernel_globs, withheld_globs
 from shared.toolsets.code.places import check_object, integer, number_of, permitted, read_target, string, text_of
 from shared.toolsets.code.rg import Matches, Search, program, search
+from shared.toolsets.code.withheld import SEARCHES, withheld_below
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -60,13 +62,17 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
 async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
     located = permitted(policy, context, _asked_path(context, call_input), asks_outside=True)
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
-    with _opened(policy, located, context, call_input) as what:
-        # A place that was itself asked for and allowed is searched whole.
-        is_whole = located.is_sensitive or what.file is not None
-        hidden = None if is_whole else LeftOut(policy, what.cwd_path, what.cwd)
-        counting = asyncio.ensure_future(_none() if hidden is None else hidden.count(what))
+    withheld = withheld_below(context.workplace, located.resolved, SEARCHES)
+    with _opened(policy, located, context, call_input, withheld) as what:
+        if what.file is not None:
+            hidden = _of_one_file(policy, context, what, located)
+        else:
+            # A place that was itself asked for and allowed is searched whole, but for what a rule withholds.
+            hidden = LeftOut(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=located.is_sensitive)
+            await hidden.look_for_keys(what)
+        counting = asyncio.ensure_future(_none() if what.file is not None else hidden.count(what))
         try:
-            matches = await search(what, limit, _all if hidden is None else hidden.is_shown)
+            matches = await search(what, limit, hidden.is_shown)
             held = await run_blocking(lambda stop: confirmed(what.cwd, matches.found[:limit], stop, what.file))
             left_out = await counting
         finally:
@@ -74,8 +80,17 @@ async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObje
     return _result(context, located, matches, held, limit, left_out)
 
 
+def _of_one_file(policy: PathPolicy, context: ToolContext, what: Search, located: Located) -> LeftOut:
+    """Return what a search of one file leaves out: the lines of its keys, unless it was asked for as a secret."""
+    is_allowed = located.is_sensitive or context.target.is_sensitive
+    blocks = () if is_allowed or what.file is None else blocks_of(what.file)
+    return LeftOut(policy, what.cwd_path, what.cwd, shows_sensitive=True, keys={"": blocks})
+
+
 @contextmanager
-def _opened(policy: PathPolicy, located: Located, context: ToolContext, call_input: JsonObject) -> Iterator[Search]:
+def _opened(
+    policy: PathPolicy, located: Located, context: ToolContext, call_input: JsonObject, withheld: tuple[str, ...]
+) -> Iterator[Search]:
     """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
     query, glob, path = text_of(call_input, "query"), text_of(call_input, "glob"), located.resolved
     rg = program(context.workplace)
@@ -89,7 +104,8 @@ def _opened(policy: PathPolicy, located: Located, context: ToolContext, call_inp
         sensitive = () if located.is_sensitive else globs(policy, path)
         with opened_directory(path) as folder:
             check_object(context, path, folder)
-            yield Search(rg, query, glob, folder, path, (*sensitive, *kernel_globs(path)))
+            kept = withheld_globs(withheld, path)
+            yield Search(rg, query, glob, folder, path, (*sensitive, *kernel_globs(path)), withheld=kept)
 
 
 def _mode(located: Located) -> int:
@@ -109,7 +125,7 @@ def _result(
         data["partial"] = True
     lines = [f"{readable(str(row['path']))}:{row['line']}:{row['text']}" for row in rows if isinstance(row, dict)]
     lines += ["[more matches follow; narrow the query, path or glob]"] if is_truncated else []
-    lines += [f"[{left_out} sensitive or hard-linked files left out]"] if left_out else []
+    lines += [f"[{left_out} files left out: sensitive, hard-linked, or withheld by a rule]"] if left_out else []
     lines += ["[some places could not be read or changed meanwhile]"] if "partial" in data else []
     summary = f"{len(rows)} matches" + (", more follow" if is_truncated else "")
     text = "\n".join(lines) or "no matches"
@@ -123,10 +139,6 @@ def _row(match: Confirmed, located: Located, context: ToolContext) -> dict[str, 
 
 async def _none() -> int:
     return 0
-
-
-def _all(_path: str) -> bool:
-    return True
 
 
 def _asked_path(context: ToolContext, call_input: JsonObject) -> str:

@@ -11,7 +11,7 @@ from shared.sandbox.threads import run_blocking
 from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from shared.toolsets.code.places import flag, flag_of, string, text_of
-from shared.toolsets.code.preview import preview_of
+from shared.toolsets.code.preview import holds_key_now, preview_of
 from shared.toolsets.code.replace import ABSENT, Replacement, Written, read_state, write
 from shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
 
@@ -75,7 +75,7 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
         scope=str(located.resolved.parent),
         shown=str(located.resolved),
         is_inside_roots=located.is_inside_write_roots,
-        is_sensitive=located.is_sensitive,
+        is_sensitive=located.is_sensitive or holds_key_now(state),
         precondition=state.precondition,
         preview=preview_of(located, state, content),
     )

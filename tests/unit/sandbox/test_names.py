@@ -13,11 +13,11 @@ from shared.sandbox.paths import PathPolicy
 @pytest.mark.parametrize(
     ("pattern", "path"),
     [
-        ("~/.netrc", "/home/u/.netrc"),
+        ("~/.logins", "/home/u/.logins"),
         ("secrets/", "/p/secrets/x"),
         ("secrets/**", "/p/secrets/a/b"),
         ("./private", "private"),
-        ("/etc/shadow", "/etc/shadow"),
+        ("/etc/passwords", "/etc/passwords"),
         ("*.sec?et", "a/b.SECRET"),
         ("Geheim\u00e4", "/p/geheima\u0308/x"),
         ("[ab].txt", "/p/[ab].txt"),

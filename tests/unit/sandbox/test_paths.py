@@ -41,7 +41,20 @@ def test_sensitive_names_are_seen_through_every_spelling(path: str) -> None:
 @pytest.mark.spec("FS-06")
 @pytest.mark.parametrize(
     "path",
-    ["env", "my.env", ".environment", "pem", "x.pem.txt", "keys/x", ".config/other", "gcloud", ".sshx", "a.keys"],
+    [
+        "env",
+        "env.md",
+        "id_map.c",
+        "history",
+        ".environment",
+        "pem",
+        "x.pem.txt",
+        "keys/x",
+        ".config/other",
+        "gcloud",
+        ".sshx",
+        "a.keys",
+    ],
 )
 def test_ordinary_names_are_not_sensitive(path: str) -> None:
     assert not POLICY.is_sensitive(path)

@@ -77,7 +77,7 @@ async def test_sensitive_entries_are_left_out_and_counted(project: Project) -> N
 
     assert paths(result.data) == ["a", "a/x.py"]  # type: ignore[arg-type]
     assert result.data["left_out"] == 3  # type: ignore[index,call-overload]
-    assert "3 sensitive entries left out" in text_of(result)
+    assert "[3 entries left out: sensitive, or withheld by a rule]" in text_of(result)
 
 
 @pytest.mark.spec("FS-06.b", "FS-06.d", "FS-02.c")

@@ -1,0 +1,31 @@
+"""What the rules of a session keep from its reads: a search from above a folder shows nothing that a rule withholds.
+
+Pure. A rule decides on calls by the path that a call names; a search and a recursive listing come to paths that nobody
+named, so their tools are told beforehand what to leave out.
+"""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from shared.permissions.policy import Policy
+from shared.permissions.rules import Effect, Rule, is_of_step
+from shared.permissions.scope import ScopeKind
+from shared.tools.definition import Permission, ToolDefinition, Withheld
+
+_EVERYTHING = Path("/")
+
+
+def withheld_by_rule(policy: Policy, tools: Iterable[ToolDefinition], step: str) -> tuple[Withheld, ...]:
+    """Return what deny and ask rules keep from the tools that read, for the run of a step (its key; empty: of none)."""
+    reading = [tool for tool in tools if tool.permission is Permission.READONLY]
+    found = (_withheld(rule, reading) for rule in policy.rules if not rule.step or is_of_step(step, rule.step))
+    return tuple(dict.fromkeys(one for one in found if one is not None))
+
+
+def _withheld(rule: Rule, reading: Iterable[ToolDefinition]) -> Withheld | None:
+    if rule.effect is Effect.ALLOW or (rule.scope is not None and rule.scope.kind is not ScopeKind.PATH):
+        return None
+    tools = frozenset(tool.name for tool in reading if fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags)
+    path = _EVERYTHING if rule.scope is None else Path(rule.scope.value)
+    return Withheld(path, tools, is_asked=rule.effect is Effect.ASK) if tools else None

@@ -1,0 +1,165 @@
+"""Secrets that no old list named, and keys under any name: asked before they are read, left out of searches (FS-06)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.tools.result import ErrorType
+from tests.security.scene import Scene, make_scene
+
+LETTERS = "MC4CAQAwBQYDK2VwBCIEIBGHw4DZ"
+BODY = f"{LETTERS}0123456789abcdefghijklmnopqrstuvwxyz\n{LETTERS}second0line0of0the0key0ABCDEFGHIJKLMNO\n"
+PEM = f"-----BEGIN PRIVATE KEY-----\n{BODY}-----END PRIVATE KEY-----\n"
+
+NAMED = (
+    *(".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".kube/config", ".docker/config.json", ".git-credentials"),
+    *(
+        ".config/gh/hosts.yml",
+        ".bash_history",
+        ".zsh_history",
+        ".python_history",
+        "prod.env",
+        "deploy/prod.env",
+        ".envrc",
+    ),
+    *(
+        "etc/shadow",
+        "etc/gshadow",
+        "etc/shadow-",
+        "a.p12",
+        "a.pfx",
+        "a.kdbx",
+        "a.keystore",
+        "a.jks",
+        "a.ppk",
+        "x/id_rsa",
+    ),
+    *(
+        "id_ed25519",
+        "id_ecdsa_work",
+        ".terraform.d/credentials.tfrc.json",
+        ".terraformrc",
+        "x.tfstate",
+        ".azure/a.json",
+    ),
+    *(".oci/config", ".vault-token", ".htpasswd", ".cargo/credentials.toml", ".local/share/fish/fish_history"),
+)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return make_scene(tmp_path)
+
+
+def rows(result: Any) -> list[str]:
+    return [f"{row['path']}:{row['text']}" for row in result.data["matches"]]
+
+
+@pytest.mark.spec("FS-06.b", "FS-06.c", "FS-06.d")
+@pytest.mark.parametrize("name", NAMED)
+async def test_a_well_known_secret_asks_and_is_left_out(scene: Scene, name: str) -> None:
+    scene.file(name, "canary\n")
+
+    read = await scene.outcome("read_file", path=name)
+    found = await scene.call("search", query="canary")
+    listed = await scene.call("list_dir", recursive=True)
+
+    assert read == "asked"
+    assert "canary" not in json.dumps(found.data)
+    assert found.data["left_out"] == 1  # type: ignore[index,call-overload]
+    assert listed.data["left_out"] >= 1  # type: ignore[index,call-overload,operator]
+    assert scene.bench.log.ends
+
+
+@pytest.mark.spec("FS-06.b")
+@pytest.mark.parametrize("name", ["deploy_key", "signing_key", "notes.txt", "src/fixture.py"])
+@pytest.mark.parametrize("start", [1, 2, 3])
+async def test_a_key_asks_whatever_it_is_called_wherever_the_page_begins(scene: Scene, name: str, start: int) -> None:
+    scene.file(name, PEM)
+
+    read = await scene.outcome("read_file", path=name, start_line=start, max_lines=1)
+    edited = await scene.outcome("edit_file", path=name, edits=[{"old": LETTERS, "new": "x"}])
+    searched = await scene.outcome("search", path=name, query=LETTERS)
+
+    assert (read, edited, searched) == ("asked", "asked", "asked")
+
+
+@pytest.mark.spec("FS-06.b")
+async def test_a_rule_for_the_folder_is_none_for_the_key_in_it(scene: Scene) -> None:
+    """The scene's rule lets the project be written; a key is not overwritten by it."""
+    scene.file("deploy_key", PEM)
+
+    assert await scene.outcome("write_file", path="deploy_key", content="x", overwrite=True) == "asked"
+    assert await scene.outcome("write_file", path="other", content="x") == "ok"
+    assert LETTERS not in repr([call.target for call in scene.gate.asked])
+
+
+@pytest.mark.spec("FS-06.d")
+@pytest.mark.parametrize("query", [LETTERS, ".", "PRIVATE", "^MC4", "nothing of it"])
+async def test_a_search_leaves_keys_out_and_counts_them_whatever_it_looks_for(scene: Scene, query: str) -> None:
+    scene.file("deploy_key", PEM)
+    scene.file("wide.txt", PEM.encode("utf-16"))
+    scene.file("plain.txt", "a line\n")
+
+    result = await scene.call("search", query=query)
+
+    assert not [row for row in rows(result) if not row.startswith("plain.txt")]
+    assert result.data["left_out"] == 2  # type: ignore[index,call-overload]
+
+
+@pytest.mark.spec("FS-06.d", "EVT-05")
+async def test_the_lines_of_a_key_further_down_are_no_part_of_a_search(scene: Scene) -> None:
+    """Nor do they count: a limit or a count that changed would tell letter by letter what stands there."""
+    scene.file("server.log", "start\n" * 3000 + PEM + "end\n")
+
+    inside = await scene.call("search", query=f"^{LETTERS}")
+    one_file = await scene.call("search", query=f"^{LETTERS}", path="server.log")
+    around = await scene.call("search", query="^end$")
+
+    assert (rows(inside), rows(one_file)) == ([], [])
+    assert inside.data["left_out"] == 0  # type: ignore[index,call-overload]
+    assert "partial" not in inside.data  # type: ignore[operator]
+    assert rows(around) == ["server.log:end"]
+
+
+@pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize("start", [3001, 3002, 3003, 3004])
+async def test_a_page_that_begins_inside_a_key_shows_nothing_of_it(scene: Scene, start: int) -> None:
+    scene.file("server.log", "start\n" * 3000 + PEM + "end\n")
+
+    result = await scene.call("read_file", path="server.log", start_line=start)
+
+    assert LETTERS not in repr((result, scene.bench.log.ends))
+    assert "end" in result.data["text"]  # type: ignore[index,call-overload,operator]
+
+
+@pytest.mark.spec("EVT-05")
+async def test_pages_of_one_line_show_nothing_of_a_key(scene: Scene) -> None:
+    scene.file("server.log", "start\n" * 2000 + PEM + "end\n")
+
+    shown = [
+        (await scene.call("read_file", path="server.log", start_line=line, max_lines=1)).data["text"]  # type: ignore[index,call-overload]
+        for line in range(2000, 2006)
+    ]
+
+    assert LETTERS not in repr(shown)
+    assert (shown[0], shown[-1]) == ("start\n", "end\n")
+
+
+@pytest.mark.spec("FS-06.b")
+async def test_a_file_that_becomes_a_key_after_it_was_checked_is_not_read(scene: Scene) -> None:
+    path = scene.file("late.txt", "harmless\n")
+    allowed = scene.bench.gate.decide
+
+    async def decide(call: Any) -> Any:
+        path.write_text(PEM)
+        return await allowed(call)
+
+    scene.bench.gate.decide = decide  # type: ignore[method-assign]
+
+    result = await scene.call("read_file", path="late.txt")
+
+    assert result.error is not None
+    assert result.error.type in {ErrorType.PATH_CONFLICT, ErrorType.PERMISSION_DENIED}

@@ -85,6 +85,7 @@ RUN_ROWS: Final = tuple(
         ("reports", "reports WHERE run_id IN @run_ids"),
         ("calls", "calls WHERE run_id IN @run_ids"),
         ("waits", "waits WHERE parent_run IN @run_ids OR child_run IN @run_ids"),
+        ("taints", "taints WHERE run_id IN @run_ids"),
         ("nodes", "nodes WHERE run_id IN @run_ids"),
         ("events", "events WHERE run_id IN @run_ids"),
         ("runs", "runs WHERE id IN @run_ids"),

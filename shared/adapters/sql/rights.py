@@ -153,7 +153,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "runs": WorkerRight(
         reads=True,
         updates=(
-            *("status", "fence", "worker_id", "last_seq", "last_node", "is_tainted", "usage", "end_reason"),
+            *("status", "fence", "worker_id", "last_seq", "last_node", "usage", "end_reason"),
             *("started_us", "ended_us"),
         ),
         never=(
@@ -168,6 +168,8 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             " AND role NOT IN ('main', 'orchestrator')))"
         ),
     ),
+    # Inserted by who holds the run, and taken back by nobody: an owner judges by it.
+    "taints": WorkerRight(reads=True, inserts=("run_id", "tainted_us"), new=_of_run("taints", _RUNNING)),
     "surfaces": WorkerRight(reads=True, never=("digest", "body")),
     # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from, and writes only in
     # those of runs that it holds; of what it claims, in the statement that does.
@@ -243,7 +245,18 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
 
 KEPT: Final = frozenset(
     {
-        *("edges", "surfaces", "events", "nodes", "answers", "decisions", "consumptions", "signing_keys", "artifacts"),
+        *(
+            "edges",
+            "taints",
+            "surfaces",
+            "events",
+            "nodes",
+            "answers",
+            "decisions",
+            "consumptions",
+            "signing_keys",
+            "artifacts",
+        ),
         *("key_retirements", "audit"),
     }
 )

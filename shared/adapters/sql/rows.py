@@ -203,7 +203,7 @@ def identity_of(row: Any) -> RunIdentity:
 
 
 def run_of(row: Any) -> Run:
-    """Return the run of a row that was joined with its surface's ``body``."""
+    """Return the run of a row that was joined with its surface's ``body`` and with its taint."""
     return Run(
         identity=identity_of(row),
         status=RunStatus(row.status),

@@ -12,8 +12,8 @@ from shared.adapters.sql.journal import LAST_NODE, LAST_SEQ, Journal
 from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.rows import call_of, event_of, inputs_of, node_of, pack, run_of
 from shared.adapters.sql.statements import Statement, packed_rows
-from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces
-from shared.adapters.sql.taint import is_tainted
+from shared.adapters.sql.tables import calls, events, nodes, runs, surfaces, taints
+from shared.adapters.sql.taint import TAINT, is_tainted
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
 from shared.jsontext import Json
@@ -24,8 +24,7 @@ from shared.runs.store import Appended, CallRow, CallStatus, second_use
 APPEND: Final = Statement(
     "append: count a held run's logs on; no row means that the lease is lost",
     """
-    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes,
-                    is_tainted = CASE WHEN :taints = 1 THEN 1 ELSE is_tainted END
+    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
     WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
     """,
 )
@@ -36,8 +35,7 @@ APPEND_ALL: Final = Statement(
     WITH counted AS (
         UPDATE runs SET
             last_seq = {LAST_SEQ} + json_array_length(:events ::json),
-            last_node = {LAST_NODE} + json_array_length(:nodes ::json),
-            is_tainted = CASE WHEN :taints = 1 THEN 1 ELSE is_tainted END
+            last_node = {LAST_NODE} + json_array_length(:nodes ::json)
         WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data)
@@ -77,7 +75,10 @@ PUT_CALL: Final = Statement(
     """,
 )
 
-_RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest == runs.c.surface)
+_TAINT = select(taints.c.run_id).where(taints.c.run_id == runs.c.id).scalar_subquery()
+_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin(
+    surfaces, surfaces.c.digest == runs.c.surface
+)
 
 
 # What stands beyond its run's count was written beside the log, and is not read as part of it.
@@ -202,7 +203,7 @@ def append_held(
     taints: bool = False,
 ) -> Appended:
     """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
-    counts = {"run_id": run_id, "fence": fence, "taints": int(taints)}
+    counts = {"run_id": run_id, "fence": fence}
     journal = Journal(now_us)
     journal.add(run_id, nodes=nodes, events=events)
     if tx.is_postgres:
@@ -215,6 +216,8 @@ def append_held(
         raise LeaseLostError(run_id, fence)
     if not tx.is_postgres:
         journal.flush_logs(tx)
+    if taints:
+        tx.rows(TAINT, run_id=run_id, now_us=now_us)
     return Appended(*counted[0])
 
 

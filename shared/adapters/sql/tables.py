@@ -327,8 +327,6 @@ runs = Table(
     _text("worker_id"),
     _number("last_seq"),
     _number("last_node"),
-    # Set once, with the end of the first call that read what strangers wrote; never taken back (PER-21).
-    _number("is_tainted"),
     _text("usage", "{}"),
     Column("end_reason", Text),
     _number("created_us"),
@@ -339,6 +337,15 @@ runs = Table(
     _flag("is_foreign"),
     CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
     Index("ix_runs_task", "task_id"),
+)
+
+taints = Table(
+    # The runs that have themselves read what strangers wrote. A row is inserted with the end of the first call that
+    # read such, and neither changed nor deleted while its run is there (PER-21).
+    "taints",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    _number("tainted_us", None),
 )
 
 surfaces = Table(

@@ -1,7 +1,8 @@
 """Whether a run has read what strangers wrote, itself or through what it was given (PER-21).
 
-Only a run's own reading is written down, once, with the end of the call that read. What it inherits is found when it
-is asked for, which happens only before a call that reaches the network: nothing on the way of steps pays for it.
+Only a run's own reading is written down, once, with the end of the call that read, in a table in which a worker
+inserts and changes nothing. What a run inherits is found when it is asked for, which happens only before a call that
+reaches the network: nothing on the way of steps pays for it.
 """
 
 from typing import Final
@@ -14,18 +15,23 @@ from shared.tasks.step import StepKind
 OWN: Final = Statement(
     "own: the run and the runs that it started, whose results it reads; a child starts none",
     """
-    SELECT id, step_key, is_tainted FROM runs WHERE id = :run_id
+    SELECT own.id, own.step_key, (SELECT 1 FROM taints WHERE taints.run_id = own.id)
+    FROM runs AS own WHERE own.id = :run_id
     UNION ALL
-    SELECT child.id, child.step_key, child.is_tainted FROM runs AS asker
+    SELECT child.id, child.step_key, (SELECT 1 FROM taints WHERE taints.run_id = child.id) FROM runs AS asker
     JOIN runs AS child ON child.session_id = asker.session_id AND child.parent_run_id = asker.id
     WHERE asker.id = :run_id AND asker.role NOT IN ('sub', 'fork', 'worker')
     """,
 )
+TAINT: Final = Statement(
+    "taint: a run that is held has read what strangers wrote; once is enough",
+    "INSERT INTO taints (run_id, tainted_us) VALUES (:run_id, :now_us) ON CONFLICT DO NOTHING",
+)
 FEEDING: Final = Statement(
     "feeding: the steps whose results these take in: dependencies, those of an item's map step, a map step's items",
     """
-    SELECT source.key, source.kind, coalesce(run.is_tainted, 0)
-    FROM steps AS source LEFT JOIN runs AS run ON run.id = source.run_id
+    SELECT source.key, source.kind, (SELECT 1 FROM taints WHERE taints.run_id = source.run_id)
+    FROM steps AS source
     WHERE source.key IN (
         SELECT parent_key FROM edges WHERE child_key IN @keys
         UNION

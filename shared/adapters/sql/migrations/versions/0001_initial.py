@@ -40,6 +40,7 @@ _TABLES = (
     "edges",
     "caps",
     "runs",
+    "taints",
     "surfaces",
     "events",
     "nodes",
@@ -335,7 +336,6 @@ def _make_runs() -> None:
         _text("worker_id"),
         _number("last_seq"),
         _number("last_node"),
-        _number("is_tainted"),
         _text("usage", "{}"),
         Column("end_reason", Text),
         _number("created_us"),
@@ -360,6 +360,11 @@ def _make_runs() -> None:
         _flag("is_foreign"),
         CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
         Index("ix_runs_task", "task_id"),
+    )
+    op.create_table(
+        "taints",
+        Column("run_id", Text, primary_key=True),
+        _number("tainted_us", None),
     )
     op.create_table(
         "surfaces",

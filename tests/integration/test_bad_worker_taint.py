@@ -1,0 +1,106 @@
+"""A worker's process that has turned bad, and the taint of its runs: it writes one down, and takes none back."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from shared.permissions.request import Choice
+from shared.runs.events import NewEvent
+from shared.tasks.step import StepKind
+from shared.testing.builders import make_step, make_task, open_worker
+from tests.contract.databases import empty_postgres
+from tests.contract.scene import completed
+from tests.integration.bad_deployment import DENIED, Deployment, claim_one, deployed
+from tests.integration.consent import Callback
+from tests.integration.roles import RoleUrls, with_roles
+from tests.servers import PostgresServer
+
+TAINT = "INSERT INTO taints (run_id, tainted_us)"
+
+
+@pytest.fixture(scope="module")
+def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
+    with postgres_session_server.fresh_database("soong_bad_taint") as url:
+        yield with_roles(url)
+
+
+@pytest.fixture
+async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
+    empty_postgres(role_urls.admin)
+    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
+        yield opened
+
+
+CLEARED = {
+    "delete it": "DELETE FROM taints WHERE run_id = %(own)s",
+    "delete all": "DELETE FROM taints",
+    "move it to another run": "UPDATE taints SET run_id = 'run_x' WHERE run_id = %(own)s",
+    "change it by inserting it again": f"{TAINT} VALUES (%(own)s, 1) ON CONFLICT (run_id) DO UPDATE SET run_id = 'x'",
+    "empty the table": "TRUNCATE taints",
+    "lock it": "SELECT * FROM taints FOR UPDATE",
+}
+
+
+@pytest.mark.spec("PER-21", "OPS-12.c")
+async def test_a_taint_that_it_wrote_it_takes_back_by_no_statement(deployment: Deployment) -> None:
+    bench, own = deployment.bench, deployment.own
+    run_id = own.identity.run_id
+    for call in ("call_1", "call_2"):
+        await deployment.own_store.end_call(
+            *(run_id, own.fence, call),
+            result=None,
+            nodes=(),
+            events=(NewEvent("tool_completed"),),
+            now_us=bench.clock.now_us(),
+            taints=True,
+        )
+
+    outcomes = {what: await deployment.try_(statement) for what, statement in CLEARED.items()}
+    column = await deployment.try_("UPDATE runs SET is_tainted = 0 WHERE id = %(own)s")
+
+    assert outcomes == dict.fromkeys(CLEARED, DENIED)
+    assert column == {"refused": "UndefinedColumn"}
+    assert await bench.store.is_tainted(run_id)
+    assert (await bench.store.run(run_id)).is_tainted
+
+
+@pytest.mark.spec("PER-21.b", "OPS-12.c")
+async def test_what_it_feeds_stays_tainted_once_it_has_let_its_run_go(deployment: Deployment) -> None:
+    bench = deployment.bench
+    source = make_step("source", kind=StepKind.AGENT)
+    await bench.store.create_task(
+        make_task(bench.session_id, source, make_step("after", depends_on=("source",), kind=StepKind.AGENT))
+    )
+    own = await claim_one(deployment.own_store, deployment.own_worker, bench)
+    await deployment.own_store.end_call(
+        *(own.identity.run_id, own.fence, "call_1"), result=None, nodes=(), events=(), now_us=1, taints=True
+    )
+    await deployment.own_store.advance(
+        deployment.own_worker, [completed(own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
+    )
+
+    outcome = await deployment.try_("DELETE FROM taints WHERE run_id = %(run)s", run=own.identity.run_id)
+    after = await claim_one(bench.store, await open_worker(bench.store), bench)
+
+    assert outcome == DENIED
+    assert after.identity.step_key.endswith("/after")
+    assert await bench.store.is_tainted(after.identity.run_id)
+
+
+@pytest.mark.spec("OPS-12.c")
+async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) -> None:
+    task = make_task(deployment.bench.session_id, "free")
+    await deployment.bench.store.create_task(task)
+    free = task.steps[0].run
+    assert free is not None
+    others = {
+        "held by another": deployment.victim.identity.run_id,
+        "ended": deployment.finished,
+        "queued": free.identity.run_id,
+        "the session's own": task.root_run.identity.run_id,
+    }
+
+    outcomes = {which: await deployment.try_(f"{TAINT} VALUES (%(run)s, 1)", run=run) for which, run in others.items()}
+
+    assert outcomes == dict.fromkeys(others, DENIED)
+    assert [await deployment.bench.store.is_tainted(run) for run in others.values()] == [False] * len(others)

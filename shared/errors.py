@@ -8,6 +8,7 @@
     │   ├── InvalidPlanError        a plan, with the place of each offence
     │   ├── InvalidToolError        a tool definition at registration
     │   ├── InvalidConfigError      a setting or a configuration file
+    │   │   └── UnsupportedPoolerError  a connection pooler that shares server processes of PostgreSQL
     │   ├── TemplateError           a reference in a plan that names nothing
     │   ├── LimitExceededError      a total that the deployment sets
     │   └── NotFoundError           a session, task, step, run … of that id
@@ -75,6 +76,18 @@ class InvalidToolError(UsageError):
 
 class InvalidConfigError(UsageError):
     """A setting or configuration file that cannot be used."""
+
+
+class UnsupportedPoolerError(InvalidConfigError):
+    """A connection pooler in front of PostgreSQL that shares server processes between connections.
+
+    ``problem`` is a sentence on what it does, ``remedy`` one on what to do about it.
+    """
+
+    def __init__(self, does: str) -> None:
+        self.problem = f"a connection pooler in front of PostgreSQL {does}, expected one server process per connection"
+        self.remedy = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
+        super().__init__(f"{self.problem}; {self.remedy}")
 
 
 class TemplateError(UsageError):

@@ -44,7 +44,9 @@ class Settings(BaseSettings):
         default=None, description="Folder of runs and artifacts, which workers write; empty: the home."
     )
     database_url: str = Field(
-        default="", description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home."
+        default="",
+        description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home. "
+        "A pooler must be in session mode.",
     )
     redis_url: str = Field(default="", description="Redis URL; empty: an embedded Redis on a unix socket.")
     signing_key_file: Path | None = Field(

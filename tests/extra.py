@@ -29,3 +29,12 @@ def redis_7() -> str:
     if version is None or int(version[1]) < 7:
         missing(f"{program} is no redis-server of version 7 or newer")
     return program
+
+
+def pgbouncer() -> str:
+    """Return a PgBouncer: ``PGBOUNCER``, or the system's."""
+    program = os.environ.get("PGBOUNCER") or shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        missing("there is no pgbouncer; install it, or set PGBOUNCER")
+        raise AssertionError
+    return program

@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import redis
+from sqlalchemy import make_url
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 20.0
@@ -125,6 +127,29 @@ def postgres_server(*, durable: bool = False, settings: Sequence[str] = ()) -> I
 
 
 @contextmanager
+def pgbouncer_server(program: str, url: str, *settings: str) -> Iterator[str]:
+    """Run PgBouncer before the database of ``url``, with ``settings`` such as ``pool_mode = session``.
+
+    Yields the URL of the same database by it. It refuses to run as root, which starts it as ``nobody``.
+    """
+    user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+    server, port = make_url(url), free_port()
+    with short_folder("soong-bouncer-") as folder:
+        (folder / "users.txt").write_text(f'"{server.username}" ""\n')
+        lines = ["[databases]", f"* = host={server.query['host']} port=5432", "[pgbouncer]"]
+        lines += ["auth_type = trust", f"auth_file = {folder}/users.txt", "unix_socket_dir ="]
+        lines += ["listen_addr = 127.0.0.1", f"listen_port = {port}", *settings]
+        (folder / "pgbouncer.ini").write_text("\n".join(lines) + "\n")
+        for path in (folder, *folder.iterdir()):
+            if user is not None:
+                os.chown(path, user.pw_uid, user.pw_gid)
+        pooled = server.set(host="127.0.0.1", port=port, query={})
+        answers = partial(_accepts, pooled.set(drivername="postgresql").render_as_string(hide_password=False))
+        with _guarded([program, str(folder / "pgbouncer.ini")], "TERM", folder, answers, user):
+            yield pooled.render_as_string(hide_password=False)
+
+
+@contextmanager
 def _guarded(
     command: Sequence[str], stop: str, folder: Path, answers: Callable[[], bool], user: pwd.struct_passwd | None = None
 ) -> Iterator[None]:
@@ -173,8 +198,12 @@ def _redis_answers(server: RedisServer) -> bool:
 
 
 def _postgres_answers(server: PostgresServer) -> bool:
+    return _accepts(server.url("postgres", driver="postgresql"))
+
+
+def _accepts(url: str) -> bool:
     try:
-        psycopg.connect(server.url("postgres", driver="postgresql"), connect_timeout=2).close()
+        psycopg.connect(url, connect_timeout=2).close()
     except psycopg.Error:
         return False
     return True

@@ -22,7 +22,7 @@ from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, run
 from orchestrator.embedded.redis import OLDEST, find_redis
 from orchestrator.embedded.service_file import read_record
 from orchestrator.embedded.starter import living_service
-from shared.errors import InvalidConfigError, SchemaVersionError, SoongError, UnavailableError
+from shared.errors import InvalidConfigError, SchemaVersionError, SoongError, UnavailableError, UnsupportedPoolerError
 from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.programs import find_own_program
 from shared.settings import Settings
@@ -153,6 +153,8 @@ async def check_database(settings: Settings) -> Finding:
         return Finding(
             "database", Level.FAIL, f"{where}: {error}", "run `soong migrate`, or install the version that made it"
         )
+    except UnsupportedPoolerError as error:
+        return Finding("database", Level.FAIL, f"{where}: {error.problem}", error.remedy)
     except SoongError as error:
         return Finding("database", Level.FAIL, f"{where}: {error}", "start the database server, or correct the URL")
     return Finding("database", Level.OK, f"{where} answers; its schema fits; {len(workers)} workers")

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from shared.adapters.sql.pooler import CONNECT_PARAMETERS, keep_settings, require_own_process
 from shared.adapters.sql.rights import CREDENTIAL
 from shared.errors import InvalidConfigError, SoongError, UnavailableError
 
@@ -67,6 +68,11 @@ def parse_url(url: str) -> URL:
         raise InvalidConfigError(f"SOONG_DATABASE_URL is no database URL: {error}") from error
     match parsed.get_backend_name():
         case "postgresql":
+            if "options" in parsed.query:
+                raise InvalidConfigError(
+                    f"SOONG_DATABASE_URL has options={parsed.query['options']!r}, which poolers drop; "
+                    "set them for the role instead: ALTER ROLE … SET …"
+                )
             return parsed.set(drivername="postgresql+psycopg")
         case "sqlite":
             if not parsed.database or not Path(parsed.database).is_absolute():
@@ -174,19 +180,27 @@ def _postgres_engine(url: URL, size: int, *, is_writer: bool, credential: str) -
     settings = _POSTGRES_SETTINGS if is_writer else {**_PLANNING, "default_transaction_read_only": "on"}
     if credential and is_writer:
         settings = {**settings, CREDENTIAL: credential}
-    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=size,
         max_overflow=0,
         isolation_level="READ COMMITTED" if is_writer else "REPEATABLE READ",
-        connect_args={
-            "connect_timeout": 10,
-            "application_name": "soong",
-            "options": options,
-            "prepare_threshold": 0,
-        },
+        connect_args={**CONNECT_PARAMETERS, "prepare_threshold": 0},
     )
+
+    @event.listens_for(engine, "do_connect")
+    def probe(_dialect: object, _record: object, _arguments: object, _parameters: object) -> None:
+        require_own_process(url)
+
+    @event.listens_for(engine, "connect")
+    def set_settings(connection: Any, _record: object) -> None:
+        try:
+            keep_settings(connection, settings)
+        except Exception:
+            connection.close()
+            raise
+
+    return engine
 
 
 @contextmanager

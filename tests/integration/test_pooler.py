@@ -1,0 +1,198 @@
+"""A connection pooler that shares server processes is refused by every program of ours; session mode works."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import soong
+from orchestrator.cli.checks import check_database
+from orchestrator.cli.finding import Level
+from shared.adapters.sql import pooler as probing
+from shared.adapters.sql.engine import make_engine, parse_url
+from shared.adapters.sql.pooler import keep_settings, require_own_process
+from shared.adapters.sql.rights import CREDENTIAL
+from shared.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
+from shared.jsontext import JsonObject
+from shared.settings import load_settings
+from shared.tasks.status import TaskStatus
+from tests.contract.databases import migrate
+from tests.pooler import Mode, Order, pooler
+from tests.system.deployment import Deployment
+
+SOONG = str(Path(sys.executable).parent / "soong")
+PLAN: JsonObject = {
+    "title": "pooled",
+    "steps": [{"id": "only", "kind": "python", "call": "builtin.echo", "inputs": {"value": 1}}],
+}
+REMEDY = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
+
+POOLERS = {
+    "transaction, one server connection": (Mode.TRANSACTION, 1, Order.LAST_USED),
+    "transaction, the last used": (Mode.TRANSACTION, 4, Order.LAST_USED),
+    "transaction, the longest unused": (Mode.TRANSACTION, 4, Order.LONGEST_UNUSED),
+    "statement": (Mode.STATEMENT, 4, Order.LAST_USED),
+}
+
+PROGRAMS = {
+    "migrate": ("migrate",),
+    "orchestrator": ("orchestrator",),
+    "worker": ("worker",),
+    "serve": ("serve", "--port", "0"),
+    "client": ("tasks", "list"),
+    "metrics": ("metrics",),
+    "collection": ("gc", "--older-than", "30d"),
+}
+
+
+@pytest.fixture(params=list(POOLERS))
+def shared_url(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[str]:
+    """A database by a pooler that shares server connections."""
+    migrate(postgres_url)
+    with pooler(postgres_url, *POOLERS[request.param]) as url:
+        yield url
+
+
+@pytest.fixture
+def session_url(postgres_url: str) -> Iterator[str]:
+    """A database by a pooler in session mode."""
+    with pooler(postgres_url, Mode.SESSION, 60) as url:
+        yield url
+
+
+def called(home: Path, url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Call the installed program as a user does."""
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "SOONG_AGENT_HOME": str(home),
+        "SOONG_DATABASE_URL": url.replace("+psycopg", ""),
+        "SOONG_REDIS_URL": "redis://127.0.0.1:1/0",
+    }
+    return subprocess.run(
+        [SOONG, *arguments], env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=90
+    )
+
+
+# -- refused
+@pytest.mark.parametrize("arguments", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_each_program_refuses_to_start_on_a_pooler_that_shares(
+    tmp_path: Path, postgres_url: str, arguments: tuple[str, ...]
+) -> None:
+    migrate(postgres_url)
+    with pooler(postgres_url, Mode.TRANSACTION) as url:
+        done = called(tmp_path, url, *arguments)
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "runs two connections in one server process (" in done.stderr
+    assert REMEDY in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_program_with_the_sdk_is_refused(shared_url: str, redis_url: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        async with soong.Soong.connect(shared_url, redis_url):
+            pass
+
+    assert str(caught.value).startswith("a connection pooler in front of PostgreSQL r")
+    assert str(caught.value).endswith(f", expected one server process per connection; {REMEDY}")
+
+
+@pytest.mark.spec("OPS-07")
+def test_doctor_names_the_pooler_and_the_remedy(tmp_path: Path, shared_url: str) -> None:
+    done = called(tmp_path, shared_url, "doctor")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL  database")]
+    assert len(failed) == 1
+    assert "SOONG_DATABASE_URL: a connection pooler in front of PostgreSQL " in failed[0]
+    assert f"-> {REMEDY}" in done.stdout
+
+
+def test_the_probe_leaves_nothing_to_the_next_user_of_a_server_process(postgres_url: str) -> None:
+    asked = "SELECT name, setting FROM pg_settings WHERE name <> 'application_name' ORDER BY name"
+    with pooler(postgres_url, Mode.TRANSACTION, 1) as url:
+        plain = url.replace("+psycopg", "")
+        with psycopg.connect(plain, autocommit=True, prepare_threshold=None) as connection:
+            before = connection.execute(asked).fetchall()
+        with pytest.raises(UnsupportedPoolerError):
+            require_own_process(parse_url(url))
+        with psycopg.connect(plain, autocommit=True, prepare_threshold=None) as connection:
+            after = connection.execute(asked).fetchall()
+            prepared = connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
+
+    assert after == before
+    assert prepared == []
+
+
+def test_a_pooler_that_forgets_the_settings_of_a_session_is_refused(postgres_url: str) -> None:
+    with pooler(postgres_url, Mode.SESSION, 60, resets=True) as url:
+        engine = make_engine(parse_url(url), size=1, is_writer=True, credential="not to be said")
+        with pytest.raises(UnsupportedPoolerError, match="drops the session setting") as caught:
+            engine.connect()
+        engine.dispose()
+
+    assert "not to be said" not in str(caught.value)
+
+
+def test_a_pooler_with_too_few_server_connections_is_named(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "ANSWER_S", 0.5)
+
+    with (
+        pooler(postgres_url, Mode.SESSION, 1) as url,
+        pytest.raises(UnavailableError, match="answered only one of two connections"),
+    ):
+        require_own_process(parse_url(url))
+
+
+def test_options_in_the_url_are_refused() -> None:
+    with pytest.raises(InvalidConfigError, match=r"SOONG_DATABASE_URL has options='-cjit=on'.* ALTER ROLE"):
+        parse_url("postgresql://soong@db/soong?options=-cjit%3Don")
+
+
+# -- session mode
+async def test_a_deployment_works_by_a_pooler_in_session_mode(session_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with Deployment(session_url, redis_url, tmp_path) as service:
+        await service.start_workers(1)
+        task = await service.submit(PLAN)
+        ended = await service.finished(task)
+        finding = await check_database(
+            load_settings(agent_home=tmp_path / "home", database_url=session_url, redis_url=redis_url)
+        )
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert finding.level is Level.OK
+
+
+@pytest.mark.parametrize("is_pooled", [True, False], ids=["pooled", "direct"])
+def test_a_connection_keeps_its_settings(postgres_url: str, session_url: str, *, is_pooled: bool) -> None:
+    url = parse_url(session_url if is_pooled else postgres_url)
+    writer = make_engine(url, size=1, is_writer=True, credential="only ours")
+    reader = make_engine(url, size=1, is_writer=False)
+    names = (CREDENTIAL, "idle_in_transaction_session_timeout", "lock_timeout", "enable_seqscan", "jit")
+
+    with writer.connect() as connection:
+        kept = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names]
+    with reader.connect() as connection:
+        is_read_only = connection.exec_driver_sql("SHOW transaction_read_only").scalar()
+    writer.dispose()
+    reader.dispose()
+
+    assert kept == ["only ours", "5s", "30s", "off", "off"]
+    assert is_read_only == "on"
+
+
+def test_the_credential_of_a_worker_is_in_no_statement_that_others_can_read(postgres_url: str) -> None:
+    plain = postgres_url.replace("+psycopg", "")
+    with psycopg.connect(plain) as setting, psycopg.connect(plain) as other:
+        with pytest.raises(psycopg.Error, match="lock_timeout"):
+            keep_settings(setting, {CREDENTIAL: "a-secret", "lock_timeout": "no time"})
+        asked = "SELECT query FROM pg_stat_activity WHERE pid = %s"
+        row = other.execute(asked, (setting.info.backend_pid,)).fetchone()
+
+    assert row is not None
+    assert "set_config" in row[0]
+    assert "a-secret" not in row[0]

@@ -113,8 +113,6 @@ class Commands:
             update, task, steps, root, last, project=_project(session), origin=command.origin_in(session)
         )
         workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
-        if change.steps or change.edges:
-            await self.tasks.recount(ownership, task.id, now_us=now_us)
         await self._wake(workers)
 
     async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:

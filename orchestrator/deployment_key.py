@@ -18,6 +18,7 @@ from shared.errors import InvalidConfigError
 from shared.log import get_logger
 from shared.permissions.keys import KeyStore
 from shared.permissions.signing import KeyFile, KeySource, Signer
+from shared.store import insist
 
 log = get_logger(__name__)
 
@@ -66,13 +67,18 @@ class DeploymentKey:
         now_us = self.clock.now_us()
         key = await self.store.signing_key(found.key_id)
         if key is None:
-            if await self.store.publish_first_key(found.key_id, found.public_key, now_us=now_us):
-                return ""
+            # The answer may be lost, or another owner of this deployment may have been first with the same key.
+            await insist(lambda: self._publish(found, now_us), what=f"publication of {found.key_id}")
+            key = await self.store.signing_key(found.key_id)
+        if key is None:
             return f"the signing key {found.key_id} is not among the published keys of this deployment; {REMEDY}"
         state = key.state(now_us)
         if state in ("retired", "revoked"):
             return f"the signing key {found.key_id} is {state} and signs nothing any more; run `soong keys rotate`"
         return ""
+
+    async def _publish(self, first: Signer, now_us: int) -> None:
+        await self.store.publish_first_key(first.key_id, first.public_key, now_us=now_us)
 
     async def _keep(self, problem: str, key_id: str = "") -> Signer:
         """Tell what is wrong, once, and return the key that was good before."""

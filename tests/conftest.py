@@ -40,6 +40,17 @@ structlog.configure(
 )
 
 
+_LOGGING = structlog.get_config()
+
+
+@pytest.fixture(autouse=True)
+def _same_logging() -> Iterator[None]:
+    """A command that a test runs in this process sets a level for all of it; the next test logs as the first did."""
+    yield
+    structlog.configure(**_LOGGING)
+    structlog.contextvars.clear_contextvars()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SpecResults(config), "spec-results")
 

@@ -31,17 +31,20 @@ from tests.integration.consent import HOME, Bench, Callback, make_call, until, v
 async def asked(bench: Bench, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:
     """Have a worker ask; return its waiting call and the question."""
     before = {question.request.id for question in await bench.store.questions()}
-    ((claim, worker),) = await bench.claim()
-    asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
-
-    async def new() -> list[Question]:
-        return [one for one in await bench.store.questions() if one.request.id not in before]
+    asking, new = await call(bench, folder), list[Question]()
 
     async def is_there() -> bool:
-        return bool(await new())
+        new[:] = [one for one in await bench.store.questions() if one.request.id not in before]
+        return bool(new)
 
     await until(is_there)
-    return asking, (await new())[0]
+    return asking, new[0]
+
+
+async def call(bench: Bench, folder: str = "/work/out") -> "asyncio.Task[Verdict]":
+    """Have a worker begin a call that asks; the question may be answered at once."""
+    ((claim, worker),) = await bench.claim()
+    return asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
 
 
 def answering(bench: Bench, principal: str = "local") -> Answering:
@@ -336,9 +339,8 @@ async def test_one_terminal_answers_for_every_session_of_its_principal_one_at_a_
     ):
         person = Callback()
         watcher(bench, person, [])
-        (first, _), (second, _) = await asked(bench), await asked(other)
 
-        answers = await verdicts(first, second)
+        answers = await verdicts(await call(bench), await call(other))
 
         assert all(verdict.is_allowed for verdict in answers)
         assert {request.identity.session_id for request in person.shown} == {bench.session_id, other.session_id}
@@ -448,7 +450,7 @@ async def test_a_terminal_attaches_to_a_session_only_while_it_asks(open_bench: O
         bench.settings = bench.settings.model_copy(update={"responder_lease_s": 0.3})
         person = Callback(gate=asyncio.Event())
         watcher(bench, person, [])
-        asking, _ = await asked(bench)
+        asking = await call(bench)
         await until(lambda: _is_attached(bench))
 
         assert person.gate is not None

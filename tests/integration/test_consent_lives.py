@@ -280,7 +280,7 @@ async def test_detaching_a_callback_hands_its_question_to_the_next(open_bench: O
 
 
 async def test_a_question_of_another_session_is_none_of_the_desks(open_bench: OpenBench) -> None:
-    async with open_bench(Callback()) as bench, open_bench(store=bench.store) as other:
+    async with open_bench(Callback()) as bench, open_bench(store=bench.store, signer=bench.signer) as other:
         ((claim, worker),) = await other.claim()
         asking = start(other, claim, worker)
         await other.pending()
@@ -301,6 +301,7 @@ async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_th
         (first, first_worker), (second, second_worker) = await bench.claim(2)
         waiting = start(bench, first, first_worker)
         await bench.pending()
+        await until(lambda: silent.at_once == 1)
         asking = start(bench, second, second_worker)
         _, behind = await bench.pending(2)
         answer = replace(make_answer(behind, Choice.DENY), reason="not that one")

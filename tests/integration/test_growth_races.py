@@ -1,12 +1,15 @@
 """A step grows onto another that ends at that very moment: whoever comes first, it becomes ready."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
+from sqlalchemy import RootTransaction
 
-from shared.adapters.sql.store import open_store
+from shared.adapters.sql.store import SqlStore, open_store
 from shared.runs.record import Run
 from shared.tasks.change import TaskChange
 from shared.tasks.status import StepStatus, TaskStatus
@@ -15,6 +18,8 @@ from shared.testing.builders import make_more, make_step
 from tests.contract.scene import Scene, completed, open_scene
 
 STEPS = 60
+LIMIT_S = 30.0
+WAITING = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -30,7 +35,6 @@ async def scenes(postgres_url: str) -> AsyncIterator[tuple[Scene, Scene]]:
 async def grow(scene: Scene, task: Task, root: Run, name: str, parent: str) -> None:
     steps = make_more(task, root.identity, make_step(name, depends_on=(parent,)))
     await scene.store.update_task(scene.own, task.id, TaskChange(steps=steps), now_us=scene.now_us)
-    await scene.store.recount(scene.own, task.id, now_us=scene.now_us)
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")
@@ -46,7 +50,7 @@ async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Scene, 
             grow(owner, task, root, f"g{number}", f"p{number}"),
             worker.advance([completed(claims[f"p{number}"])]),
         )
-    # The owner's next look: what all of these missed, nothing would ever tell again.
+    # Nothing else looks again at what one of these missed while other steps can run.
     assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is None
 
     statuses = await owner.statuses(task_id)
@@ -67,3 +71,41 @@ async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_l
 
     await worker.complete(await worker.claim_one())
     assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is TaskStatus.COMPLETED
+
+
+@pytest.mark.spec("DAG-01", "DAG-07")
+async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
+    scenes: tuple[Scene, Scene], postgres_url: str
+) -> None:
+    """The end's statement began before the growth was committed, so what it reads of the edges is older."""
+    owner, worker = scenes
+    task_id = await owner.task("p", "other")
+    task = await owner.store.task(task_id)
+    root = await owner.store.run(task.root_run_id)
+    claims = {claim.step_key.rpartition("/")[2]: claim for claim in await worker.claim(2)}
+    is_written = threading.Event()
+
+    def commit_once_the_end_waits(transaction: RootTransaction) -> None:
+        is_written.set()
+        wait_for_lock(postgres_url)
+        transaction.commit()
+
+    assert isinstance(owner.store, SqlStore)
+    owner.store._database.committer = commit_once_the_end_waits
+    growing = asyncio.create_task(grow(owner, task, root, "g", "p"))
+    assert await asyncio.to_thread(is_written.wait, LIMIT_S)
+    await worker.advance([completed(claims["p"])])
+    await growing
+
+    assert (await worker.statuses(task_id))["g"] is StepStatus.READY
+
+
+def wait_for_lock(postgres_url: str) -> None:
+    """Return once a statement in this database waits for a lock."""
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
+            if connection.execute(WAITING).fetchone() is not None:
+                return
+            time.sleep(0.005)
+    raise TimeoutError("no statement waits for a lock")

@@ -1,7 +1,8 @@
 """The owner's changes of a task that goes on: growth, further attempts, steps that are not to run (DESIGN: fan-out).
 
 On PostgreSQL the steps concerned are locked first, leased ones before the others and each in key order, as everywhere.
-An end that was under way when a step grew onto it has not seen the new edge: :meth:`SqlChanging.recount` makes it good.
+A step that others are made to depend on is counted up (``growths``): an end of it that was under way meanwhile has not
+seen the new edges, finds that out by the count, and is written again (see :mod:`fused`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,10 @@ WAIT_FOR_MORE: Final = Statement(
     UPDATE steps SET open_deps = open_deps + m.number FROM @more m(key text, number bigint)
     WHERE steps.key = m.key AND steps.status || '' = 'pending'
     """,
+)
+COUNT_GROWTH: Final = Statement(
+    "count growth: of the steps that others now depend on, so that an end which is under way sees it",
+    "UPDATE steps SET growths = growths + 1 WHERE key IN @keys",
 )
 SET_PRIORITY: Final = Statement(
     "set priority", "UPDATE steps SET priority = :priority WHERE key = :key AND task_id = :task_id"
@@ -228,6 +233,9 @@ class _Changing:
         needed.update(parent for _, parent in self.change.edges)
         done = frozenset(key for key, step in standing.items() if key in needed and not _must_wait(step))
         insert_steps(self.tx, self.journal, self.change.steps, self.root_run_id, is_paused=self.is_paused, done=done)
+        awaited = sorted(needed & standing.keys() - done)
+        if awaited:
+            self.tx.rows(COUNT_GROWTH, keys=awaited)
         if self.change.edges:
             self._add_edges(standing, done)
 

@@ -229,6 +229,13 @@ def is_unavailable(error: BaseException) -> bool:
     return isinstance(found, gone)
 
 
+class StaleReadError(Exception):
+    """Raised in a transaction that waited for another and had read, before that one's commit, what it had to see."""
+
+    sqlstate = "40001"
+    """A serialization failure, as the server would call it at a higher isolation level (PostgreSQL, appendix A)."""
+
+
 def is_conflict(error: BaseException) -> bool:
     """Say whether the database undid the transaction in favour of another: the same again will do."""
     return getattr(driver_error(error), "sqlstate", None) in UNDONE

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from shared.adapters.sql.claiming import LAST_TURN, Look, Turns, lanes_of_rows, look, most_ready
 from shared.adapters.sql.ending import Ended, Wish, end_row, has_owner_work, note_end, owner_work
+from shared.adapters.sql.engine import StaleReadError
 from shared.adapters.sql.journal import LAST_NODE, LAST_SEQ, Journal
 from shared.adapters.sql.reading import Contexts, results_of_rows
 from shared.adapters.sql.statements import Statement
@@ -32,12 +33,12 @@ END_AND_UNLOCK: Final = Statement(
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
             is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
             cancel_reason = NULL
-        FROM e CROSS JOIN holder
+        FROM e JOIN steps AS seen ON seen.key = e.key CROSS JOIN holder
         WHERE steps.key = ANY(ARRAY(SELECT key FROM e)) AND steps.key = e.key
           AND steps.run_id = e.run_id AND steps.fence = e.fence
           AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
-                  e.run_status, e.end_reason, e.usage, e.events, e.nodes
+                  e.run_status, e.end_reason, e.usage, e.events, e.nodes, steps.growths <> seen.growths AS has_grown
     ), fallen AS (
         SELECT w.key, w.number FROM (
             SELECT key, sum(number) AS number FROM (
@@ -80,7 +81,7 @@ END_AND_UNLOCK: Final = Statement(
                v.node->>1, v.node->>2, :now_us
         FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
     )
-    SELECT 1, key, task_id, session_id, '', '', 0 FROM ended
+    SELECT 1, key, task_id, session_id, '', '', has_grown::int FROM ended
     UNION ALL
     SELECT 2, key, task_id, status, kind, run_id, open_deps FROM unlocked
     """,  # noqa: S608  # our own words, here and below
@@ -198,7 +199,9 @@ def end_and_look(tx: Transaction, ends: Mapping[str, StepEnd], wish: Wish) -> tu
     ended_rows = ended_reply.rows() if ended_reply is not None else ()
     seen = look_reply.rows()
     ended = Ended()
-    for _, key, task_id, session_id, *_ in (row for row in ended_rows if row[0] == 1):
+    for _, key, task_id, session_id, *_, has_grown in (row for row in ended_rows if row[0] == 1):
+        if has_grown:
+            raise StaleReadError(f"steps were made to depend on {key!r} while its end was being written")
         ended.written.add(key)
         ended.sessions[task_id] = session_id
     opened = [row[1:] for row in ended_rows if row[0] == 2]

@@ -74,13 +74,13 @@ LEFT: Final = Statement(
                    AND status IN ('ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'pending'),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'pending'
-                   AND not_before_us IS NOT NULL AND task_id = :task_id AND open_deps = 0),
+                   AND not_before_us IS NOT NULL AND task_id || '' = :task_id AND open_deps = 0),
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
                    AND is_puller = 0),
-           EXISTS (SELECT 1 FROM steps
-                   WHERE task_id = :task_id AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
+           EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id
+                   AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )

@@ -211,6 +211,9 @@ steps = Table(
     _text("kind", None),
     _text("status", "pending"),
     _number("open_deps"),
+    # How often steps were made to depend on it after it was written: an end whose statement began before such a change
+    # sees that it missed one.
+    _number("growths"),
     _number("priority"),
     _text("pool", "default"),
     _text("needs", "[]"),
@@ -274,7 +277,7 @@ steps = Table(
     Index("ix_steps_unsettled", "session_id", **_where(UNSETTLED)),
     Index("ix_steps_due", "session_id", "not_before_us", **_where(DUE)),
     Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
-    Index("ix_steps_untold", "task_id", **_where(UNTOLD)),
+    Index("ix_steps_untold", "session_id", "task_id", **_where(UNTOLD)),
     Index("ix_steps_task", "task_id", "status"),
 )
 

@@ -63,7 +63,8 @@ UNTOLD_MAPS: Final = Statement(
     "untold maps: those that a worker's end completed, and when",
     """
     SELECT key, ready_us FROM steps
-    WHERE task_id = :task_id AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed' ORDER BY key
+    WHERE session_id = (SELECT session_id FROM tasks WHERE id = :task_id) AND task_id = :task_id
+      AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed' ORDER BY key
     """,
 )
 TOLD_MAPS: Final = Statement("told maps", "UPDATE steps SET ready_us = NULL WHERE key IN @keys AND kind = 'map'")

@@ -220,6 +220,7 @@ def _make_tasks() -> None:
         _text("kind", None),
         _text("status", "pending"),
         _number("open_deps"),
+        _number("growths"),
         _number("priority"),
         _text("pool", "default"),
         _text("needs", "[]"),
@@ -289,7 +290,7 @@ def _make_tasks() -> None:
         Index("ix_steps_unsettled", "session_id", **_where(_UNSETTLED)),
         Index("ix_steps_due", "session_id", "not_before_us", **_where(_DUE)),
         Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
-        Index("ix_steps_untold", "task_id", **_where(_UNTOLD)),
+        Index("ix_steps_untold", "session_id", "task_id", **_where(_UNTOLD)),
         Index("ix_steps_task", "task_id", "status"),
     )
     op.create_table(

@@ -44,7 +44,7 @@ class Expander:
             children = expand_map(step, task, await self._dependencies(step), root.identity)
             await self._check_total(step, len(children))
         except TemplateError as error:
-            await self._fail(ownership, step, StepError("invalid_input", str(error)))
+            await self._fail(ownership, step, StepError(error.code, str(error)))
             return
         except LimitExceededError as error:
             words = str(error).removeprefix(LimitExceededError.MARK)

@@ -9,7 +9,9 @@
     │   ├── InvalidToolError        a tool definition at registration
     │   ├── InvalidConfigError      a setting or a configuration file
     │   │   └── UnsupportedPoolerError  a connection pooler that shares server processes of PostgreSQL
+    │   ├── InvalidPatternError     a regular expression that cannot be matched in linear time, or is none
     │   ├── TemplateError           a reference in a plan that names nothing
+    │   │   └── BudgetExceededError what a plan makes is larger than it may be
     │   ├── LimitExceededError      a total that the deployment sets
     │   └── NotFoundError           a session, task, step, run … of that id
     ├── ConflictError               the rows say otherwise
@@ -58,11 +60,26 @@ class Offence:
 
 
 class InvalidPlanError(UsageError):
-    """A plan that cannot become a task. ``offences`` has at least one entry, in document order."""
+    """A plan that cannot become a task.
 
-    def __init__(self, offences: Sequence[Offence]) -> None:
+    ``offences`` has at least one entry, in document order; ``total`` is their number with those that are not listed.
+    """
+
+    def __init__(self, offences: Sequence[Offence], *, total: int = 0) -> None:
         self.offences = tuple(offences)
-        super().__init__("\n".join(str(offence) for offence in self.offences))
+        self.total = max(total, len(self.offences))
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The listed problems, and how many more there are."""
+        return (*map(str, self.offences), *([self.rest] if self.rest else ()))
+
+    @property
+    def rest(self) -> str:
+        """The line that tells of the problems that are not listed; empty when all are."""
+        more = self.total - len(self.offences)
+        return f"and {more:,} more problem{'s' if more > 1 else ''}" if more else ""
 
 
 class InvalidToolError(UsageError):
@@ -90,13 +107,32 @@ class UnsupportedPoolerError(InvalidConfigError):
         super().__init__(f"{self.problem}; {self.remedy}")
 
 
+class InvalidPatternError(UsageError):
+    """A regular expression of a plan or a program's caller that cannot be used; the message says why."""
+
+
 class TemplateError(UsageError):
-    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing."""
+    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing.
+
+    ``code`` is the type of the step's error that it becomes.
+    """
+
+    code = "invalid_input"
 
     def __init__(self, reference: str, problem: str) -> None:
-        self.reference = reference
+        self.reference = reference if len(reference) <= 200 else f"{reference[:200]}…"
         self.problem = problem
-        super().__init__(f"the reference {'${' + reference + '}'!r}: {problem}")
+        super().__init__(f"the reference {'${' + self.reference + '}'!r}: {problem}")
+
+
+class BudgetExceededError(TemplateError):
+    """What a plan's references or a script's expressions would make is larger, or more work, than it may be."""
+
+    code = "limit_exceeded"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("", problem)
+        self.args = (problem,)
 
 
 class LimitExceededError(UsageError):

@@ -67,7 +67,7 @@ class FurtherSteps:
             work_of(claim)
         except TemplateError as error:
             # What its instructions name is not there: as with a run of its own, that is the step's failure.
-            await self.end(holder, failed(claim, "invalid_input", str(error)))
+            await self.end(holder, failed(claim, error.code, str(error)))
             return undoable(step_id, str(error))
         return claim
 

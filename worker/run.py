@@ -53,7 +53,7 @@ class Runner:
             async with TimeLimit(limit_s) as limit:
                 return await self._work(claim, bound, limit, interruption)
         except TemplateError as error:
-            return failed(claim, "invalid_input", str(error))
+            return failed(claim, error.code, str(error))
         except TimeoutError:
             words = f"the step took longer than {limit_s} s"
             return failed(claim, "time_limit", words, retryable=True, reason=EndReason.TIME_LIMIT)

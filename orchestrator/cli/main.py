@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
 def _failed(error: SoongError, arguments: Sequence[str]) -> int:
     code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
     problems = error.offences if isinstance(error, InvalidPlanError) else ()
-    for line in problems or (error,):
+    for line in error.lines if isinstance(error, InvalidPlanError) else (error,):
         sys.stderr.write(f"soong: {line}\n")
     if "--json" in arguments:
         emit_error(str(error), kind=type(error).__name__, exit_code=code, problems=problems)

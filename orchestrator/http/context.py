@@ -40,6 +40,7 @@ class Api:
     attending: Attending = field(init=False)
     requests: Room = field(init=False)
     streams: Room = field(init=False)
+    large_plans: asyncio.Semaphore = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
 
@@ -47,6 +48,7 @@ class Api:
         self.authenticator = Authenticator(self.client.store, self.client.clock)
         self.requests = Room(self.limits.requests, self.limits.requests)
         self.streams = Room(self.limits.streams, self.limits.streams_each)
+        self.large_plans = asyncio.Semaphore(self.limits.large_plans)
         self.ears = SharedEars(self.client.switchboard)
         self.attending = Attending(self.client)
 

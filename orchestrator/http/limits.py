@@ -8,6 +8,9 @@ class Limits:
     """Constants of the product; tests move them instead of waiting."""
 
     body_bytes: int = 2 * 1024 * 1024
+    large_plan_bytes: int = 64 * 1024
+    large_plans: int = 2
+    """Checked at once: each may take 150 MiB and seconds of CPU time. Smaller ones do not wait for them."""
     body_s: float = 20.0
     """From the end of the headers to the end of the body."""
     headers_s: float = 15.0

@@ -162,7 +162,8 @@ def problem_of(error: Exception) -> ProblemError:
             code = _BY_STATUS.get(error.status_code, Problem.INVALID_REQUEST)
             return ProblemError(code, str(error.detail), headers=error.headers)
         case InvalidPlanError():
-            detail = f"the plan has {len(error.offences)} problems"
+            listed = f"; the first {len(error.offences)} are listed" if error.rest else ""
+            detail = f"the plan has {error.total:,} problems{listed}"
             return ProblemError(Problem.INVALID_PLAN, detail, {"errors": plan_errors(error)})
         case SoongError():
             return _of_ours(error)

@@ -1,7 +1,8 @@
 """Requests read strictly: JSON as everywhere here, no field and no parameter that is not known, one value each."""
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -10,6 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
+from orchestrator.http.context import api_of
 from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError
 from orchestrator.http.remedies import errors_of, models_in
 from shared.errors import InvalidJsonError
@@ -20,6 +22,9 @@ class Body(BaseModel):
     """A request's body: no unknown field, and no value of another type that could be taken for the right one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    holds_plan: ClassVar[bool] = False
+    """Whether a plan is in it, whose checks take much memory when it is large."""
 
     @classmethod
     async def also_wrong(cls, _request: Request, _given: Mapping[str, Any]) -> Sequence[Json]:
@@ -50,12 +55,22 @@ class StrictRoute(APIRoute):
             strict = StrictRequest(request.scope, request.receive)  # it keeps the body that it has read
             _check_query(strict, known)
             await _check_body(strict, takes_body=takes_body)
-            try:
-                return await handle(strict)
-            except RequestValidationError as error:
-                raise await _invalid(strict, error, body) from error
+            async with await _room_for(strict, body):
+                try:
+                    return await handle(strict)
+                except RequestValidationError as error:
+                    raise await _invalid(strict, error, body) from error
 
         return strictly
+
+
+async def _room_for(request: Request, body: type[BaseModel] | None) -> AbstractAsyncContextManager[None]:
+    """Return what has to be entered before a body is read as JSON: a large plan waits for others of its like."""
+    if body is None or not issubclass(body, Body) or not body.holds_plan:
+        return nullcontext()
+    api = api_of(request)
+    is_large = len(await request.body()) > api.limits.large_plan_bytes
+    return api.large_plans if is_large else nullcontext()
 
 
 async def _invalid(request: Request, error: RequestValidationError, body: type[BaseModel] | None) -> ProblemError:

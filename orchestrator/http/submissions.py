@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 from starlette.requests import Request
@@ -43,6 +43,8 @@ PlanSource = Annotated[
 
 
 class PlanBody(Body):
+    holds_plan: ClassVar[bool] = True
+
     plan: PlanSource
 
     @classmethod

@@ -1,7 +1,7 @@
 """Tasks: submitting them, how they stand, and what may be asked of them."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from pydantic import Field, JsonValue
@@ -69,6 +69,8 @@ class RetryAsked(Asked):
 
 class DispatchAsked(Body):
     """What runs that take a task's steps one by one are to be; as `agent.dispatch_worker` takes it."""
+
+    holds_plan: ClassVar[bool] = True
 
     count: int = Field(default=1, ge=1, le=MAX_PULLERS, description="How many; each takes a worker's slot.")
     max_steps: int | None = Field(default=None, ge=1, description="Most steps that each takes; null: all there are.")

@@ -32,7 +32,7 @@ from shared.agents.turn import (
     usage_of,
 )
 from shared.clock import Clock
-from shared.errors import TemplateError
+from shared.errors import BudgetExceededError, TemplateError
 from shared.jsontext import Json
 from shared.runs.events import EventType, NewNode, NodeKind
 from shared.runs.record import Usage
@@ -121,6 +121,8 @@ class _Loop:
                     response = await self._ask(parameters)
                 except ProviderFailedError as error:
                     return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
+                except BudgetExceededError as error:
+                    return self._failed(EndReason.FAILED, f"the script failed: {error}", type=error.code)
                 except TemplateError as error:
                     return self._failed(EndReason.FAILED, f"the script failed: {error}", type="invalid_script")
             end = await self._follow(judge(response, self.task.output_schema), names)

@@ -27,12 +27,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from shared.agents.expressions import OPERATIONS
-from shared.errors import InvalidPlanError, Offence, TemplateError
+from shared.agents.expressions import CONDITIONS, OPERATIONS
+from shared.errors import InvalidPatternError, TemplateError
 from shared.jsontext import Json, JsonObject
+from shared.patterns import check_pattern
 from shared.tasks.fields import Fields, kind_of
-from shared.tasks.functions import suggestion
-from shared.tasks.places import Path, show
+from shared.tasks.places import Path
+from shared.tasks.plan import Report
+from shared.tasks.problems import Names, Problems, Unknown, listed
 from shared.tasks.template import parse_template
 
 DEFAULT_ROUNDS = 100
@@ -97,44 +99,39 @@ class Program:
 
 
 def parse_script(script: Sequence[Json]) -> Program:
-    """Return the program of a script. Raises: InvalidPlanError with every offence."""
-    reader = _Reader()
-    program = Program(reader.body(script, ()))
-    if reader.offences:
-        raise InvalidPlanError([Offence(f"script{show(path)}", *words) for path, *words in reader.offences])
+    """Return the program of a script. Raises: InvalidPlanError."""
+    problems = Problems("script", joint="")
+    program = Program(_Reader(problems.report).body(script, ()))
+    problems.refuse()
     return program
 
 
-def check_script(
-    script: Json, input_names: frozenset[str], tools: frozenset[str] | None = None
-) -> Sequence[tuple[Path, str, str]]:
-    """Return every problem of a script: its form, unknown tools, and references to names that nothing sets.
+def check_script(script: Json, input_names: frozenset[str], tools: frozenset[str] | None, report: Report) -> None:
+    """Report every problem of a script: its form, unknown tools, and references to names that nothing sets.
 
     ``tools`` are the tools that exist; None: they are not known here.
     """
-    reader = _Reader(tools=tools)
+    reader = _Reader(report, tools=tools)
     reader.body(script, ())
-    return [*reader.offences, *reader.unknown_names(input_names)]
+    reader.check_names(input_names)
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads statements; collects offences, the names that are set, and the expressions to check once all are known."""
+    """Reads statements; collects the names that are set, and the expressions to check once all are known."""
 
-    offences: list[tuple[Path, str, str]] = field(default_factory=list)
+    report: Report
     names: set[str] = field(default_factory=lambda: set(ROOTS))
     seen: list[tuple[Path, Json]] = field(default_factory=list)
+    conditions: list[tuple[Path, Json]] = field(default_factory=list)
     tools: frozenset[str] | None = None
 
     def tool(self, fields: Fields) -> str:
         """Read the name of a call's tool; one that a reference makes is known only when the script runs."""
         name = fields.text("call", is_required=True)
         if name and "${" not in name and self.tools is not None and name not in self.tools:
-            self.report((*fields.path, "call"), f"there is no tool {name!r}", suggestion(name, self.tools))
+            self.report((*fields.path, "call"), f"there is no tool {name!r}", Unknown(name, self.tools))
         return name
-
-    def report(self, path: Path, problem: str, remedy: str) -> None:
-        self.offences.append((path, problem, remedy))
 
     def body(self, value: Json, path: Path) -> tuple[Statement, ...]:
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -150,7 +147,7 @@ class _Reader:
         verb = next((verb for verb in _FORMS if verb in value), "")
         if not verb:
             remedy = f"a statement has one of {', '.join(_FORMS)}"
-            self.report(path, f"none of its fields says what to do ({', '.join(value) or 'it has none'})", remedy)
+            self.report(path, f"none of its fields says what to do ({listed(value)})", remedy)
             return None
         fields = Fields(value, path, self.report)
         statement = _FORMS[verb](self, fields)
@@ -163,20 +160,27 @@ class _Reader:
             self.seen.append(((*fields.path, name), value))
         return value
 
+    def condition(self, fields: Fields, name: str) -> Json:
+        value = fields.anything(name)
+        if value is not None:
+            self.conditions.append(((*fields.path, name), value))
+        return value
+
     def when(self, fields: Fields) -> Json:
-        value = self.expression(fields, "when")
+        value = self.condition(fields, "when")
         return True if value is None else value
 
     def set_name(self, name: str) -> str:
         self.names.add(name)
         return name
 
-    def unknown_names(self, input_names: frozenset[str]) -> list[tuple[Path, str, str]]:
+    def check_names(self, input_names: frozenset[str]) -> None:
         """Check the expressions: operations, their parameters, and the roots of references."""
-        check = _ExpressionCheck(frozenset(self.names), input_names, [])
+        check = _ExpressionCheck(input_names, self.report)
         for path, value in self.seen:
-            check.expression(value, path, check.names)
-        return check.offences
+            check.expression(value, path, Names(self.names))
+        for path, value in self.conditions:
+            check.condition(value, path, Names(self.names))
 
 
 def _read_call(reader: _Reader, fields: Fields) -> Call:
@@ -220,7 +224,7 @@ def _read_for_each(reader: _Reader, fields: Fields) -> ForEach:
 
 
 def _read_while(reader: _Reader, fields: Fields) -> While:
-    condition = reader.expression(fields, "while")
+    condition = reader.condition(fields, "while")
     body = reader.body(fields.items("do", is_required=True) or (), (*fields.path, "do"))
     return While(condition, body, fields.integer("limit", DEFAULT_ROUNDS, 1, MAX_ROUNDS), reader.when(fields))
 
@@ -240,54 +244,89 @@ _FORMS: Mapping[str, Callable[[_Reader, Fields], Statement]] = {
 }
 
 
+_CONDITIONS: Mapping[str, str] = {"$if": "$if", "$filter": "where", "$count": "where"}
+"""The parameter of an operation that is a condition."""
+
+
 @dataclass(slots=True)
 class _ExpressionCheck:
     """Walks expressions with the names known where they stand."""
 
-    names: frozenset[str]
     input_names: frozenset[str]
-    offences: list[tuple[Path, str, str]]
+    report: Report
 
-    def expression(self, value: Json, path: Path, names: frozenset[str]) -> None:
+    def expression(self, value: Json, path: Path, names: Names) -> None:
         if isinstance(value, str):
             self._text(value, path, names)
         elif isinstance(value, Mapping):
             first = next(iter(value), "")
             if first.startswith("$"):
                 names = self._operation(first, value, path, names)
+            conditions = _CONDITIONS.get(first, "")
             for key, item in value.items():
-                if not (first.startswith("$") and key in ("as", "get")):
+                if key == conditions:
+                    self.condition(item, (*path, key), names)
+                elif not (first.startswith("$") and key in ("as", "get")):
                     self.expression(item, (*path, key), names)
         elif isinstance(value, Sequence):
             for index, item in enumerate(value):
                 self.expression(item, (*path, index), names)
 
-    def _operation(self, name: str, value: JsonObject, path: Path, names: frozenset[str]) -> frozenset[str]:
+    def condition(self, value: Json, path: Path, names: Names) -> None:
+        """Check a condition: its comparisons, and a regular expression that stands in it as it is."""
+        name, operand = next(iter(value.items()), ("", None)) if isinstance(value, Mapping) else ("", None)
+        if not isinstance(value, Mapping) or len(value) != 1 or name.startswith("$"):
+            self.expression(value, path, names)
+        elif name not in CONDITIONS:
+            remedy = Unknown(name, CONDITIONS)
+            self.report(path, f"there is no comparison {name!r}", remedy)
+        elif name == "not":
+            self.condition(operand, (*path, name), names)
+        elif name in ("all", "any") and isinstance(operand, list | tuple):
+            for index, item in enumerate(operand):
+                self.condition(item, (*path, name, index), names)
+        else:
+            self.expression(operand, (*path, name), names)
+            if name == "matches":
+                self._pattern(operand, (*path, name))
+
+    def _pattern(self, operand: Json, path: Path) -> None:
+        pattern = operand[1] if isinstance(operand, list | tuple) and len(operand) == 2 else None
+        if not isinstance(pattern, str) or "${" in pattern:
+            return
+        try:
+            check_pattern(pattern)
+        except InvalidPatternError as error:
+            shown = pattern if len(pattern) <= 80 else f"{pattern[:80]}…"
+            self.report((*path, 1), f"{shown!r} cannot be used: {error}", "write a pattern in RE2's syntax")
+
+    def _operation(self, name: str, value: JsonObject, path: Path, names: Names) -> Names:
         operation = OPERATIONS.get(name)
         if operation is None:
-            self.offences.append((path, f"there is no operation {name!r}", f"there are: {', '.join(OPERATIONS)}"))
+            self.report(path, f"there is no operation {name!r}", f"there are: {', '.join(OPERATIONS)}")
             return names
         for missing in [need for need in operation.needs if need not in value]:
-            self.offences.append((path, f"{name} lacks {missing!r}", f"add `{missing}:`"))
-        for extra in set(value) - {name, *operation.needs, *operation.takes}:
-            self.offences.append((path, f"{name} does not take {extra!r}", "remove it"))
-        return names | {str(value.get("as", "item"))} if operation.binds else names
+            self.report(path, f"{name} lacks {missing!r}", f"add `{missing}:`")
+        for extra in value:
+            if extra not in (name, *operation.needs, *operation.takes):
+                self.report(path, f"{name} does not take {extra!r}", "remove it")
+        return Names(names, frozenset({str(value.get("as", "item"))})) if operation.binds else names
 
-    def _text(self, value: str, path: Path, names: frozenset[str]) -> None:
+    def _text(self, value: str, path: Path, names: Names) -> None:
         if "${" not in value:
             return
         try:
             pieces = parse_template(value)
         except TemplateError as error:
-            self.offences.append((path, f"the reference '${{{error.reference}}}' is malformed", error.problem))
+            self.report(path, f"the reference '${{{error.reference}}}' is malformed", error.problem)
             return
         for piece in pieces:
             if isinstance(piece, str):
                 continue
             root = piece.root_in(names)
             if root is None:
-                remedy = f"known: {', '.join(sorted(names))}"
-                self.offences.append((path, f"the reference '${{{piece.text}}}' names what nothing sets", remedy))
+                problem = f"the reference '${{{piece.text}}}' names what nothing sets"
+                self.report(path, problem, Unknown(str(piece.parts[0]), names))
             elif root == "inputs" and len(piece.parts) > 1 and piece.parts[1] not in self.input_names:
-                remedy = f"the step's inputs are: {', '.join(sorted(self.input_names)) or 'none'}"
-                self.offences.append((path, f"the step has no input {piece.parts[1]!r}", remedy))
+                problem = f"the step has no input {piece.parts[1]!r}"
+                self.report(path, problem, Unknown(str(piece.parts[1]), self.input_names))

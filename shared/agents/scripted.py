@@ -17,15 +17,19 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
 from shared.agents.messages import calls_of
-from shared.agents.player import Player, Playing, Wanted
+from shared.agents.player import Player, Playing, Wanted, script_budget
 from shared.agents.script import Program, parse_script
+from shared.errors import BudgetExceededError
 from shared.jsontext import Json, JsonObject, dump
+from shared.tasks.budget import MIB, Budget
 from shared.tools.naming import NameTable
 
 MODEL_NAME = "script"
 
 INLINE_CHARS = 4_000
-"""A first turn over inputs up to this size is played where it stands: a thread hop would cost more than it does."""
+"""A first turn over inputs up to this size is played on the event loop: a thread hop would cost more than it does."""
+INLINE_BYTES, INLINE_LOOKUPS = MIB, 2_000
+"""What such a turn may make and look up there, which takes milliseconds; one that needs more is played by a thread."""
 
 
 class ScriptModel(Model[None]):
@@ -36,6 +40,8 @@ class ScriptModel(Model[None]):
         self._program = program
         self._player: Player | None = None
         self._playing: Playing | None = None
+        self._wanted: Sequence[Wanted] | None = None
+        self._budget = script_budget()
         self._turns = 0
         """How many answers the playing has given."""
 
@@ -59,11 +65,9 @@ class ScriptModel(Model[None]):
             TemplateError: the script names what is not there; asking again changes nothing.
         """
         del model_settings  # a script has no temperature
-        if len(messages) == 1 and _size(messages[0]) <= INLINE_CHARS:
-            wanted = self._advance(messages)
-        else:
-            # Much to compute over: the loop of the process goes on with its other runs meanwhile.
-            wanted = await asyncio.to_thread(self._advance, messages)
+        if len(messages) > 1 or _size(messages[0]) > INLINE_CHARS or not self._begin_here(messages):
+            await self._advance_elsewhere(messages)
+        wanted = self._wanted
         if wanted is None:
             return self._final(model_request_parameters)
         number = self._turns
@@ -73,18 +77,36 @@ class ScriptModel(Model[None]):
         ]
         return ModelResponse(parts=parts, model_name=MODEL_NAME)
 
-    def _advance(self, messages: Sequence[ModelMessage]) -> Sequence[Wanted] | None:
-        """Play on to the turn after the history; None when the script has finished."""
+    def _begin_here(self, messages: Sequence[ModelMessage]) -> bool:
+        """Play the first turn on the event loop; False when it takes more than a moment and was given up."""
+        full, self._playing = script_budget(), None
+        try:
+            self._advance(messages, Budget(full.what, INLINE_BYTES, INLINE_LOOKUPS))
+        except BudgetExceededError:
+            self._playing = None
+            return False
+        self._budget.widen(full.total, full.work)
+        return True
+
+    async def _advance_elsewhere(self, messages: Sequence[ModelMessage]) -> None:
+        """Play on a thread: the loop of the process goes on with its other runs meanwhile."""
+        try:
+            await asyncio.to_thread(self._advance, messages)
+        except asyncio.CancelledError:
+            self._budget.stop()  # a thread cannot be cancelled; it ends at the next lookup
+            raise
+
+    def _advance(self, messages: Sequence[ModelMessage], budget: Budget | None = None) -> None:
+        """Play on to the turn after the history; ``_wanted`` is then None when the script has finished."""
         answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
         if self._playing is None or self._turns != len(answers):
-            self._player = Player(self._program, *_facts(messages))
+            self._budget = script_budget() if budget is None else budget
+            self._player = Player(self._program, *_facts(messages), self._budget)
             self._playing, self._turns = self._player.play(), 0
-        wanted: Sequence[Wanted] | None = None
         for turn in range(self._turns, len(answers) + 1):
             results = None if turn == 0 else _results(messages, answers[turn - 1])
-            wanted = self._send(results)
+            self._wanted = self._send(results)
             self._turns += 1
-        return wanted
 
     def _send(self, results: Sequence[Json] | None) -> Sequence[Wanted] | None:
         """Give the playing its results; turns without calls (a loop over nothing) are passed by."""

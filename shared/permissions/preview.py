@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shared.errors import TemplateError
+from shared.errors import BudgetExceededError, TemplateError
 from shared.foreign import call_foreign
 from shared.identity import Role, RunIdentity
 from shared.jsontext import Json, JsonObject
@@ -23,8 +23,9 @@ from shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
 from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.hosts import normal_host
 from shared.sandbox.paths import PathPolicy
-from shared.tasks.asks import Offence, host_offence, looked_up, run_offence, write_offence
-from shared.tasks.inputs import scope_of
+from shared.tasks.asks import REFERENCE, Offence, host_offence, looked_up, run_offence, write_offence
+from shared.tasks.budget import MIB, Budget
+from shared.tasks.inputs import scope_of, with_item
 from shared.tasks.plan import Plan, PlanStep
 from shared.tasks.step import StepKind
 from shared.tasks.template import Scope as Names
@@ -38,6 +39,9 @@ from shared.tools.risk import risk_of
 COMMAND_TOOL: Final = "code.run_command"
 MAX_ITEMS: Final = 1000
 """Of a map; what further ones ask for is asked when they start."""
+MAX_SCOPES: Final = 20_000
+MAX_SHOWN_BYTES: Final = 16 * MIB
+"""Of references that are looked up for one preview, and of the texts that they make."""
 _STEP: Final = "preview/step"
 """Stands for the step's key, which there is none of yet."""
 _NOBODY: Final = RunIdentity("sess_preview", "run_preview", "agent_preview", Role.WORKER, "", step_key=_STEP)
@@ -66,23 +70,32 @@ class Previewer:
     home: str
 
     def preview(self, plan: Plan, inputs: JsonObject) -> Preview:
-        """Return what the plan will ask for with these (bound) inputs."""
-        return Preview(plan.title, tuple(self._step(step, inputs) for step in plan.steps))
+        """Return what the plan will ask for with these (bound) inputs; beyond ``MAX_SCOPES`` it is asked later."""
+        budget = Budget("what the steps ask for", MAX_SHOWN_BYTES, MAX_SCOPES)
+        scope = scope_of(inputs, {})
+        return Preview(plan.title, tuple(self._step(step, scope, budget) for step in plan.steps))
 
-    def _step(self, step: PlanStep, inputs: JsonObject) -> StepPreview:
+    def _step(self, step: PlanStep, scope: Names, budget: Budget) -> StepPreview:
         work = step.step or step
         if work.kind is not StepKind.AGENT:
             return StepPreview(step.id, step.title, str(step.kind))
         tools = self.tools_of(work)
-        asks = distinct([one for names in _names_of(step, inputs) for one in self._asks(work, names, tools)])
+        found: list[Asked] = []
+        for names in _names_of(step, scope):
+            found += self._asks(work, names, tools, budget)
+            if budget.is_spent:
+                break  # its other items are like the ones that are not known yet
+        asks = distinct(found)
         spoken_of = {tool for one in asks for tool in one.tools}
         may_ask = (tool.name for tool in tools if tool.name not in spoken_of and self._may_ask(tool))
         return StepPreview(step.id, step.title, str(step.kind), asks, tuple(may_ask))
 
-    def _asks(self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition]) -> Iterator[Asked]:
+    def _asks(
+        self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: Budget
+    ) -> Iterator[Asked]:
         for kind, words in _wishes(work):
             given = shlex.join(words) if kind is AskKind.RUN else words[0]
-            known = words if "${" not in given else None if names is None else looked_up(words, names)
+            known = words if "${" not in given else None if names is None else _known(words, names, budget)
             if known is None:
                 yield Asked(kind, given, "", Effect.ASK, _LATER, tools=tuple(t.name for t in _users(kind, tools)))
                 continue
@@ -228,13 +241,22 @@ _OFFENCES: Final[Mapping[AskKind, Callable[[Sequence[str]], Offence | None]]] = 
 }
 
 
-def _names_of(step: PlanStep, inputs: JsonObject) -> Iterator[Names | None]:
+def _known(words: Sequence[str], names: Names, budget: Budget) -> tuple[str, ...] | None:
+    """Return words with their references looked up; None when they are not known yet, or enough has been shown."""
+    try:
+        return looked_up(words, names, budget)
+    except BudgetExceededError:
+        return None
+
+
+def _names_of(step: PlanStep, scope: Names) -> Iterator[Names | None]:
     """Yield what a step's references may name before the start: for a map once an item, None where those come later."""
-    if step.kind is not StepKind.MAP:
-        yield scope_of(inputs, {})
+    work = step.step or step
+    if step.kind is not StepKind.MAP or not any(REFERENCE in word for _, words in _wishes(work) for word in words):
+        yield scope
         return
     try:
-        items: Json = render(step.over, scope_of(inputs, {}))
+        items: Json = render(step.over, scope, Budget("the items of the map step"))
     except TemplateError:
         yield None
         return
@@ -242,7 +264,7 @@ def _names_of(step: PlanStep, inputs: JsonObject) -> Iterator[Names | None]:
         yield None
         return
     for item in items[:MAX_ITEMS]:
-        yield scope_of(inputs, {}, (step.item_name, item))
+        yield with_item(scope, step.item_name, item)
     if len(items) > MAX_ITEMS:
         yield None
 

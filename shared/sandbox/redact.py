@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, quote_plus
 
 from shared.jsontext import Json
+from shared.patterns import LinearPattern
 
 MARK = "[redacted]"
 MIN_SECRET_CHARS = 6
@@ -44,7 +45,11 @@ _TOKENS: tuple[tuple[str, str], ...] = (
     ("earer ", r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*"),
     ("://", r"(?<=://)[^\s/:@'\"]{0,128}:[^\s/@'\"]{1,256}(?=@)"),
 )
-_COMPILED = tuple((marker, re.compile(pattern)) for marker, pattern in _TOKENS)
+_COMPILED: tuple[tuple[str, re.Pattern[str] | LinearPattern], ...] = tuple(
+    # A text of nothing but beginnings of a web token would be searched to its end from each of them.
+    (marker, LinearPattern(pattern) if marker == "eyJ" else re.compile(pattern))
+    for marker, pattern in _TOKENS
+)
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _LONGEST_TOKEN = 4096
 _LONGEST_HELD = 64
@@ -89,7 +94,7 @@ class Redactor:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where secrets stand, as (start, end), in no order; they may overlap."""
-        patterns = [pattern for marker, pattern in _COMPILED if marker in text]
+        patterns: list[re.Pattern[str] | LinearPattern] = [pattern for marker, pattern in _COMPILED if marker in text]
         patterns += [re.compile(re.escape(value)) for value in self.values if value in text]
         return [match.span() for pattern in patterns for match in pattern.finditer(text)]
 

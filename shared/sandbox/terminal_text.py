@@ -7,7 +7,9 @@ look like another (OSC 8), turns the reading direction around. Neither a person 
 import re
 from typing import Final
 
-_CONTROL_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+# An introducer ends the string before it, as on a terminal: looking past it, a text of introducers would be searched to
+# its end from each of them.
+_CONTROL_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*(?:\x07|\x1b\\|\x9c)"
 _SEQUENCE: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
 _SHORT: Final = r"\x1b[ -/]*[0-~]"
 # A control string that never ends loses only its introducer: nothing behind it may disappear.

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shared.errors import TemplateError
+from shared.errors import BudgetExceededError, TemplateError
 from shared.jsontext import Json, JsonObject
 from shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
+from shared.tasks.budget import Budget
 from shared.tasks.template import Scope, as_text, render
 
 MAX_ASKS: Final = 100
@@ -52,24 +53,34 @@ class Asks:
         return cls(_texts(value.get("write")), _texts(value.get("hosts")), tuple(map(_texts, _list(value.get("run")))))
 
 
-def looked_up(texts: Sequence[str], scope: Scope) -> tuple[str, ...] | None:
-    """Return texts with their references looked up; None when one of them is not known yet."""
+def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, ...] | None:
+    """Return texts with their references looked up; None when one of them is not known yet.
+
+    Raises: BudgetExceededError.
+    """
+    found = []
     try:
-        return tuple(as_text(render(text, scope)) for text in texts)
+        for text in texts:
+            value = render(text, scope, budget)
+            budget.spend_text(budget.size_of(value))
+            found.append(as_text(value))
+    except BudgetExceededError:
+        raise
     except TemplateError:
         return None
+    return tuple(found)
 
 
-def rendered(value: JsonObject, scope: Scope) -> dict[str, Json]:
+def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]:
     """Return the stored form with its references looked up. One that names nothing stays as it was written.
 
-    A wish must not keep a step from running.
+    A wish must not keep a step from running. Raises: BudgetExceededError.
     """
     asks = Asks.from_json(value)
     found = Asks(
-        tuple((looked_up([text], scope) or (text,))[0] for text in asks.write),
-        tuple((looked_up([text], scope) or (text,))[0] for text in asks.hosts),
-        tuple(looked_up(words, scope) or words for words in asks.run),
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in asks.write),
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in asks.hosts),
+        tuple(looked_up(words, scope, budget) or words for words in asks.run),
     )
     return found.as_json()
 

@@ -10,16 +10,21 @@ from typing import TypeAlias
 
 from shared.errors import TemplateError
 from shared.jsontext import Json
-from shared.tasks.functions import known_functions, nearest, suggestion
+from shared.tasks.functions import known_functions
 from shared.tasks.graph import find_cycle
 from shared.tasks.places import Path
 from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanStep, Report
+from shared.tasks.problems import MAX_WORD_CHARS, Names, Remedy, Unknown
 from shared.tasks.step import ClaimMode, StepKind
 from shared.tasks.template import Reference, references
 from shared.tools.schema import schema_offences
 
 RESERVED = frozenset({"inputs", "steps", "workplace"})
 """Roots of references; no step and no map item may take them."""
+
+_ROOTS = frozenset({"inputs", "steps"})
+MAX_TOOL_PATTERNS = 1_000
+"""Different ones in one plan; each is compared with every tool there is."""
 
 RESULT_FIELDS = frozenset({"output", "status", "outcome", "error", "denials", "unknown_effects", "partial"})
 
@@ -34,9 +39,11 @@ def check_plan(plan: Plan, known: Known, report: Report, standing: Standing = NO
     """Report every offence between the parts of a plan, and between them and the steps that are ``standing``."""
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
+    inputs = frozenset(one.name for one in plan.inputs)
+    patterns: dict[str, bool] = {}
     for index, step in enumerate(plan.steps):
         path: Path = ("steps", index)
-        names = _Names(plan, step, ids)
+        names = _Names(inputs, step, ids, patterns)
         if step.step is not None:
             _check_map(step, path, names, report)
             _check_work(step.step, (*path, "step"), names.with_item(step.item_name), known, report)
@@ -60,12 +67,14 @@ def _check_ids(plan: Plan, report: Report, standing: Standing) -> frozenset[str]
 
 def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Standing) -> None:
     for index, step in enumerate(plan.steps):
+        named: set[str] = set()
         for number, parent in enumerate(step.depends_on):
             place: Path = ("steps", index, "depends_on", number)
             if parent not in ids:
-                report(place, f"there is no step {parent!r}", suggestion(parent, ids - {step.id}))
-            elif parent in step.depends_on[:number]:
+                report(place, f"there is no step {parent!r}", Unknown(parent, ids, but=step.id))
+            elif parent in named:
                 report(place, f"{parent!r} stands twice", "name each dependency once")
+            named.add(parent)
     edges: dict[str, Sequence[str]] = dict(standing)
     for step in plan.steps:
         edges.setdefault(step.id, step.depends_on)
@@ -105,7 +114,7 @@ def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, repor
         return
     if step.claim is ClaimMode.PULL:
         _check_pulled(step, path, report)
-    _check_agent(step, path, known, report)
+    _check_agent(step, path, names, known, report)
 
 
 def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
@@ -119,19 +128,33 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
         report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
 
 
-def _check_agent(step: PlanStep, path: Path, known: Known, report: Report) -> None:
+def _check_agent(step: PlanStep, path: Path, names: "_Names", known: Known, report: Report) -> None:
     if not step.instructions.strip() and step.script is None:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
-        remedy = f"{nearest(step.agent, known.definitions)}known: {', '.join(sorted(known.definitions))}"
+        remedy = Unknown(step.agent, known.definitions, names_all=True)
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
-    for index, pattern in enumerate(step.allowed_tools or ()):
-        if known.tools is not None and not any(fnmatchcase(name, pattern) for name in known.tools):
-            remedy = suggestion(pattern, known.tools)
-            report((*path, "allowed_tools", index), f"there is no tool {pattern!r}", remedy)
+    if known.tools is not None:
+        _check_tools(step, known.tools, names.patterns, path, report)
     if step.script is not None and known.check_script is not None:
-        for place, problem, remedy in known.check_script(step.script, frozenset(step.inputs), known.tools):
-            report((*path, "script", *place), problem, remedy)
+        at_script: Report = lambda place, *words: report((*path, "script", *place), *words)  # noqa: E731  # typed
+        known.check_script(step.script, frozenset(step.inputs), known.tools, at_script)
+
+
+def _check_tools(step: PlanStep, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:
+    """Report names of tools and globs that mean none; ``patterns`` keeps what is known of the plan's globs."""
+    for index, pattern in enumerate(step.allowed_tools or ()):
+        place = (*path, "allowed_tools", index)
+        if pattern in tools:
+            continue
+        if pattern not in patterns:
+            if len(patterns) == MAX_TOOL_PATTERNS:
+                report(place, f"the plan has more than {MAX_TOOL_PATTERNS:,} patterns of tools", "name the tools")
+                return
+            is_short = len(pattern) <= 2 * MAX_WORD_CHARS
+            patterns[pattern] = is_short and any(fnmatchcase(name, pattern) for name in tools)
+        if not patterns[pattern]:
+            report(place, f"there is no tool {pattern!r}", Unknown(pattern, tools))
 
 
 def _check_function(name: str, place: Path, known: Known, report: Report) -> None:
@@ -139,28 +162,33 @@ def _check_function(name: str, place: Path, known: Known, report: Report) -> Non
     # Functions of one's own are registered in the workers; where those are not known, only built-in names are judged.
     if not name or name in functions or (known.functions is None and not name.startswith("builtin.")):
         return
-    remedy = f"{suggestion(name, functions)}; modules that register functions are named by SOONG_FUNCTIONS"
-    report(place, f"there is no step function {name!r}", remedy)
+    after = "; modules that register functions are named by SOONG_FUNCTIONS"
+    report(place, f"there is no step function {name!r}", Unknown(name, functions, after=after))
 
 
 class _Names:
-    """What the references of one step may name."""
+    """What the references of one step may name, and what is known of the plan's patterns of tools."""
 
-    def __init__(self, plan: Plan, step: PlanStep, ids: frozenset[str], item: str = "") -> None:
-        self._plan, self._step, self._ids = plan, step, ids
-        self.inputs = frozenset(one.name for one in plan.inputs)
+    def __init__(
+        self, inputs: frozenset[str], step: PlanStep, ids: frozenset[str], patterns: dict[str, bool], item: str = ""
+    ) -> None:
+        self._step, self._ids = step, ids
+        self.patterns = patterns
+        self.inputs = inputs
         self.results = frozenset(step.depends_on)
         self.item = item
+        self._items = frozenset({item} if item else ())
+        self._roots = Names(_ROOTS, self._items, ids)
 
     def with_item(self, item: str) -> "_Names":
-        return _Names(self._plan, self._step, self._ids, item)
+        return _Names(self.inputs, self._step, self._ids, self.patterns, item)
 
-    def problem(self, reference: Reference) -> tuple[str, str] | None:
+    def problem(self, reference: Reference) -> tuple[str, Remedy] | None:
         """Return problem and remedy of a reference; None when it may stand."""
-        root = reference.root_in(frozenset({"inputs", "steps", *self._ids, *([self.item] if self.item else [])}))
+        root = reference.root_in(self._roots)
         if root is None:
-            known = frozenset({"inputs", *self.results, *([self.item] if self.item else [])})
-            return f"{reference.parts[0]!r} is not known here", suggestion(str(reference.parts[0]), known)
+            known = Names(frozenset({"inputs"}), self._items, self.results)
+            return f"{reference.parts[0]!r} is not known here", Unknown(str(reference.parts[0]), known)
         rest = reference.parts[root.count(".") + 1 :]
         if root == self.item:
             return None
@@ -170,16 +198,16 @@ class _Names:
             root, rest = str(rest[0]) if rest else "", rest[1:]
         return self._result_problem(root, rest)
 
-    def _input_problem(self, rest: tuple[str | int, ...]) -> tuple[str, str] | None:
+    def _input_problem(self, rest: tuple[str | int, ...]) -> tuple[str, Remedy] | None:
         if not rest or rest[0] in self.inputs:
             return None
-        return f"the plan has no input {rest[0]!r}", suggestion(str(rest[0]), self.inputs)
+        return f"the plan has no input {rest[0]!r}", Unknown(str(rest[0]), self.inputs)
 
-    def _result_problem(self, root: str, rest: tuple[str | int, ...]) -> tuple[str, str] | None:
+    def _result_problem(self, root: str, rest: tuple[str | int, ...]) -> tuple[str, Remedy] | None:
         if root not in self.results:
             if root in self._ids:
                 return f"{root!r} is not a dependency of this step", f"add {root!r} to `depends_on`"
-            return f"there is no step {root!r}", suggestion(root, self.results)
+            return f"there is no step {root!r}", Unknown(root, self.results)
         if rest and rest[0] not in RESULT_FIELDS:
             return f"a step's result has no {rest[0]!r}", f"write `{root}.output.{rest[0]}`"
         return None

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import yaml
 
@@ -19,7 +19,7 @@ from shared.errors import InvalidJsonError, InvalidPlanError, Offence
 from shared.jsontext import MAX_SAFE_INTEGER, Json, parse_strict
 from shared.tasks.places import Path, show
 
-MAX_BYTES = 4 * 1024 * 1024
+MAX_CHARS = 4 * 1024 * 1024
 MAX_DEPTH = 60
 
 _INT = re.compile(r"[-+]?[0-9]+\Z")
@@ -54,21 +54,57 @@ _WORDS: Mapping[str, Json] = {
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+@dataclass(slots=True)
+class Lines:
+    """The line of a collection and of each of its parts, by key or index; a part that is no collection is its line.
+
+    A tree, and no table of paths: a path for each of a million numbers in a deep list takes half a gigabyte.
+    """
+
+    line: int
+    parts: "dict[str, int | Lines] | list[int | Lines] | None" = None
+
+    def add(self, key: str | None, line: "int | Lines") -> None:
+        """Note a part: the next of a list, or by its key."""
+        if key is None:
+            self.parts = self.parts if isinstance(self.parts, list) else []
+            self.parts.append(line)
+        else:
+            self.parts = self.parts if isinstance(self.parts, dict) else {}
+            self.parts[key] = line
+
+    def of(self, part: str | int) -> "int | Lines | None":
+        if isinstance(self.parts, dict) and isinstance(part, str):
+            return self.parts.get(part)
+        if isinstance(self.parts, list) and isinstance(part, int) and 0 <= part < len(self.parts):
+            return self.parts[part]
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A value with the line of each of its parts. ``source`` is the name shown to people, usually the file's path."""
 
     source: str
     value: Json
-    lines: Mapping[Path, int] = field(default_factory=dict)
+    lines: Lines | None = None
+
+    def line(self, path: Path) -> int:
+        """Return the line of a part, or of the nearest part around it that has one; 0 when there are no lines."""
+        at = self.lines
+        if at is None:
+            return 0
+        for part in path:
+            found = at.of(part)
+            if not isinstance(found, Lines):
+                return found or at.line
+            at = found
+        return at.line
 
     def place(self, path: Path) -> str:
         """Return ``file:line path`` for a part, or for the nearest part around it that has a line."""
-        known = path
-        while known and known not in self.lines:
-            known = known[:-1]
-        line = self.lines.get(known)
-        where = self.source if line is None else f"{self.source}:{line}"
+        line = self.line(path)
+        where = f"{self.source}:{line}" if line else self.source
         return f"{where} {show(path)}" if path else where
 
 
@@ -78,8 +114,9 @@ def read_document(text: str, source: str) -> Document:
     Raises:
         InvalidPlanError: not YAML, or YAML that says what JSON cannot; the offence carries line and column.
     """
-    if len(text) > MAX_BYTES:
-        raise _refusal(source, None, f"the document has {len(text)} characters", f"write at most {MAX_BYTES}")
+    if len(text) > MAX_CHARS:
+        problem = f"the document has more than {MAX_CHARS:,} characters"
+        raise _refusal(source, None, problem, "pass large values as files or inputs")
     try:
         return _Builder(source).build(yaml.parse(text, Loader=_LOADER))
     except yaml.MarkedYAMLError as error:
@@ -129,8 +166,9 @@ class _Open:
     """A collection whose end has not come. ``key`` is the mapping key that waits for its value."""
 
     value: list[Json] | dict[str, Json]
-    path: Path
+    lines: Lines
     key: str | None = None
+    key_line: int = 0
 
 
 class _Builder:
@@ -139,7 +177,7 @@ class _Builder:
     def __init__(self, source: str) -> None:
         self._source = source
         self._stack: list[_Open] = []
-        self._lines: dict[Path, int] = {}
+        self._lines: Lines | None = None
         self._roots: list[Json] = []
 
     def build(self, events: Iterator[yaml.Event]) -> Document:
@@ -162,7 +200,7 @@ class _Builder:
             self._open(event)
         elif isinstance(event, yaml.CollectionEndEvent):
             closed = self._stack.pop()
-            self._put(closed.value, None)
+            self._put(closed.value, closed.lines)
 
     def _take_scalar(self, event: yaml.ScalarEvent) -> None:
         if event.anchor is not None:
@@ -171,10 +209,9 @@ class _Builder:
         if top is not None and isinstance(top.value, dict) and top.key is None:
             if event.value in top.value:
                 raise self._error(event, f"the key {event.value!r} stands twice in one mapping", "keep one of the two")
-            top.key = event.value
-            self._lines[*top.path, event.value] = _line(event)
+            top.key, top.key_line = event.value, _line(event)
             return
-        self._put(self._scalar(event), event)
+        self._put(self._scalar(event), _line(event))
 
     def _open(self, event: yaml.CollectionStartEvent) -> None:
         if event.anchor is not None:
@@ -186,28 +223,23 @@ class _Builder:
         top = self._stack[-1] if self._stack else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
             raise self._error(event, "a mapping key is not text", "write keys as plain words")
-        path = self._next_path()
-        self._lines.setdefault(path, _line(event))
-        self._stack.append(_Open({} if isinstance(event, yaml.MappingStartEvent) else [], path))
+        # Of a part with a key the line is the key's: that is where a person looks for it.
+        line = top.key_line if top is not None and top.key is not None else _line(event)
+        self._stack.append(_Open({} if isinstance(event, yaml.MappingStartEvent) else [], Lines(line)))
 
-    def _put(self, value: Json, event: yaml.ScalarEvent | None) -> None:
+    def _put(self, value: Json, lines: int | Lines) -> None:
         if not self._stack:
             self._roots.append(value)
+            self._lines = lines if isinstance(lines, Lines) else Lines(lines)
             return
         top = self._stack[-1]
-        if event is not None:
-            self._lines.setdefault(self._next_path(), _line(event))
         if isinstance(top.value, list):
+            top.lines.add(None, lines)
             top.value.append(value)
         else:
             assert top.key is not None
+            top.lines.add(top.key, lines if isinstance(lines, Lines) else top.key_line)
             top.value[top.key], top.key = value, None
-
-    def _next_path(self) -> Path:
-        if not self._stack:
-            return ()
-        top = self._stack[-1]
-        return (*top.path, len(top.value) if isinstance(top.value, list) else str(top.key))
 
     def _scalar(self, event: yaml.ScalarEvent) -> Json:
         if event.tag is not None:

@@ -9,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
-from shared.errors import InvalidPlanError, Offence, TemplateError
+from shared.errors import TemplateError
 from shared.identity import OWN, Origin, Role, RunIdentity
 from shared.ids import new_id, step_key
-from shared.jsontext import Json, JsonObject, dump
+from shared.jsontext import Json, JsonObject
 from shared.runs.record import NewRun, Run
 from shared.sessions.session import Session
 from shared.tasks.asks import rendered
-from shared.tasks.inputs import bind, scope_of
+from shared.tasks.budget import MAX_EXPANSION_BYTES, Budget
+from shared.tasks.inputs import bind, scope_of, with_item
 from shared.tasks.plan import Plan, PlanStep, spec_of
+from shared.tasks.problems import Problems
 from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
-from shared.tasks.template import as_text, render, render_text
+from shared.tasks.template import Scope, head_of, json_head, render, render_head
 from shared.tools.surface import Surface
 from shared.wire.capabilities import declared, functions_needed, project_needed, projects_among, tools_needed
 from shared.wire.jobs import written_in
@@ -29,6 +31,9 @@ SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
 
 ORCHESTRATOR = "orchestrator"
 MAX_KEY_CHARS = 120
+_READ_KEY_CHARS = 1_000
+"""Of what a key is made: white space at its start does not count."""
+MAX_TITLE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,8 @@ def new_task(
     )
     project = project_needed(session.project_id, session.project)
     lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
-    scope = scope_of(inputs, {})
-    steps = tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in plan.steps)
+    titles = _Titles(scope_of(inputs, {}), Budget("the titles of the steps"))
+    steps = tuple(_new_step(step, lineage, titles, surface_of, default_model) for step in plan.steps)
     return NewTask(
         id=task_id,
         session_id=session.id,
@@ -115,7 +120,7 @@ def models_of(plan: Plan, default_model: str) -> frozenset[str]:
 
 def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> None:
     """A script model without a script can do nothing: say so before anything is written. Raises: InvalidPlanError."""
-    offences = []
+    problems = Problems()
     for index, step in enumerate(steps):
         work = step.step or step
         model = work.model or default_model
@@ -123,9 +128,8 @@ def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> 
         if is_own_agent and model == "script" and work.script is None:
             place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
             problem = f"step {step.id!r} has no script and would run on the model 'script'"
-            offences.append(Offence(place, problem, "choose a model (`--model provider:name`) or add a `script:`"))
-    if offences:
-        raise InvalidPlanError(offences)
+            problems.add(place, problem, "choose a model (`--model provider:name`) or add a `script:`")
+    problems.refuse()
 
 
 def grown(
@@ -147,13 +151,25 @@ def grown(
     """
     check_models(steps, default_model, "update add_steps")
     lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
-    scope = scope_of(task.inputs, {})
-    return tuple(_new_step(step, lineage, scope, surface_of, default_model) for step in steps)
+    titles = _Titles(scope_of(task.inputs, {}), Budget("the titles of the steps"))
+    return tuple(_new_step(step, lineage, titles, surface_of, default_model) for step in steps)
 
 
-def _new_step(
-    step: PlanStep, lineage: _Lineage, scope: Mapping[str, Json], surface_of: SurfaceOf, default_model: str
-) -> NewStep:
+@dataclass(frozen=True, slots=True)
+class _Titles:
+    """Looks up the references of titles. One that cannot be looked up (yet) stays as it was written."""
+
+    scope: Scope
+    budget: Budget
+
+    def of(self, title: str) -> str:
+        try:
+            return render_head(title, self.scope, self.budget, MAX_TITLE_CHARS)
+        except TemplateError:
+            return title[:MAX_TITLE_CHARS]
+
+
+def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surface_of: SurfaceOf, default_model: str) -> NewStep:
     spec = spec_of(step)
     work = step.step or step
     surface = _surface(work, surface_of)
@@ -165,7 +181,7 @@ def _new_step(
         task_id=lineage.task_id,
         session_id=lineage.session_id,
         step_id=step.id,
-        title=_title(step.title, scope),
+        title=titles.of(step.title),
         kind=step.kind,
         spec=spec,
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
@@ -203,14 +219,14 @@ def _tools(surface: JsonObject) -> Sequence[str]:
     return Surface.from_json(surface).tools if "decisions" in surface else ()
 
 
-def map_items(step: Step, task: Task, dependencies: Mapping[str, StepResult]) -> Sequence[Json]:
-    """Return the items that a map step is over.
+def map_items(step: Step, scope: Scope, budget: Budget) -> Sequence[Json]:
+    """Return the items that a map step is over; ``scope`` is what its references may name.
 
     Raises:
         TemplateError: what it is over names nothing, is no list, or has more items than ``max_items``.
     """
     over = step.spec.get("over")
-    items = render(over, scope_of(task.inputs, dependencies))
+    items = render(over, scope, budget)
     name = over[2:-1] if isinstance(over, str) else "over"
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TemplateError(name, "the map step is over something that is not a list")
@@ -227,36 +243,37 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
 
     Raises:
         TemplateError: as :func:`map_items`, or a child's template names nothing, or two items have the same key.
+        BudgetExceededError: the children would be too large to be stored.
     """
     lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id, origin=root.origin)
+    scope, budget = scope_of(task.inputs, dependencies), Budget("the children of the map step", MAX_EXPANSION_BYTES)
     child = cast("Mapping[str, Json]", step.spec["step"])
     item_name = str(step.spec.get("item_name", "item"))
     seen: dict[str, int] = {}
     made = []
-    for index, item in enumerate(map_items(step, task, dependencies)):
-        scope = scope_of(task.inputs, dependencies, (item_name, item))
-        key = _key(str(step.spec.get("item_key") or ""), item, index, scope)
+    for index, item in enumerate(map_items(step, scope, budget)):
+        known = with_item(scope, item_name, item)
+        key = _key(str(step.spec.get("item_key") or ""), item, index, known, budget)
         if seen.setdefault(key, index) != index:
             raise TemplateError(f"{step.step_id}.key", f"items {seen[key]} and {index} both have the key {key!r}")
-        made.append(_child(step, child, key, index, scope, lineage))
+        made.append(_child(step, child, key, index, _Titles(known, budget), lineage))
     return made
 
 
-def _child(
-    step: Step, child: Mapping[str, Json], key: str, index: int, scope: Mapping[str, Json], lineage: _Lineage
-) -> NewStep:
-    step_id = f"{step.step_id}[{key}]"
-    bound = bind(child, scope)
+def _child(step: Step, child: Mapping[str, Json], key: str, index: int, titles: _Titles, lineage: _Lineage) -> NewStep:
+    step_id, scope, budget = f"{step.step_id}[{key}]", titles.scope, titles.budget
+    bound = bind(child, scope, budget)
     spec = {name: value for name, value in child.items() if name not in ("inputs", "instructions", "title")}
     if isinstance(asks := child.get("asks"), Mapping):
-        spec["asks"] = rendered(asks, scope)
+        spec["asks"] = rendered(asks, scope, budget)
+    budget.spend(budget.size_of(spec))  # the rest of it is stored with each child as it is written
     kind = StepKind(str(child["kind"]))
     made = NewStep(
         key=step_key(step.task_id, step_id),
         task_id=step.task_id,
         session_id=step.session_id,
         step_id=step_id,
-        title=_title(str(child.get("title") or f"{step.title}: {key}"), scope),
+        title=titles.of(str(child.get("title") or f"{step.title}: {key}")),
         kind=kind,
         spec={**spec, "id": step_id, "bound": {"instructions": bound.instructions, "inputs": bound.inputs}},
         priority=int(str(child.get("priority", 0))) or step.priority,
@@ -365,25 +382,17 @@ def _model(work: PlanStep, default_model: str) -> str:
     return (work.model or default_model) if is_own_agent else ""
 
 
-def _title(title: str, scope: Mapping[str, Json]) -> str:
-    """Return a title with its references looked up; one that cannot be yet stays as it was written."""
-    try:
-        return as_text(render_text(title, scope))[:200]
-    except TemplateError:
-        return title[:200]
-
-
-def _key(template: str, item: Json, index: int, scope: Mapping[str, Json]) -> str:
+def _key(template: str, item: Json, index: int, scope: Scope, budget: Budget) -> str:
     """Return the key of an item: what ``key`` says, else the item when it is a short text or number, else its index."""
     if template:
-        key = as_text(render_text(template, scope))
+        key = render_head(template, scope, budget, _READ_KEY_CHARS)
     elif isinstance(item, str | int) and not isinstance(item, bool):
-        key = as_text(item)
+        key = head_of(item, _READ_KEY_CHARS)
     else:
         key = str(index)
     clean = "".join(char if char.isprintable() and char not in "[]" else "_" for char in key).strip()
     if not clean:
-        raise TemplateError("key", f"item {index} ({dump(item)[:60]}) has an empty key")
+        raise TemplateError("key", f"item {index} ({json_head(item, 60)}) has an empty key")
     return clean[:MAX_KEY_CHARS]
 
 

@@ -12,9 +12,10 @@ from enum import StrEnum
 from typing import TypeVar
 
 from shared.jsontext import Json, JsonObject
-from shared.tasks.functions import nearest, suggestion
+from shared.tasks.functions import nearest
 from shared.tasks.places import Path
 from shared.tasks.plan import Report
+from shared.tasks.problems import Unknown
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -138,7 +139,7 @@ class Fields:
             if elsewhere:
                 self.report((*self.path, name), f"the field {name!r} does not belong here", elsewhere)
             else:
-                self.report((*self.path, name), f"unknown field {name!r}", suggestion(name, self._taken))
+                self.report((*self.path, name), f"unknown field {name!r}", Unknown(name, self._taken))
 
     def _take(self, name: str, *, is_required: bool = False) -> Json:
         self._taken[name] = None

@@ -7,14 +7,14 @@ on its loop; a *cheap* one (no I/O, microseconds) is called where the worker sta
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeAlias, TypeVar
 
 from shared.errors import InvalidConfigError, NotFoundError
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
+from shared.tasks.problems import Unknown, near
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,15 @@ def known_functions() -> Mapping[str, StepFunction]:
     return dict(_FUNCTIONS)
 
 
-def nearest(word: str, known: Mapping[str, object] | frozenset[str]) -> str:
+def nearest(word: str, known: Collection[str]) -> str:
     """Return a question for the known word that is meant, to stand before something else; nothing when none is near."""
-    close = get_close_matches(word, list(known), 1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    close = near(word, known)
+    return f"did you mean {close!r}? " if close else ""
 
 
-def suggestion(word: str, known: Mapping[str, object] | frozenset[str]) -> str:
+def suggestion(word: str, known: Collection[str]) -> str:
     """Return the remedy for a word that is none of the known ones."""
-    close = get_close_matches(word, list(known), 1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(sorted(known))}" if known else "none is known"
+    return Unknown(word, known).text()
 
 
 def _origin(body: StepFunctionBody) -> str:

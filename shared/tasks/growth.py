@@ -8,16 +8,17 @@ named at once, and nothing of a document with one is carried out.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shared.errors import InvalidPlanError, Offence
+from shared.errors import TemplateError
 from shared.jsontext import Json, JsonObject
 from shared.tasks.asks import Asks
 from shared.tasks.checking import Standing, check_plan
 from shared.tasks.fields import Fields
-from shared.tasks.functions import suggestion
-from shared.tasks.places import Path, show
+from shared.tasks.places import Path
 from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
+from shared.tasks.problems import Problems, Remedy, Unknown
 from shared.tasks.reading import read_step
 from shared.tasks.step import Step, StepKind, Task
+from shared.tasks.template import references
 
 SOURCE = "update"
 
@@ -69,21 +70,18 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
     Raises:
         InvalidPlanError: with every offence; or nothing is asked at all.
     """
-    offences: list[Offence] = []
-
-    def report(path: Path, problem: str, remedy: str) -> None:
-        offences.append(Offence(f"{SOURCE} {show(path)}", problem, remedy))
-
+    problems = Problems(SOURCE)
+    report: Report = problems.report
     standing = standing_of(steps)
     update = _read(Fields(document, (), report), steps, report)
     check_plan(_plan(task, update.steps), known, _below("add_steps", report), standing)
     _check_edges(update, standing, report)
+    by_id = {step.step_id: step for step in steps}
     for index, attempt in enumerate(update.attempts):
-        _check_attempt(attempt, index, task, steps, known, report)
-    if update == Update(reason=update.reason) and not offences:
+        _check_attempt(attempt, index, task, by_id, known, report)
+    if update == Update(reason=update.reason) and not problems.count:
         report((), "nothing is asked for", "name add_steps, retry_steps, skip_steps, cancel_steps or priorities")
-    if offences:
-        raise InvalidPlanError(offences)
+    problems.refuse()
     return update
 
 
@@ -215,7 +213,7 @@ def _read_ids(fields: Fields, name: str, ids: set[str], report: Report) -> tuple
 
 def _check_known(step_id: str, ids: set[str], path: Path, report: Report) -> bool:
     if step_id not in ids:
-        report(path, f"the task has no step {step_id!r}", suggestion(step_id, frozenset(ids)))
+        report(path, f"the task has no step {step_id!r}", Unknown(step_id, ids))
     return step_id in ids
 
 
@@ -224,14 +222,14 @@ def _check_edges(update: Update, standing: Standing, report: Report) -> None:
     for child, parent in update.edges:
         if parent not in known:
             problem = f"{child!r} cannot depend on {parent!r}: there is no such step"
-            report(("add_dependencies",), problem, suggestion(parent, known - {child}))
+            report(("add_dependencies",), problem, Unknown(parent, known, but=child))
 
 
 def _check_attempt(
-    attempt: Attempt, index: int, task: Task, steps: Sequence[Step], known: Known, report: Report
+    attempt: Attempt, index: int, task: Task, steps: Mapping[str, Step], known: Known, report: Report
 ) -> None:
     """Check a step that is to be tried otherwise as the plan would have been, had it said so."""
-    step = next(step for step in steps if step.step_id == attempt.step_id)
+    step = steps[attempt.step_id]
     path: Path = ("retry_steps", index)
     if step.kind is StepKind.MAP:
         report(path, f"{attempt.step_id!r} is a map step and is not run itself", "name its failed items")
@@ -241,7 +239,6 @@ def _check_attempt(
     if step.kind is not StepKind.AGENT:
         report(path, f"{attempt.step_id!r} is a {step.kind} step", "name only `step`: there is no agent to change")
         return
-    ids = {one.key: one.step_id for one in steps}
     # The children of a map were bound when they were made: their text is taken as it is.
     instructions = "" if step.map_key else attempt.instructions or ""
     changed = replace(
@@ -254,11 +251,21 @@ def _check_attempt(
         instructions=instructions,
         agent=attempt.agent or step.definition or DEFAULT_DEFINITION,
         allowed_tools=attempt.allowed_tools,
-        depends_on=tuple(ids[key] for key in step.depends_on),
+        depends_on=tuple(key.partition("/")[2] for key in step.depends_on),
     )
-    others: Standing = {name: () for name in ids.values() if name != step.step_id}
+    others: Standing = dict.fromkeys((*changed.depends_on, *_mentioned(instructions, steps) - {step.step_id}), ())
     at_step: Report = lambda _place, problem, remedy: report(path, problem, remedy)  # noqa: E731  # typed by its name
     check_plan(_plan(task, (changed,)), replace(known, check_script=None), at_step, others)
+
+
+def _mentioned(text: str, steps: Mapping[str, Step]) -> set[str]:
+    """Return the steps that the references of a text name; of a malformed text none."""
+    try:
+        found = [reference for _, reference in references(text)]
+    except TemplateError:
+        return set()
+    named = [one.root_in(steps) for one in found] + [str(one.parts[1]) for one in found if len(one.parts) > 1]
+    return {name for name in named if name is not None and name in steps}
 
 
 def _plan(task: Task, steps: tuple[PlanStep, ...]) -> Plan:
@@ -269,7 +276,7 @@ def _plan(task: Task, steps: tuple[PlanStep, ...]) -> Plan:
 def _below(name: str, report: Report) -> Report:
     """Report the places of a plan's steps as those of the document's field."""
 
-    def moved(path: Path, problem: str, remedy: str) -> None:
+    def moved(path: Path, problem: str, remedy: Remedy) -> None:
         report((name, *path[1:]) if path[:1] == ("steps",) else path, problem, remedy)
 
     return moved

@@ -1,16 +1,17 @@
 """Binds values to a plan's inputs, and a step's templates to what is known when it runs."""
 
-import json
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from shared.errors import InvalidPlanError, Offence, TemplateError
+from shared.errors import TemplateError
 from shared.jsontext import Json, JsonObject, parse_strict
-from shared.tasks.functions import suggestion
+from shared.tasks.budget import Budget
 from shared.tasks.plan import InputType, Plan, PlanInput, has_type
+from shared.tasks.problems import Problems, Unknown
 from shared.tasks.step import StepResult
-from shared.tasks.template import Scope, as_text, render, render_text
+from shared.tasks.template import Scope, as_text, json_head, render, render_text
 
 
 def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
@@ -20,20 +21,17 @@ def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
         InvalidPlanError: an unknown input, a missing one, or one of the wrong type.
     """
     known = {one.name: one for one in plan.inputs}
-    offences = [
-        Offence(f"input {name!r}", "the plan has no such input", suggestion(name, known))
-        for name in given
-        if name not in known
-    ]
+    problems = Problems()
+    for name in given:
+        if name not in known:
+            problems.add(f"input {name!r}", "the plan has no such input", Unknown(name, known))
     bound: dict[str, Json] = {}
     for one in plan.inputs:
         try:
             bound[one.name] = _bind(one, given)
         except ValueError as error:
-            remedy = f"pass `--input {one.name}=<{one.type}>`"
-            offences.append(Offence(f"input {one.name!r}", str(error), remedy))
-    if offences:
-        raise InvalidPlanError(offences)
+            problems.add(f"input {one.name!r}", str(error), f"pass `--input {one.name}=<{one.type}>`")
+    problems.refuse()
     return bound
 
 
@@ -50,7 +48,7 @@ def _bind(one: PlanInput, given: Mapping[str, Json]) -> Json:
 
 def _typed(value: Json, type_name: InputType) -> Json:
     if not has_type(value, type_name):
-        raise ValueError(f"{json.dumps(value)[:60]} is not of type {type_name}")
+        raise ValueError(f"{json_head(value, 60)} is not of type {type_name}")
     return value
 
 
@@ -62,10 +60,8 @@ class BoundStep:
     inputs: JsonObject
 
 
-def scope_of(
-    task_inputs: JsonObject, dependencies: Mapping[str, StepResult], item: tuple[str, Json] | None = None
-) -> Scope:
-    """Return what the references of a step may name: inputs, its dependencies' results, and a map's item."""
+def scope_of(task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> Scope:
+    """Return what the references of a step may name: inputs and its dependencies' results."""
     results: dict[str, Json] = {
         step_id: {
             "output": one.output,
@@ -78,10 +74,12 @@ def scope_of(
         }
         for step_id, one in dependencies.items()
     }
-    scope: dict[str, Json] = {"inputs": task_inputs, "steps": results, **results}
-    if item is not None:
-        scope[item[0]] = item[1]
-    return scope
+    return {"inputs": task_inputs, "steps": results, **results}
+
+
+def with_item(scope: Scope, name: str, item: Json) -> Scope:
+    """Return what the references of a map's child may name: those of the map step, and the item."""
+    return ChainMap({name: item}, cast("dict[str, Json]", scope))
 
 
 def bind_step(spec: JsonObject, task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> BoundStep:
@@ -91,16 +89,23 @@ def bind_step(spec: JsonObject, task_inputs: JsonObject, dependencies: Mapping[s
 
     Raises:
         TemplateError: a dependency's result has not what the plan asks of it.
+        BudgetExceededError: what the plan makes of its values is too large for a step.
     """
     if "bound" in spec:
         bound = cast("Mapping[str, Json]", spec["bound"])
         return BoundStep(str(bound.get("instructions", "")), cast(JsonObject, bound.get("inputs", {})))
-    return bind(spec, scope_of(task_inputs, dependencies))
+    return bind(spec, scope_of(task_inputs, dependencies), Budget("the inputs of the step"))
 
 
-def bind(spec: JsonObject, scope: Scope) -> BoundStep:
-    """Look up every reference of a step's instructions and inputs. Raises: TemplateError."""
-    inputs = render(spec.get("inputs") or {}, scope)
+def bind(spec: JsonObject, scope: Scope, budget: Budget) -> BoundStep:
+    """Look up every reference of a step's instructions and inputs, and count what a run or a row is given.
+
+    Raises: TemplateError, BudgetExceededError.
+    """
+    inputs = render(spec.get("inputs") or {}, scope, budget)
     if not isinstance(inputs, Mapping):
         raise TemplateError("inputs", "the inputs of a step are not a mapping")
-    return BoundStep(as_text(render_text(str(spec.get("instructions") or ""), scope)), inputs)
+    budget.spend(budget.size_of(inputs))
+    instructions = render_text(str(spec.get("instructions") or ""), scope, budget)
+    budget.spend_text(budget.size_of(instructions))
+    return BoundStep(as_text(instructions), inputs)

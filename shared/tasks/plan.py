@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from shared.jsontext import Json, JsonObject
 from shared.tasks.asks import Asks
 from shared.tasks.places import Path
+from shared.tasks.problems import Remedy
 from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
@@ -104,8 +105,11 @@ class Plan:
         return {step.id: step for step in self.steps}[step_id]
 
 
-ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None], Sequence[tuple[Path, str, str]]]
-"""Checks a script against the step's input names and the tools (None: not known); returns (place, problem, remedy)."""
+Report: TypeAlias = Callable[[Path, str, Remedy], None]
+"""Takes the place, the problem and the remedy of one offence."""
+
+ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None, Report], None]
+"""Checks a script against the step's input names and the tools (None: not known); reports by places in the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +140,6 @@ def has_type(value: Json, type_name: InputType) -> bool:
             return isinstance(value, list | tuple)
         case "object":
             return isinstance(value, Mapping)
-
-
-Report: TypeAlias = Callable[[Path, str, str], None]
-"""Takes the place, the problem and the remedy of one offence."""
 
 
 def spec_of(step: PlanStep) -> dict[str, Json]:

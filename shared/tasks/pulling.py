@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from shared.errors import InvalidPlanError, Offence
 from shared.identity import RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.tasks.change import TaskChange
 from shared.tasks.checking import check_plan
 from shared.tasks.fields import Fields
 from shared.tasks.further import MAX_STEPS
-from shared.tasks.places import Path, show
+from shared.tasks.places import Path
 from shared.tasks.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
+from shared.tasks.problems import Problems, Remedy
 from shared.tasks.status import StepStatus
 from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
 
@@ -48,11 +48,8 @@ class Dispatch:
 
 def read_dispatch(document: JsonObject, task: Task, known: Known) -> Dispatch:
     """Read what is asked for. Raises: InvalidPlanError with every offence."""
-    offences: list[Offence] = []
-
-    def report(path: Path, problem: str, remedy: str) -> None:
-        offences.append(Offence(f"{SOURCE} {show(path)}", problem, remedy))
-
+    problems = Problems(SOURCE)
+    report: Report = problems.report
     fields = Fields(document, (), report)
     count = fields.integer("count", 1, 1, MAX_PULLERS)
     max_steps = fields.integer("max_steps", 1, 1, 1_000_000) if fields.has("max_steps") else None
@@ -62,8 +59,7 @@ def read_dispatch(document: JsonObject, task: Task, known: Known) -> Dispatch:
     # References may name the inputs that the task was given.
     plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
     check_plan(plan, known, _at_dispatch(report))
-    if offences:
-        raise InvalidPlanError(offences)
+    problems.refuse()
     return Dispatch(count, step, max_steps)
 
 
@@ -91,7 +87,7 @@ def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
 def _at_dispatch(report: Report) -> Report:
     """Report the places of the one step as those of the document's fields."""
 
-    def moved(path: Path, problem: str, remedy: str) -> None:
+    def moved(path: Path, problem: str, remedy: Remedy) -> None:
         report(path[2:] if path[:1] == ("steps",) else path, problem, remedy)
 
     return moved

@@ -12,9 +12,8 @@ from shared.jsontext import Json, JsonObject
 from shared.tasks.asks import MAX_ASKS, Asks, host_offence, run_offence, write_offence
 from shared.tasks.asks import Offence as AskOffence
 from shared.tasks.checking import check_plan
-from shared.tasks.document import Document, read_document
+from shared.tasks.document import MAX_CHARS, Document, read_document
 from shared.tasks.fields import Fields, kind_of
-from shared.tasks.functions import suggestion
 from shared.tasks.places import Path
 from shared.tasks.plan import (
     DEFAULT_DEFINITION,
@@ -30,6 +29,7 @@ from shared.tasks.plan import (
     Report,
     has_type,
 )
+from shared.tasks.problems import Problems, Remedy, Unknown
 from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 _T = TypeVar("_T")
@@ -73,7 +73,8 @@ def load_plan(path: FilePath | str, known: Known | None = None) -> Plan:
     """
     file = FilePath(path)
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        with file.open(encoding="utf-8-sig") as opened:
+            text = opened.read(MAX_CHARS + 1)  # a device or a log is refused without being read to its end
     except FileNotFoundError as error:
         raise _unreadable(file, "there is no such file", "check the path") from error
     except UnicodeDecodeError as error:
@@ -102,19 +103,16 @@ def _unreadable(file: FilePath, problem: str, remedy: str) -> InvalidPlanError:
 
 
 def _read(document: Document, known: Known) -> Plan:
-    offences: list[tuple[int, Offence]] = []
+    problems = Problems()
 
-    def report(path: Path, problem: str, remedy: str) -> None:
-        near = path
-        while near and near not in document.lines:
-            near = near[:-1]
-        offences.append((document.lines.get(near, 0), Offence(document.place(path), problem, remedy)))
+    def report(path: Path, problem: str, remedy: Remedy) -> None:
+        problems.add(document.place(path), problem, remedy, line=document.line(path))
 
     plan = _read_plan(document, report)
     if plan is not None:
         check_plan(plan, known, report)
-    if offences or plan is None:
-        raise InvalidPlanError([offence for _, offence in sorted(offences, key=lambda item: item[0])])
+    if problems.count or plan is None:
+        raise problems.error()
     return plan
 
 
@@ -152,8 +150,7 @@ def _read_input(name: str, shape: JsonObject, path: Path, report: Report) -> Pla
     type_name = fields.text("type", _type_name(default))
     known_type = next((one for one in INPUT_TYPES if one == type_name), None)
     if known_type is None:
-        remedy = suggestion(type_name, frozenset(INPUT_TYPES))
-        report((*path, "type"), f"{type_name!r} is not a type of inputs", remedy)
+        report((*path, "type"), f"{type_name!r} is not a type of inputs", Unknown(type_name, INPUT_TYPES))
     description = fields.text("description")
     is_required = fields.boolean("required", default="default" not in shape)
     fields.done()

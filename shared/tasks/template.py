@@ -4,24 +4,34 @@ A string that is exactly one reference keeps the JSON type of what it names; oth
 text. What comes out is never looked at again, so a value that contains ``${`` stays what it is. ``$${`` writes a
 literal ``${``. A reference may end in pure filters: ``length``, ``json``, ``first``, ``last``, ``join("…")``,
 ``default(<json>)``; the last also stands in for a path that is missing.
+
+What is made is counted while it is made (:mod:`shared.tasks.budget`); parsing is linear in the text.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from shared.errors import TemplateError
-from shared.jsontext import Json, dump
+from shared.errors import InvalidJsonError, TemplateError
+from shared.jsontext import Json, dump, parse_strict
+from shared.tasks.budget import Budget
 from shared.tasks.places import Path
+from shared.tasks.problems import listed
 
 Scope: TypeAlias = Mapping[str, Json]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
 _INDEX = re.compile(r"\[(?:(-?[0-9]{1,9})|\"([^\"]*)\")\]")
 _FILTER = re.compile(r"([a-z]+)\s*(?:\((.*)\))?\s*\Z", re.DOTALL)
+MAX_PARTS = 64
+"""Of a path."""
+MAX_FILTERS = 16
+MAX_REFERENCES = 1_000
+"""In one text."""
+_CACHED_CHARS = 1_000
+"""Longer templates are parsed each time: thousands of them would fill the memory."""
 _FILTERS = {"length": False, "json": False, "first": False, "last": False, "join": True, "default": True}
 """Name of each filter, and whether it takes an argument."""
 
@@ -40,7 +50,7 @@ class Reference:
     parts: tuple[str | int, ...]
     filters: tuple[Filter, ...] = ()
 
-    def root_in(self, names: Mapping[str, object] | frozenset[str]) -> str | None:
+    def root_in(self, names: Container[str]) -> str | None:
         """Return the longest root among ``names``: a step's id may itself contain dots."""
         words = [part for part in self.parts if isinstance(part, str)]
         for count in range(len(words), 0, -1):
@@ -49,8 +59,14 @@ class Reference:
                 return name
         return None
 
-    def look_up(self, scope: Scope) -> Json:
-        """Return what the reference names. Raises: TemplateError naming the part that is missing."""
+    def look_up(self, scope: Scope, budget: Budget) -> Json:
+        """Return what the reference names.
+
+        Raises:
+            TemplateError: a part of the path is missing, or a filter cannot be applied.
+            BudgetExceededError: a filter would make too large a text.
+        """
+        budget.step()
         try:
             value = self._walk(scope)
         except TemplateError:
@@ -58,13 +74,13 @@ class Reference:
                 raise
             value = None
         for item in self.filters:
-            value = self._apply(item, value)
+            value = self._apply(item, value, budget)
         return value
 
     def _walk(self, scope: Scope) -> Json:
         root = self.root_in(scope)
         if root is None:
-            raise TemplateError(self.text, f"{self.parts[0]!r} is not known here (known: {_names(scope)})")
+            raise TemplateError(self.text, f"{self.parts[0]!r} is not known here (known: {listed(scope)})")
         value = scope[root]
         for part in self.parts[root.count(".") + 1 :]:
             value = self._step_into(value, part)
@@ -74,38 +90,44 @@ class Reference:
         if isinstance(part, str) and isinstance(value, Mapping):
             if part in value:
                 return value[part]
-            raise TemplateError(self.text, f"there is no {part!r} (there is: {_names(value)})")
+            raise TemplateError(self.text, f"there is no {part!r} (there is: {listed(value)})")
         if isinstance(part, int) and isinstance(value, Sequence) and not isinstance(value, str):
             if -len(value) <= part < len(value):
                 return value[part]
             raise TemplateError(self.text, f"there is no item [{part}] in a list of {len(value)}")
         raise TemplateError(self.text, f"{part!r} is asked of {_kind(value)}")
 
-    def _apply(self, item: Filter, value: Json) -> Json:
+    def _apply(self, item: Filter, value: Json, budget: Budget) -> Json:
         match item.name:
             case "default":
                 return item.argument if value is None else value
             case "json":
-                return dump(value)
+                budget.spend_text(budget.size_of(value))
+                text = dump(value)
+                budget.check_text(len(text))  # escapes count here: six characters for one
+                return text
             case "length" if isinstance(value, str | Sequence | Mapping):
                 return len(value)
             case "join" if isinstance(value, Sequence) and not isinstance(value, str):
-                return str(item.argument).join(as_text(one) for one in value)
+                return joined(value, str(item.argument), budget)
             case "first" | "last" if isinstance(value, Sequence) and value:
                 return value[0 if item.name == "first" else -1]
             case _:
                 raise TemplateError(self.text, f"{item.name!r} cannot be taken of {_kind(value)}")
 
 
-@lru_cache(maxsize=4096)
 def parse_template(text: str) -> tuple[str | Reference, ...]:
     """Cut a string into literal text and references.
 
     Raises:
-        TemplateError: a reference that is not closed or not of the form described above.
+        TemplateError: a reference that is not closed or not of the form described above, or there are too many.
     """
+    return _parsed_once(text) if len(text) <= _CACHED_CHARS else _parsed(text)
+
+
+def _parsed(text: str) -> tuple[str | Reference, ...]:
     pieces: list[str | Reference] = []
-    position = 0
+    position = references_read = 0
     while (start := text.find("${", position)) >= 0:
         if start > position and text[start - 1] == "$":
             pieces.append(text[position : start - 1] + "${")
@@ -114,6 +136,9 @@ def parse_template(text: str) -> tuple[str | Reference, ...]:
         end = _closing(text, start)
         if start > position:
             pieces.append(text[position:start])
+        references_read += 1
+        if references_read > MAX_REFERENCES:
+            raise TemplateError(text[start + 2 : end], f"the text has more than {MAX_REFERENCES} references")
         pieces.append(_parse_reference(text[start + 2 : end]))
         position = end + 1
     if position < len(text) or not pieces:
@@ -121,29 +146,106 @@ def parse_template(text: str) -> tuple[str | Reference, ...]:
     return tuple(pieces)
 
 
-def render(value: Json, scope: Scope) -> Json:
+_parsed_once = lru_cache(maxsize=4096)(_parsed)
+
+
+def render(value: Json, scope: Scope, budget: Budget) -> Json:
     """Return ``value`` with every reference in it looked up, once. Mapping keys are not templates.
+
+    A string that is exactly one reference gives the value itself, which is not counted: it is there already.
 
     Raises:
         TemplateError: a reference that is malformed or names nothing.
+        BudgetExceededError: a text becomes too long, or the whole too large.
     """
     if isinstance(value, str):
-        return render_text(value, scope)
+        return render_text(value, scope, budget)
     if isinstance(value, Mapping):
-        return {key: render(item, scope) for key, item in value.items()}
+        return {key: render(item, scope, budget) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [render(item, scope) for item in value]
+        return [render(item, scope, budget) for item in value]
     return value
 
 
-def render_text(text: str, scope: Scope) -> Json:
-    """Return one string with its references looked up; the JSON value itself when it is exactly one reference."""
+def render_text(text: str, scope: Scope, budget: Budget) -> Json:
+    """Return one string with its references looked up; the JSON value itself when it is exactly one reference.
+
+    Raises: as :func:`render`.
+    """
     if "${" not in text:
         return text
     pieces = parse_template(text)
     if len(pieces) == 1 and isinstance(pieces[0], Reference):
-        return pieces[0].look_up(scope)
-    return "".join(piece if isinstance(piece, str) else as_text(piece.look_up(scope)) for piece in pieces)
+        return pieces[0].look_up(scope, budget)
+    written: list[str] = []
+    size = 0
+    for piece in pieces:
+        # Counted before it is written: a piece can be any value of the task.
+        found = piece if isinstance(piece, str) else piece.look_up(scope, budget)
+        size += len(found) if isinstance(found, str) else budget.size_of(found)
+        budget.check_text(size)
+        written.append(as_text(found))
+    budget.spend(size)
+    return "".join(written)
+
+
+def render_head(text: str, scope: Scope, budget: Budget, most: int) -> str:
+    """Return the first ``most`` characters of :func:`render_text` as text; the rest is not made.
+
+    Raises: as :func:`render`.
+    """
+    if "${" not in text:
+        return text[:most]
+    written = ""
+    for piece in parse_template(text):
+        if len(written) >= most:
+            break
+        found = piece if isinstance(piece, str) else piece.look_up(scope, budget)
+        written += head_of(found, most - len(written))
+    return written
+
+
+def head_of(value: Json, most: int) -> str:
+    """Return the first ``most`` characters of a value's text, and make no more of it than that."""
+    return (value or "")[:most] if isinstance(value, str) or value is None else json_head(value, most)
+
+
+def json_head(value: Json, most: int) -> str:
+    """Return the first ``most`` characters of a value's JSON, and make no more of it than that."""
+    written = ""
+    for piece in _pieces(value, most):
+        written += piece
+        if len(written) >= most:
+            break
+    return written[:most]
+
+
+def _pieces(value: Json, most: int) -> Iterator[str]:
+    """Yield the JSON text of a value piece by piece; of a string no more than ``most`` characters."""
+    if isinstance(value, str):
+        yield dump(value[:most])
+    elif isinstance(value, Mapping):
+        for number, (key, item) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{dump(key[:most])}:"
+            yield from _pieces(item, most)
+        yield "}" if value else "{}"
+    elif isinstance(value, Sequence):
+        for number, item in enumerate(value):
+            yield "," if number else "["
+            yield from _pieces(item, most)
+        yield "]" if value else "[]"
+    else:
+        yield dump(value)
+
+
+def joined(items: Sequence[Json], separator: str, budget: Budget) -> str:
+    """Return items as one text. Raises: BudgetExceededError, before it is made."""
+    size = len(separator) * max(0, len(items) - 1)
+    for one in items:
+        size += len(one) if isinstance(one, str) else budget.size_of(one)
+        budget.check_text(size)
+    budget.spend(size)
+    return separator.join(as_text(one) for one in items)
 
 
 def references(value: Json, path: Path = ()) -> Iterator[tuple[Path, Reference]]:
@@ -187,14 +289,14 @@ def _parse_reference(text: str) -> Reference:
 
 
 def _split_filters(text: str) -> list[str]:
-    parts, is_quoted = [""], False
-    for character in text:
+    bars, is_quoted = [-1], False
+    for place, character in enumerate(text):
         is_quoted ^= character == '"'
         if character == "|" and not is_quoted:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
+            bars.append(place)
+    if len(bars) > MAX_FILTERS + 1:
+        raise TemplateError(text.strip(), f"it has {len(bars) - 1} filters; at most {MAX_FILTERS} are read")
+    return [text[start + 1 : end] for start, end in zip(bars, (*bars[1:], len(text)), strict=True)]
 
 
 def _parse_path(path: str, text: str) -> tuple[str | int, ...]:
@@ -207,6 +309,8 @@ def _parse_path(path: str, text: str) -> tuple[str | int, ...]:
         if found is None:
             break
         parts.append(_part(found))
+        if len(parts) > MAX_PARTS:
+            raise TemplateError(text.strip(), f"its path has more than {MAX_PARTS} parts")
         position = found.end()
         if position < len(path) and path[position] not in ".[":
             break
@@ -229,14 +333,9 @@ def _parse_filter(item: str, text: str) -> Filter:
     if (argument is not None) != _FILTERS[name]:
         raise TemplateError(text.strip(), f"the filter {name!r} takes {'an' if _FILTERS[name] else 'no'} argument")
     try:
-        return Filter(name, None if argument is None else json.loads(argument))
-    except ValueError:
-        raise TemplateError(text.strip(), f"the argument of {name!r} is not JSON: {argument}") from None
-
-
-def _names(value: Mapping[str, Json]) -> str:
-    names = sorted(value)
-    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "nothing"
+        return Filter(name, None if argument is None else parse_strict(argument))
+    except InvalidJsonError as error:
+        raise TemplateError(text.strip(), f"the argument of {name!r} is not JSON: {error}") from None
 
 
 def _kind(value: Json) -> str:

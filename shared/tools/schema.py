@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_SCHEMA_DEPTH: Final = 32
 MAX_VALUE_DEPTH: Final = 100
 MAX_VIOLATIONS: Final = 20
+MAX_NAME_CHARS: Final = 256
+"""Of a property."""
 
 TYPES: Final = ("object", "string", "number", "integer", "boolean", "array")
 _ANYWHERE: Final = frozenset({"type", "description", "title", "default", "enum"})
@@ -163,6 +165,10 @@ def _properties_offences(value: Json, place: str, depth: int) -> Iterator[Violat
         yield Violation(place, "properties", "is not an object of schemas")
         return
     for name, part in value.items():
+        if len(name) > MAX_NAME_CHARS:  # each part below it would be named by it
+            shown = f"{place}.{name[:MAX_NAME_CHARS]}…"
+            yield Violation(shown, "properties", f"has a name of {len(name):,} characters; at most {MAX_NAME_CHARS}")
+            continue
         yield from schema_offences(part, f"{place}.{name}", depth + 1)
 
 

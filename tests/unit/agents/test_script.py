@@ -10,6 +10,7 @@ from shared.agents.player import Player, Wanted
 from shared.agents.script import check_script, parse_script
 from shared.errors import InvalidPlanError, TemplateError
 from shared.jsontext import Json
+from shared.tasks.budget import Budget
 
 HITS: list[Json] = [{"path": "b", "n": 2}, {"path": "a", "n": 10}, {"path": "a", "n": 9}]
 
@@ -53,7 +54,7 @@ def names() -> dict[str, Json]:
 def test_an_expression_computes(expression: Json, value: Json) -> None:
     scope = names()
 
-    assert evaluate(expression, scope) == value
+    assert evaluate(expression, scope, Budget("the test")) == value
     assert scope == names(), "an operation leaves the names as they were"
 
 
@@ -77,7 +78,7 @@ def test_an_expression_computes(expression: Json, value: Json) -> None:
     ],
 )
 def test_a_condition_holds_or_not(condition: Json, is_held: bool) -> None:
-    assert holds(condition, names()) is is_held
+    assert holds(condition, names(), Budget("the test")) is is_held
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_condition_holds_or_not(condition: Json, is_held: bool) -> None:
 )
 def test_an_expression_that_cannot_be_computed_says_why(expression: Json, words: str) -> None:
     with pytest.raises(TemplateError) as raised:
-        evaluate(expression, names())
+        evaluate(expression, names(), Budget("the test"))
 
     assert words in str(raised.value)
 
@@ -199,7 +200,7 @@ def test_errors_of_calls_are_values_that_conditions_see() -> None:
     [
         pytest.param("call", (), "a script is a text", id="not-a-list"),
         pytest.param(["call"], (0,), "a statement is a text", id="statement-text"),
-        pytest.param([{}], (0,), "it has none", id="empty-statement"),
+        pytest.param([{}], (0,), "says what to do (nothing)", id="empty-statement"),
         pytest.param([{"call": "t.x", "wiht": {}}], (0, "wiht"), "unknown field 'wiht'", id="unknown-field"),
         pytest.param([{"call": "t.x", "with": [1]}], (0, "with"), "the arguments are a list", id="arguments"),
         pytest.param([{"together": [{"set": {}}]}], (0, "together"), "something else than a call", id="together"),
@@ -211,12 +212,38 @@ def test_errors_of_calls_are_values_that_conditions_see() -> None:
         pytest.param([{"finish": "${inputs.b}"}], (0, "finish"), "has no input 'b'", id="input"),
         pytest.param([{"finish": "${x}"}], (0, "finish"), "names what nothing sets", id="name"),
         pytest.param([{"finish": "${"}], (0, "finish"), "malformed", id="malformed"),
+        pytest.param([{"set": {}, "when": {"mtches": [1, 2]}}], (0, "when"), "no comparison 'mtches'", id="comparison"),
+        pytest.param(
+            [{"set": {}, "when": {"all": [{"not": {"matches": ["a", "(?=b)"]}}]}}],
+            (0, "when", "all", 0, "not", "matches", 1),
+            "lookaround and backreferences are not supported",
+            id="lookahead",
+        ),
+        pytest.param(
+            [{"while": {"matches": ["a", r"(a)\1"]}, "do": []}],
+            (0, "while", "matches", 1),
+            "backref",
+            id="backreference",
+        ),
+        pytest.param(
+            [{"finish": {"$filter": [], "where": {"matches": ["a", "("]}}}],
+            (0, "finish", "where", "matches", 1),
+            "missing )",
+            id="pattern",
+        ),
+        pytest.param(
+            [{"finish": {"$if": {"matches": ["a", "a" * 1001]}, "then": 1}}],
+            (0, "finish", "$if", "matches", 1),
+            "at most 1,000",
+            id="long-pattern",
+        ),
     ],
 )
 def test_a_bad_script_is_refused_with_its_place(script: Json, place: tuple[str | int, ...], words: str) -> None:
-    offences = check_script(script, frozenset({"a"}))
+    found: list[tuple[tuple[str | int, ...], str]] = []
+    check_script(script, frozenset({"a"}), None, lambda path, problem, _remedy: found.append((path, problem)))
 
-    assert any(path == place and words in problem for path, problem, _ in offences), offences
+    assert any(path == place and words in problem for path, problem in found), found
 
 
 def test_a_bad_script_is_not_played() -> None:

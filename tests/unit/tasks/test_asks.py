@@ -5,6 +5,7 @@ import pytest
 from shared.errors import InvalidPlanError
 from shared.jsontext import JsonObject
 from shared.tasks.asks import MAX_ASKS, Asks, rendered
+from shared.tasks.budget import Budget
 from shared.tasks.expansion import expand_map, new_task
 from shared.tasks.growth import planned, read_update
 from shared.tasks.plan import Known, spec_of
@@ -84,7 +85,10 @@ def test_only_what_runs_an_agent_asks(kind: str) -> None:
 def test_a_maps_child_names_its_item_and_what_is_not_known_stays_as_written() -> None:
     wish = Asks(("${pkg}/out", "${late.output}"), run=(("make", "${pkg}"),)).as_json()
 
-    assert rendered(wish, {"pkg": "left"}) == {"write": ["left/out", "${late.output}"], "run": [["make", "left"]]}
+    assert rendered(wish, {"pkg": "left"}, Budget("the test")) == {
+        "write": ["left/out", "${late.output}"],
+        "run": [["make", "left"]],
+    }
 
 
 def test_children_of_a_map_say_what_each_will_ask_for() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidPlanError
-from shared.tasks.document import MAX_BYTES, MAX_DEPTH, read_document
+from shared.tasks.document import MAX_CHARS, MAX_DEPTH, read_document
 from shared.tasks.places import show
 
 JSON = st.recursive(
@@ -137,7 +137,7 @@ def test_a_part_that_is_not_there_is_placed_at_what_is_around_it() -> None:
         pytest.param("# nothing\n", "p.yaml", "the document is empty", id="comment-only"),
         pytest.param("a: \x07", "p.yaml", "invalid YAML", id="control-character"),
         pytest.param("[" * (MAX_DEPTH + 1), f"p.yaml:1:{MAX_DEPTH + 1}", "nested deeper", id="deep"),
-        pytest.param("x" * (MAX_BYTES + 1), "p.yaml", "characters", id="huge"),
+        pytest.param("x" * (MAX_CHARS + 1), "p.yaml", "characters", id="huge"),
     ],
 )
 def test_what_is_not_plain_data_is_refused_with_its_place(text: str, place: str, problem: str) -> None:

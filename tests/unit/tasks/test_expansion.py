@@ -10,6 +10,7 @@ from shared.jsontext import Json
 from shared.runs.record import Run, Usage
 from shared.runs.status import RunStatus
 from shared.sessions.session import AnswerMode, Session
+from shared.tasks.budget import Budget
 from shared.tasks.expansion import expand_map, map_items, new_task, next_attempt
 from shared.tasks.inputs import bind_step
 from shared.tasks.plan import Plan, PlanStep
@@ -164,7 +165,7 @@ def test_items_without_a_key_template_are_named_by_themselves_or_their_place() -
     children = expand_map(row_of(made.steps[0]), task_of(made), {}, made.root_run.identity)
 
     assert [child.step_id for child in children] == ["m[b]", "m[4]", "m[2]"]
-    assert map_items(row_of(made.steps[0]), task_of(made), {}) == ["b", 4, ["x"]]
+    assert map_items(row_of(made.steps[0]), {"inputs": made.inputs}, Budget("the items")) == ["b", 4, ["x"]]
 
 
 def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from shared.errors import TemplateError
 from shared.jsontext import Json
+from shared.tasks.budget import Budget
 from shared.tasks.template import references, render, render_text
 
 SCOPE: dict[str, Json] = {
@@ -13,6 +14,10 @@ SCOPE: dict[str, Json] = {
     "my.step": {"output": {"items": ["a", "b"]}},
     "my": {"step": {"output": "of the shorter root"}},
 }
+
+
+def budget() -> Budget:
+    return Budget("the test")
 
 
 @pytest.mark.parametrize(
@@ -40,13 +45,13 @@ SCOPE: dict[str, Json] = {
     ],
 )
 def test_references_become_what_they_name(text: str, value: Json) -> None:
-    assert render_text(text, SCOPE) == value
+    assert render_text(text, SCOPE, budget()) == value
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        pytest.param("${inputs.nmae}", "there is no 'nmae' (there is: count", id="missing-key"),
+        pytest.param("${inputs.nmae}", "there is no 'nmae' (there is: name", id="missing-key"),
         pytest.param("${other.x}", "'other' is not known here (known: inputs", id="missing-root"),
         pytest.param("${inputs.list[9]}", "no item [9] in a list of 2", id="index"),
         pytest.param("${inputs.name.first}", "'first' is asked of a text", id="into-a-text"),
@@ -66,7 +71,7 @@ def test_references_become_what_they_name(text: str, value: Json) -> None:
 )
 def test_a_reference_that_cannot_be_looked_up_says_why(text: str, words: str) -> None:
     with pytest.raises(TemplateError) as raised:
-        render_text(text, SCOPE)
+        render_text(text, SCOPE, budget())
 
     assert words in str(raised.value)
 
@@ -75,17 +80,20 @@ def test_a_reference_that_cannot_be_looked_up_says_why(text: str, words: str) ->
 def test_what_a_reference_brings_in_is_never_expanded_again(secret: str) -> None:
     scope: dict[str, Json] = {"evil": "${secret} $${x}" + secret, "secret": "leaked"}
 
-    assert render({"a": "${evil}", "b": ["x ${evil}"]}, scope) == {"a": scope["evil"], "b": [f"x {scope['evil']}"]}
+    assert render({"a": "${evil}", "b": ["x ${evil}"]}, scope, budget()) == {
+        "a": scope["evil"],
+        "b": [f"x {scope['evil']}"],
+    }
 
 
 @given(st.text())
 def test_any_text_renders_or_is_refused_by_name(text: str) -> None:
     with suppress(TemplateError):
-        render_text(text, SCOPE)
+        render_text(text, SCOPE, budget())
 
 
 def test_keys_of_mappings_are_not_templates() -> None:
-    assert render({"${inputs.name}": "${inputs.name}"}, SCOPE) == {"${inputs.name}": "Ada"}
+    assert render({"${inputs.name}": "${inputs.name}"}, SCOPE, budget()) == {"${inputs.name}": "Ada"}
 
 
 def test_references_are_found_with_their_places() -> None:

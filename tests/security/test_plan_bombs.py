@@ -1,0 +1,296 @@
+"""Plans that are made to hurt: their readers, their expansions and their scripts stay within bounds of work and memory.
+
+What is compared is CPU time and peak memory of a process for a plan and for one four times as large: time on a clock
+would tell of the machine's load.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from shared.agents.player import Player
+from shared.agents.script import parse_script
+from shared.errors import BudgetExceededError, InvalidPlanError
+from shared.jsontext import Json, dump
+from shared.tasks.budget import MAX_EXPANSION_BYTES, MAX_TEXT_BYTES, MIB, Budget
+from shared.tasks.expansion import MAX_KEY_CHARS, MAX_TITLE_CHARS, expand_map, new_task
+from shared.tasks.inputs import bind_step
+from shared.tasks.problems import MAX_CANDIDATES, MAX_NAMED, MAX_PROBLEMS, MAX_SUGGESTIONS, Problems, Unknown
+from shared.tasks.reading import parse_plan, plan_from_json
+from shared.tasks.step import NewTask
+from shared.tasks.template import render_text
+from shared.testing.builders import make_identity, make_session
+from tests.security.bounded import run_bounded
+from tests.security.plan_bombs import SHAPES
+from tests.unit.agents.parts import row_of, task_of
+
+pytestmark = pytest.mark.spec("OPS-12")
+
+SMALL, LARGE, LARGEST = 64 * 1024, 256 * 1024, 2 * 1024 * 1024
+
+READS = """
+import json, resource, sys, time
+from orchestrator.catalogue import Catalogue
+from shared.errors import InvalidPlanError
+from shared.settings import load_settings
+from shared.tasks.reading import parse_plan
+known = Catalogue.of(load_settings(agent_home=sys.argv[1])).known()
+taken = []
+for text in ("title: t\\nsteps: [{id: a, instructions: x}]", *json.load(sys.stdin)):
+    before = time.process_time()
+    try:
+        parse_plan(text, "plan", known)
+    except InvalidPlanError as error:
+        assert len(error.offences) <= 50 and len(str(error)) < 60_000
+    taken.append((time.process_time() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+print(json.dumps(taken))
+"""
+
+
+# -- reading
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.timeout(120)
+def test_reading_a_plan_four_times_as_large_takes_about_four_times_as_much(shape: str, tmp_path: Path) -> None:
+    taken = run_bounded(["-c", READS, str(tmp_path)], stdin=json.dumps([SHAPES[shape](SMALL), SHAPES[shape](LARGE)]))
+
+    assert taken.code == 0, taken.err
+    (_, base_mib), (small_s, small_mib), (large_s, large_mib) = json.loads(taken.out)
+    # A quadratic reader takes sixteen times as much.
+    assert large_s < 8 * small_s + 1
+    assert large_mib - base_mib < 8 * (small_mib - base_mib) + 20
+
+
+@pytest.mark.parametrize(
+    "shape", ["unknown functions", "unknown names in a script", "empty objects", "inputs and wrong names of them"]
+)
+@pytest.mark.timeout(180)
+def test_soong_tasks_validate_ends_with_a_short_answer_whatever_it_is_given(shape: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(SHAPES[shape](LARGEST))
+    home = {**os.environ, "SOONG_AGENT_HOME": str(tmp_path / "home")}
+
+    taken = run_bounded(["-m", "orchestrator.cli", "tasks", "validate", str(plan), "--json"], cpu_s=90, env=home)
+
+    assert taken.code == 2, taken.err
+    assert taken.peak_mib < 400
+    problems = json.loads(taken.out)["error"]["problems"]
+    assert 1 <= len(problems) <= MAX_PROBLEMS
+    assert len(taken.err) < 64 * 1024
+    if len(problems) == MAX_PROBLEMS:
+        assert "more problems" in taken.err
+
+
+def test_a_device_without_an_end_is_not_read_to_its_end() -> None:
+    taken = run_bounded(["-m", "orchestrator.cli", "tasks", "validate", "/dev/zero"])
+
+    assert taken.code == 2
+    assert "the document has more than 4,194,304 characters" in taken.err
+
+
+# -- what is told of many problems
+def test_the_first_fifty_problems_are_told_and_the_number_of_the_others() -> None:
+    steps = [{"id": f"s{n}", "kind": "python", "call": "builtin.echo", "depends_on": [f"t{n}"]} for n in range(1_600)]
+
+    with pytest.raises(InvalidPlanError) as raised:
+        plan_from_json({"title": "t", "steps": steps})
+
+    error = raised.value
+    assert (len(error.offences), error.total) == (MAX_PROBLEMS, 1_600)
+    assert str(error).splitlines()[-1] == "and 1,550 more problems"
+    assert error.offences[0].remedy.startswith("known: s1, s10,")
+    assert error.offences[-1].remedy.endswith(f"… {MAX_NAMED} of 1,600")
+
+
+def test_words_are_compared_for_the_first_problems_only_and_with_a_bounded_number() -> None:
+    known = frozenset(f"step{number:06}" for number in range(50_000))
+    looked: list[str] = []
+
+    class Counted(frozenset[str]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[str]:
+            looked.append("")
+            return super().__iter__()
+
+    problems = Problems()
+    for number in range(1_000):
+        problems.add(f"p{number}", "x", Unknown(f"stepp{number:05}", Counted(known)))
+
+    assert problems.count == 1_000
+    assert len(looked) <= 2 * MAX_SUGGESTIONS + (MAX_PROBLEMS - MAX_SUGGESTIONS)
+    suggested = [one.remedy for one in problems.kept if one.remedy.startswith("did you mean")]
+    assert len(suggested) <= MAX_SUGGESTIONS
+    assert len(known) > MAX_CANDIDATES
+
+
+# -- what is made of references
+def task_with(step: Mapping[str, Json], inputs: Mapping[str, Json]) -> NewTask:
+    names = {name: {"type": _type(value)} for name, value in inputs.items()}
+    plan = plan_from_json({"title": "t", "inputs": names, "steps": [{"id": "m", **step}]})
+    return new_task(
+        plan, inputs, make_session(), surface_of=lambda _step: {}, default_model="x:y", now_us=1, task_id="task_1"
+    )
+
+
+def _type(value: Json) -> str:
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+BIG = "x" * MIB
+CHILD: Mapping[str, Json] = {"kind": "python", "call": "builtin.echo"}
+
+
+def test_a_title_and_a_key_are_made_no_longer_than_they_are_kept() -> None:
+    inputs: dict[str, Json] = {"big": BIG, "deep": {"a": [BIG] * 20}, "items": [1, 2]}
+    title = "${inputs.big}" * 500 + "${inputs.deep}" * 400
+    over: Mapping[str, Json] = {"kind": "map", "over": "${inputs.items}", "title": title}
+    made = task_with({**over, "key": "${item}" + title, "step": {**CHILD, "title": title}}, inputs)
+
+    # Whole, each is 900 MiB; nothing of the budget for texts is needed for what is kept of them.
+    children = expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))
+
+    assert made.steps[0].title == "x" * MAX_TITLE_CHARS
+    assert [child.title for child in children] == ["x" * MAX_TITLE_CHARS] * 2
+    assert [len(child.step_id) for child in children] == [MAX_KEY_CHARS + len("m[]")] * 2
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        pytest.param({**CHILD, "inputs": {"a": "${inputs.big}"}}, id="by-reference"),
+        pytest.param({**CHILD, "inputs": {"a": "x${inputs.big}"}}, id="in-a-text"),
+        pytest.param({**CHILD, "inputs": {"a": "${inputs.big | json}"}}, id="as-json"),
+        pytest.param({"instructions": "do ${inputs.big}"}, id="instructions"),
+        pytest.param({"instructions": "x", "asks": {"write": ["/${inputs.big}"]}}, id="asks"),
+        pytest.param({"script": [{"finish": BIG}]}, id="a-large-script"),
+    ],
+)
+def test_a_map_whose_children_are_a_gigabyte_of_rows_is_refused_within_its_budget(child: dict[str, Json]) -> None:
+    made = task_with(
+        {"kind": "map", "over": "${inputs.items}", "step": child}, {"big": BIG, "items": list(range(1_000))}
+    )
+
+    with pytest.raises(BudgetExceededError, match="the children of the map step would take more than 128 MiB"):
+        expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))
+
+
+def test_a_map_of_a_thousand_items_with_small_inputs_is_far_from_its_budget() -> None:
+    made = task_with(
+        {
+            "kind": "map",
+            "over": "${inputs.items}",
+            "step": {**CHILD, "inputs": {"a": "${item} ${inputs.big | length}"}},
+        },
+        {"big": BIG, "items": list(range(1_000))},
+    )
+
+    children = expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))
+
+    assert sum(len(dump(child.spec)) for child in children) < MAX_EXPANSION_BYTES // 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("${big}" * 5, id="many-references"),
+        pytest.param("${quotes | json | json | json | json}", id="escapes-of-escapes"),
+        pytest.param('${list | join("' + "x" * 10_000 + '")}', id="a-long-separator"),
+        pytest.param("a ${deep}", id="a-large-object"),
+    ],
+)
+def test_a_text_that_would_be_too_long_is_refused_before_it_is_made(text: str) -> None:
+    scope: dict[str, Json] = {"big": BIG, "quotes": '"' * 600_000, "list": list(range(1_000)), "deep": {"a": [BIG] * 5}}
+
+    with pytest.raises(BudgetExceededError, match="a text of more than 4 MiB"):
+        render_text(text, scope, Budget("the test"))
+
+
+def test_a_text_up_to_the_bound_is_made() -> None:
+    made = render_text("${big}" * 4, {"big": "x" * (MAX_TEXT_BYTES // 4)}, Budget("the test"))
+
+    assert len(str(made)) == MAX_TEXT_BYTES
+
+
+def test_a_step_that_names_a_value_a_thousand_times_is_not_given_a_gigabyte() -> None:
+    spec: dict[str, Json] = {"inputs": {f"a{number}": "${inputs.big}" for number in range(1_000)}}
+
+    with pytest.raises(BudgetExceededError, match="the inputs of the step would take more than 64 MiB"):
+        bind_step(spec, {"big": BIG}, {})
+
+
+def test_a_template_of_very_many_references_is_refused() -> None:
+    plan = {"title": "t", "inputs": {"x": {}}, "steps": [{"id": "a", "instructions": "${inputs.x}" * 1_100}]}
+
+    with pytest.raises(InvalidPlanError, match="more than 1000 references"):
+        parse_plan(json.dumps(plan), "plan")
+
+
+# -- scripts
+PLAYS = """
+import json, sys
+from shared.agents.player import MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS, Player
+from shared.agents.script import parse_script
+from shared.errors import BudgetExceededError
+from shared.tasks.budget import Budget
+script, inputs = json.load(sys.stdin)
+budget = Budget("the values of the script", MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS // 20)
+playing = Player(parse_script(script), inputs, {}, budget).play()
+try:
+    next(playing)
+except BudgetExceededError as error:
+    print(error)
+"""
+THOUSAND: Json = list(range(1_000))
+NESTED: Json = {"$map": "${inputs.l}", "to": {"$map": "${inputs.l}", "to": {"$map": "${inputs.l}", "to": "${item}"}}}
+
+
+def growing(first: Json, then: Json, rounds: int = 10_000) -> list[Json]:
+    """A script that sets a name over and over, and finishes with it."""
+    again: Json = {"while": True, "limit": rounds, "do": [{"set": {"a": then}}]}
+    return [{"set": {"a": first}}, again, {"finish": "${a}"}]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        pytest.param(growing("x", "${a}${a}"), "a text of more than 4 MiB", id="a-text-that-doubles"),
+        pytest.param(growing(["x"], {"$concat": ["${a}", "${a}"]}), "more than 128 MiB", id="a-list-that-doubles"),
+        pytest.param(growing(["x"], ["${a}", "${a}"], 60), "more than 128 MiB", id="a-tree-that-doubles"),
+        pytest.param(growing(["x"], ["${a}"]), "nested deeper than 200 levels", id="a-list-in-a-list"),
+        pytest.param(
+            growing("ab", {"$replace": "${a}", "old": "b", "new": "${a}b"}),
+            "a text of more than 4 MiB",
+            id="a-replacement-that-grows",
+        ),
+        pytest.param([{"set": {"a": NESTED}}], "more than 1,000,000 lookups", id="a-billion-items"),
+        pytest.param(
+            [{"while": {"eq": ["${inputs.m}", "${inputs.n}"]}, "limit": 10_000, "do": []}],
+            "more than 1,000,000 lookups",
+            id="large-values-compared-for-ever",
+        ),
+    ],
+)
+@pytest.mark.timeout(180)
+def test_a_script_is_ended_by_what_it_makes_and_by_how_long_it_takes(script: list[Json], words: str) -> None:
+    inputs = {"l": THOUSAND, "m": list(range(500_000)), "n": list(range(500_000))}
+
+    taken = run_bounded(["-c", PLAYS], stdin=json.dumps([script, inputs]), cpu_s=150)
+
+    assert (taken.code, taken.err) == (0, "")
+    assert words in taken.out
+    assert taken.peak_mib < 500
+
+
+def test_a_script_that_gathers_in_a_loop_is_not_ended() -> None:
+    script: list[Json] = [
+        {"set": {"a": []}},
+        {"for_each": "${inputs.l}", "do": [{"set": {"a": {"$concat": ["${a}", [{"n": "${item}"}]]}}}]},
+        {"finish": "${a}"},
+    ]
+    player = Player(parse_script(script), {"l": THOUSAND}, {})
+
+    assert list(player.play()) == []
+    assert player.output == [{"n": number} for number in range(1_000)]

@@ -2,10 +2,13 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import redis as redis_sync
 
+from orchestrator.automatic_retention import AutomaticRetention, RetentionSettings
 from orchestrator.catalogue import Catalogue
+from orchestrator.client_bootstrap import open_collector
 from orchestrator.commands import Commands
 from orchestrator.deployment_key import open_key
 from orchestrator.desk import Desk
@@ -53,6 +56,7 @@ async def build(settings: Settings) -> Orchestrator:
     # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
+    retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     planner = Catalogue.of(settings).planner(settings.model, settings.max_children_per_run)
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
@@ -80,6 +84,7 @@ async def build(settings: Settings) -> Orchestrator:
         desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets),
         recorder=folders,
         closers=(folders.close, ring.close, clients.close),
+        background=(retention.run,) if retention.wanted.is_on else (),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator

@@ -1,10 +1,13 @@
 """Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from orchestrator.client import Client
+from orchestrator.retention import GarbageCollector
+from orchestrator.retention_files import StoredFolders
 from shared.access.standing import Standing
 from shared.adapters.artifacts import FolderArtifacts
 from shared.adapters.redis.client import RedisClients
@@ -18,11 +21,11 @@ from shared.adapters.sql.retention import SqlRetention
 from shared.adapters.sql.schema import prepare
 from shared.adapters.sql.standing import standing
 from shared.adapters.sql.store import open_store
-from shared.clock import SystemClock
+from shared.clock import Clock, SystemClock
 from shared.errors import InvalidConfigError
 from shared.sandbox.redact import redactor
 from shared.sandbox.rooted import RootedFolder
-from shared.settings import ARTIFACTS, Settings, secret_values
+from shared.settings import ARTIFACTS, RUNS, Settings, secret_values
 from shared.store import Store
 from shared.tasks.figures import FigureSource
 from shared.tasks.retention import Retention
@@ -92,6 +95,17 @@ async def open_retention(settings: Settings) -> Retention:
     url = parse_url(settings.effective_database_url)
     await asyncio.to_thread(prepare, url, migrate=False)
     return SqlRetention(Database(url))
+
+
+@asynccontextmanager
+async def open_collector(settings: Settings, clock: Clock) -> AsyncIterator[GarbageCollector]:
+    """Open the garbage collector of the deployment. Raises: UnavailableError, SchemaVersionError."""
+    rows = await open_retention(settings)
+    folders = StoredFolders(RootedFolder(settings.data, RUNS))
+    try:
+        yield GarbageCollector(rows, open_artifacts(settings), folders, clock)
+    finally:
+        await rows.close()
 
 
 def standing_of(settings: Settings) -> Standing | None:

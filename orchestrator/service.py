@@ -68,6 +68,8 @@ class Parts:
     desk: PermissionDesk
     recorder: Recorder
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """What else goes on from start to stop, and is cancelled then."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class Orchestrator:
             self._sweep(),
             self._hear_owners(),
             self._hear_questions(),
+            *(begin() for begin in self.parts.background),
         ]
         for loop in loops:
             self._begin(loop)

@@ -171,6 +171,15 @@ class Settings(BaseSettings):
         ge=0,
         description="A run whose model makes the same failing call this many turns in a row is ended; 0: never.",
     )
+    gc_older_than: str = Field(
+        default="",
+        description="The service removes tasks that ended longer ago, such as `30d`; empty: never.",
+    )
+    gc_keep: str = Field(
+        default="",
+        description="The service removes the oldest ended tasks until this is left, such as `10GiB`; empty: never.",
+    )
+    gc_every_s: Seconds = Field(default=3600.0, description="Seconds between two collections by those two settings.")
     max_turns: int = Field(default=50, ge=1, description="Model turns of a run; as many again for each further step.")
 
     @property

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Final
 
 from shared.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
 from shared.sandbox.rooted import RootedFolder
+from shared.tasks.retention import StoredArtifact
 from shared.tools.result import ArtifactRef
 
 MAX_ARTIFACT_BYTES: Final = 256 * 1024 * 1024
@@ -49,13 +51,15 @@ class FolderArtifacts:
         """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is no digest."""
         return self._folder.path / _name_of(digest)
 
-    def stored(self) -> Iterator[tuple[str, int]]:
-        """Yield digest and size in bytes of each artifact; whatever else lies in the folder is not one."""
+    def stored(self) -> Iterator[StoredArtifact]:
+        """Yield each artifact; whatever else lies in the folder is not one."""
         for prefix in self._names():
             for name in self._names(prefix):
                 if _DIGEST.match(prefix + name):
                     with suppress(FileNotFoundError), self._folder.opened(prefix) as folder:
-                        yield prefix + name, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+                        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            yield StoredArtifact(prefix + name, status.st_size, status.st_mtime)
 
     def remove(self, digest: str, *, unused_since_s: float) -> int | None:
         """Remove an artifact unless it was written since that moment; return the bytes freed, None when it stays.

@@ -32,6 +32,35 @@ class RemovedRows:
         return not self.steps and not self.run_ids
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a task consists of. ``row_bytes``: roughly what its rows take."""
+
+    run_ids: Sequence[str] = ()
+    row_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArtifact:
+    """An artifact that a row names. ``task_id`` is "" for a run without a task.
+
+    ``kind`` is its media type, ``deliverable`` for a copy of a file that a run wrote, "" when that row does not say.
+    """
+
+    digest: str
+    task_id: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """An artifact that is stored. ``changed_s``: when it was last written, in seconds since the epoch."""
+
+    digest: str
+    size_bytes: int
+    changed_s: float
+
+
 class Retention(Protocol):
     """Removes rows of what has ended. Needs the rights of the tables' owner.
 
@@ -42,13 +71,17 @@ class Retention(Protocol):
         """Return tasks that may be removed, oldest end first, after the one of that (ended_us, id).
 
         A task may be removed when it ended before ``before_us``, its run folders are written, no step is held or
-        waits for its owner, no question of its runs is open, no command about it is open, and the agent that planned
-        it, if one did, has ended.
+        waits for its owner, no question of its runs is open, no command about it is open, and the task whose agent
+        planned it, if one did, has ended, as has the one above that.
         """
         ...
 
     async def remove_task(self, task_id: str, *, before_us: int) -> bool:
         """Remove a task's row if it still may be removed; say whether it is gone."""
+        ...
+
+    async def footprint(self, task_id: str) -> Footprint:
+        """Return what a task consists of."""
         ...
 
     async def gone_tasks(self) -> Sequence[str]:
@@ -78,8 +111,8 @@ class Retention(Protocol):
         """Return the ids of all runs."""
         ...
 
-    def digests(self) -> AsyncIterator[str]:
-        """Yield each digest that any row names, some more than once."""
+    def named_artifacts(self) -> AsyncIterator[NamedArtifact]:
+        """Yield each artifact that any row names, some more than once."""
         ...
 
     async def used_bytes(self) -> int:

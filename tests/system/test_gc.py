@@ -48,6 +48,71 @@ def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: Scen
     service.wait(timeout=60)
 
 
+FAN = """
+title: Fan
+steps:
+  - {id: list, kind: python, call: builtin.echo, inputs: {names: [a, b, c, d, e, f]}}
+  - id: each
+    kind: map
+    over: ${list.output.names}
+    as: name
+    depends_on: [list]
+    step:
+      inputs: {letter: "${name}"}
+      allowed_tools: [code.write_file, code.read_file]
+      script:
+        - {call: code.write_file, with: {path: "TASK/${inputs.letter}.txt", content: "${inputs.letter} of TASK"}}
+        - {call: code.read_file, with: {path: "TASK/${inputs.letter}.txt"}}
+        - {finish: {wrote: "${inputs.letter}"}}
+  - {id: end, kind: python, call: builtin.echo, depends_on: [each], inputs: {all: "${each.output}"}}
+"""
+
+
+@pytest.mark.spec("OPS-10.a", "OPS-10.c", "OPS-10.d")
+def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(cli: Scene) -> None:
+    cli.environment = {"SOONG_GC_OLDER_THAN": "0s", "SOONG_GC_EVERY_S": "0.05", "SOONG_SLOTS": "8"}
+    service = cli.start("up")
+    until((cli.home / "service.json").exists, "the service")
+    names = [f"work{number}" for number in range(6)]
+    allowed = ("--project", str(cli.folder), "--allow", f"code.write_file:{cli.folder}", "--detach")
+    for name in names:
+        (cli.folder / name).mkdir()
+        assert cli.json("run", cli.plan(FAN.replace("TASK", name), f"{name}.yaml"), *allowed)["id"]
+        cli.json("gc", "--older-than", "0s")  # a second collection beside the service's own
+
+    until(lambda: not cli.json("tasks", "list"), "the end and the removal of every task", cli.logs)
+
+    written = {path.read_text() for name in names for path in (cli.folder / name).iterdir()}
+    assert written == {f"{letter} of {name}" for name in names for letter in "abcdef"}
+    until(lambda: not list((cli.home / "runs").iterdir()), "the removal of the last folders")
+    assert cli.json("audit", "verify")["holds"] is True
+    assert "look_failed" not in cli.logs()
+    assert "gc_failed" not in cli.logs()
+    service.terminate()
+    assert "gc_done" in service.communicate(timeout=60)[1]
+
+
+@pytest.mark.spec("OPS-10.a")
+def test_a_dry_run_shows_counts_and_bytes_and_removes_nothing(cli: Scene) -> None:
+    allowed = f"code.write_file:{cli.folder}/out"
+    cli.json("run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", allowed)
+
+    shown = cli.run("gc", "--older-than", "0s", "--dry-run").stdout
+
+    assert "would remove 1 tasks, 1 steps, 2 runs (about " in shown
+    assert "1 run folders: " in shown
+    assert len(cli.json("tasks", "list")) == 1
+
+
+def test_a_service_with_a_wrong_setting_says_so_and_does_not_start(cli: Scene) -> None:
+    cli.environment = {"SOONG_GC_KEEP": "lots"}
+
+    done = cli.run("up")
+
+    assert done.returncode == 2
+    assert "SOONG_GC_KEEP 'lots' is not a size" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -4,21 +4,21 @@ The audit table is read by nothing here: its chain stays whole.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
-from sqlalchemy import literal, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import driver_error
+from shared.adapters.sql.naming import NAMING, page_of
+from shared.adapters.sql.sizes import footprint, used_bytes
 from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.tables import UNSETTLED, metadata
+from shared.adapters.sql.tables import UNSETTLED
 from shared.adapters.sql.transaction import Transaction
 from shared.errors import InvalidConfigError
-from shared.tasks.retention import EndedTask, RemovedRows
+from shared.tasks.retention import EndedTask, Footprint, NamedArtifact, RemovedRows
 
 T = TypeVar("T")
 
@@ -32,14 +32,21 @@ REMOVABLE: Final = f"""
         WHERE r.task_id = t.id AND p.is_taken = 0)
     AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = t.session_id AND c.subject = t.id
         AND c.is_ended = 0)
-    AND NOT EXISTS (SELECT 1 FROM runs AS root JOIN runs AS agent ON agent.id = root.parent_run_id
-        WHERE root.id = t.root_run_id AND agent.end_reason IS NULL)
+    AND NOT EXISTS (
+        WITH RECURSIVE planners(run_id) AS (
+            SELECT root.parent_run_id FROM runs AS root WHERE root.id = t.root_run_id
+            UNION SELECT root.parent_run_id FROM planners JOIN runs AS agent ON agent.id = planners.run_id
+                JOIN tasks AS outer_task ON outer_task.id = agent.task_id
+                JOIN runs AS root ON root.id = outer_task.root_run_id)
+        SELECT 1 FROM planners JOIN runs AS agent ON agent.id = planners.run_id
+            LEFT JOIN tasks AS outer_task ON outer_task.id = agent.task_id
+        WHERE agent.end_reason IS NULL OR outer_task.status NOT IN ('completed', 'failed', 'cancelled'))
 """
 ENDED_TASKS: Final = Statement(
     "ended tasks: a page of those that may be removed, oldest end first",
     f"""
     SELECT t.id, t.title, t.ended_us, (SELECT count(*) FROM steps AS n WHERE n.task_id = t.id) FROM tasks AS t
-    WHERE {REMOVABLE} AND (t.ended_us > :after_us OR (t.ended_us = :after_us AND t.id > :after_id))
+    WHERE {REMOVABLE} AND t.ended_us >= :after_us AND (t.ended_us > :after_us OR t.id > :after_id)
     ORDER BY t.ended_us, t.id LIMIT :limit
     """,
 )
@@ -140,37 +147,8 @@ PROCESS_ROWS: Final = (
     ),
 )
 RUN_IDS: Final = Statement("run ids: of all runs", "SELECT id FROM runs")
-SIZES: Final = {
-    "sqlite": Statement(
-        "used bytes: pages of the file that hold something",
-        """
-        SELECT (c.page_count - f.freelist_count) * s.page_size
-        FROM pragma_page_count AS c, pragma_freelist_count AS f, pragma_page_size AS s
-        """,
-    ),
-    "postgresql": Statement(
-        "used bytes: of our tables, by the share of their rows that live",
-        """
-        SELECT coalesce(sum(pg_total_relation_size(relid)
-            * (n_live_tup + 1.0) / (n_live_tup + n_dead_tup + 1.0)), 0)::bigint FROM pg_stat_user_tables
-        """,
-    ),
-}
-NAMING: Final = (
-    ("events", "data", ("run_id", "seq")),
-    ("nodes", "payload", ("run_id", "number")),
-    ("calls", "result", ("run_id", "tool_call_id")),
-    ("steps", "output", ("key",)),
-    ("steps", "spec", ("key",)),
-    ("tasks", "inputs", ("id",)),
-    ("tasks", "plan", ("id",)),
-    ("permission_requests", "body", ("id",)),
-)
-"""Columns in which digests of artifacts stand, and what orders their rows."""
-PAGE: Final = 2000
 SESSIONS_AT_ONCE: Final = 500
 _NOT_ALLOWED: Final = "42501"
-_DIGEST: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 class SqlRetention:
@@ -196,6 +174,9 @@ class SqlRetention:
             )
 
         return await self._write(write)
+
+    async def footprint(self, task_id: str) -> Footprint:
+        return await self._database.read(lambda tx: footprint(tx, task_id))
 
     async def gone_tasks(self) -> Sequence[str]:
         return await self._database.read(lambda tx: [row[0] for row in tx.rows(ORPHANS)])
@@ -237,17 +218,13 @@ class SqlRetention:
     async def run_ids(self) -> frozenset[str]:
         return await self._database.read(lambda tx: frozenset(row[0] for row in tx.rows(RUN_IDS)))
 
-    async def digests(self) -> AsyncIterator[str]:
+    async def named_artifacts(self) -> AsyncIterator[NamedArtifact]:
         for table, column, order in NAMING:
-            after: Sequence[Any] = ()
-            while True:
-                rows = await self._database.read(_page_of(table, column, order, after))
-                for row in rows:
-                    for digest in _DIGEST.findall(row[0]):
-                        yield digest
-                if len(rows) < PAGE:
-                    break
-                after = row[1:]
+            place: Sequence[Any] | None = ()
+            while place is not None:
+                named, place = await self._database.read(page_of(table, column, order, place))
+                for one in named:
+                    yield one
 
     async def _write(self, function: Callable[[Transaction], T]) -> T:
         try:
@@ -260,8 +237,7 @@ class SqlRetention:
             raise
 
     async def used_bytes(self) -> int:
-        statement = SIZES["postgresql" if self._database.is_postgres else "sqlite"]
-        return await self._database.read(lambda tx: int(tx.rows(statement)[0][0]))
+        return await self._database.read(used_bytes)
 
 
 def _empty_sessions(tx: Transaction, before_us: int, *, is_closed: int) -> Sequence[str]:
@@ -280,18 +256,3 @@ def _remove_sessions(tx: Transaction, session_ids: Sequence[str]) -> None:
     for statement in SESSION_ROWS:
         named = {"scopes": scopes} if "scopes" in statement.packed else {"session_ids": session_ids}
         tx.count(statement, **named)
-
-
-def _page_of(table: str, column: str, order: Sequence[str], after: Sequence[Any]) -> Callable[[Transaction], list[Any]]:
-    """Return what reads the next rows of a column that name a digest, each with its place in the order."""
-    columns = metadata.tables[table].c
-    keys = [columns[name] for name in order]
-    wanted = (
-        select(columns[column], *keys)
-        .where(columns[column].like("%digest%") | columns[column].like("%artifact%"))
-        .order_by(*keys)
-        .limit(PAGE)
-    )
-    if after:
-        wanted = wanted.where(tuple_(*keys) > tuple_(*(literal(value) for value in after)))
-    return lambda tx: list(tx.execute(wanted))

@@ -208,6 +208,7 @@ def _make_tasks() -> None:
         Index("ix_tasks_session", "session_id", "ordinal"),
         Index("ix_tasks_unrecorded", "ordinal", **_where(f"is_recorded = 0 AND {_TASK_OVER}")),
         Index("ix_tasks_open", "session_id", **_where("status IN ('running', 'paused')")),
+        Index("ix_tasks_ended", "ended_us", "id", **_where(f"is_recorded = 1 AND {_TASK_OVER}")),
     )
     op.create_table(
         "steps",

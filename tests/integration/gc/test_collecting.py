@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -14,82 +13,23 @@ from sqlalchemy import text
 
 from orchestrator.audit import verify
 from orchestrator.client_bootstrap import open_retention
-from orchestrator.retention import GarbageCollector, Limits
+from orchestrator.retention import Limits
 from shared.adapters.artifacts import FolderArtifacts
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.adapters.sql.tables import metadata
+from shared.adapters.sql.store import open_store
 from shared.errors import InvalidConfigError, NotFoundError, UnavailableError
+from shared.identity import RunIdentity
 from shared.runs.events import NewEvent
 from shared.sandbox.rooted import RootedFolder
 from shared.settings import load_settings
-from shared.tasks.retention import Retention
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_request, make_session, make_task
-from tests.contract.scene import Scene, completed, open_scene
+from shared.testing.builders import make_request, make_session, make_step, make_task
+from tests.contract.scene import Scene
+from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.servers import PostgresServer
 
-DAY_US = 86_400_000_000
 SEEDS = 12
-
-
-@dataclass
-class Place:
-    """One deployment with a scene in it, and its collector."""
-
-    url: str
-    home: Path
-    scene: Scene
-    store: SqlStore
-    rows: Retention
-
-    @property
-    def artifacts(self) -> FolderArtifacts:
-        return FolderArtifacts(RootedFolder(self.home, "artifacts"))
-
-    @property
-    def collector(self) -> GarbageCollector:
-        return GarbageCollector(self.rows, self.artifacts, RootedFolder(self.home, "runs"), self.scene.clock)
-
-    @property
-    def all_ended(self) -> Limits:
-        return Limits(self.scene.now_us + 1, grace_s=0.0)
-
-    async def ended_task(self, *steps: str, events: tuple[NewEvent, ...] = ()) -> str:
-        task_id = await self.scene.task(*(steps or ("a", "b")))
-        while claims := await self.scene.claim():
-            await self.scene.advance([completed(claim, "done", events=events) for claim in claims])
-        assert await self.scene.store.finish_task(self.scene.own, task_id, now_us=self.scene.now_us)
-        await self.store.mark_recorded(task_id)
-        return task_id
-
-    def tables(self) -> dict[str, list[Any]]:
-        """Return every row of every table, in an order of its own."""
-        with connected(self.url, is_writer=False) as connection:
-            return {
-                name: sorted(connection.execute(text(f"SELECT * FROM {name}")).all(), key=repr)
-                for name in metadata.tables
-            }
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'soong.db'}"
-        return
-    server: PostgresServer = request.getfixturevalue("postgres_session_server")
-    with server.fresh_database("soong_gc") as made:
-        yield made
-
-
-@pytest.fixture
-async def place(url: str, tmp_path: Path) -> AsyncIterator[Place]:
-    store = await open_store(url, migrate=True)
-    rows = await open_retention(load_settings(agent_home=tmp_path, database_url=url))
-    yield Place(url, tmp_path, await open_scene(store), store, rows)
-    await rows.close()
-    await store.close()
 
 
 @pytest.mark.spec("OPS-10.a")
@@ -219,7 +159,7 @@ async def test_size_removes_the_oldest_until_enough_is_free(place: Place) -> Non
     left = [task.id for task in await place.store.tasks() if task.status is TaskStatus.COMPLETED]
     assert 0 < done.tasks < 8
     assert left == list(reversed(list(sizes)))[: len(left)], "the newest stay"
-    assert {digest for digest, _ in place.artifacts.stored()} == {sizes[task_id] for task_id in left}
+    assert {one.digest for one in place.artifacts.stored()} == {sizes[task_id] for task_id in left}
 
 
 @pytest.mark.spec("OPS-10")
@@ -235,7 +175,7 @@ async def test_an_artifact_stays_as_long_as_any_row_or_folder_names_it(place: Pl
 
     await place.collector.collect(Limits(place.scene.now_us - DAY_US, grace_s=-60 * DAY_US))
 
-    assert {digest for digest, _ in place.artifacts.stored()} == {named[1].digest, named[2].digest}
+    assert {one.digest for one in place.artifacts.stored()} == {named[1].digest, named[2].digest}
 
 
 @pytest.mark.spec("OPS-10")
@@ -244,7 +184,7 @@ async def test_a_young_artifact_stays_though_no_row_names_it_yet(place: Place) -
 
     await place.collector.collect(Limits(place.scene.now_us + 1))
 
-    assert [digest for digest, _ in place.artifacts.stored()] == [ref.digest]
+    assert [one.digest for one in place.artifacts.stored()] == [ref.digest]
 
 
 async def test_an_artifact_that_is_written_again_counts_as_young(tmp_path: Path) -> None:
@@ -409,20 +349,37 @@ async def test_a_task_that_comes_back_while_its_former_steps_are_left_is_told_to
     assert len(await place.store.steps(task_id)) == 2
 
 
+async def _planned(place: Place, agent: RunIdentity, *steps: str) -> str:
+    """Submit a task as that agent does; return its id."""
+    task = make_task(place.scene.own.session_id, *steps)
+    root = replace(task.root_run.identity, parent_run_id=agent.run_id, parent_agent_id=agent.agent_id)
+    await place.store.create_task(replace(task, root_run=replace(task.root_run, identity=root)))
+    return task.id
+
+
+async def _ended(place: Place, task_id: str) -> None:
+    await place.store.finish_task(place.scene.own, task_id, now_us=place.scene.now_us)
+    await place.store.mark_recorded(task_id)
+
+
 @pytest.mark.spec("OPS-10.c")
-async def test_what_an_agent_planned_that_goes_on_stays_for_it_to_read(place: Place) -> None:
-    outer = await place.scene.task("plans")
-    agent = (await place.scene.claim_one()).identity
-    inner = make_task(place.scene.own.session_id, "a")
-    root = replace(inner.root_run.identity, parent_run_id=agent.run_id, parent_agent_id=agent.agent_id)
-    await place.store.create_task(replace(inner, root_run=replace(inner.root_run, identity=root)))
-    await place.scene.complete(await place.scene.claim_one())
-    await place.store.finish_task(place.scene.own, inner.id, now_us=place.scene.now_us)
-    await place.store.mark_recorded(inner.id)
+async def test_what_the_agents_of_an_open_task_planned_stays_for_its_later_steps_to_read(place: Place) -> None:
+    outer = await place.scene.task("plans", make_step("reads", depends_on=["plans"]))
+    planner = await place.scene.claim_one()
+    middle = await _planned(place, planner.identity, "plans_too")
+    second = await place.scene.claim_one()
+    inner = await _planned(place, second.identity, "works")
+    worker = await place.scene.claim_one()
+    limits = Limits(place.scene.now_us + 1, keep_bytes=1)
+    removed = []
+    for claim, task_id in ((worker, inner), (second, middle), (planner, "")):
+        await place.scene.complete(claim)
+        if task_id:
+            await _ended(place, task_id)
+        removed.append((await place.collector.collect(limits)).tasks)
 
-    while_it_goes_on = await place.collector.collect(Limits(place.scene.now_us + 1, keep_bytes=1))
     await place.store.cancel_task(place.scene.own, outer, reason="", now_us=place.scene.now_us)
-    kept = (await place.store.task(inner.id)).id
+    await _ended(place, outer)
+    removed.append((await place.collector.collect(limits)).tasks)
 
-    assert while_it_goes_on.tasks == 0
-    assert kept == inner.id
+    assert removed == [0, 0, 0, 3]

@@ -1,0 +1,65 @@
+"""One deployment with a scene in it, and the garbage collector over its rows and files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from orchestrator.retention import GarbageCollector, Limits
+from orchestrator.retention_files import StoredFolders
+from shared.adapters.artifacts import FolderArtifacts
+from shared.adapters.sql.store import SqlStore
+from shared.adapters.sql.tables import metadata
+from shared.runs.events import NewEvent
+from shared.sandbox.rooted import RootedFolder
+from shared.tasks.retention import Retention
+from tests.contract.scene import Scene, completed
+from tests.integration.sql_stores import connected
+
+DAY_US = 86_400_000_000
+
+
+@dataclass
+class Place:
+    """One deployment with a scene in it, and its collector."""
+
+    url: str
+    home: Path
+    scene: Scene
+    store: SqlStore
+    rows: Retention
+
+    @property
+    def artifacts(self) -> FolderArtifacts:
+        return FolderArtifacts(RootedFolder(self.home, "artifacts"))
+
+    @property
+    def collector(self) -> GarbageCollector:
+        return GarbageCollector(
+            self.rows, self.artifacts, StoredFolders(RootedFolder(self.home, "runs")), self.scene.clock
+        )
+
+    def collector_over(self, rows: Retention) -> GarbageCollector:
+        folders = StoredFolders(RootedFolder(self.home, "runs"))
+        return GarbageCollector(rows, self.artifacts, folders, self.scene.clock)
+
+    @property
+    def all_ended(self) -> Limits:
+        return Limits(self.scene.now_us + 1, grace_s=0.0)
+
+    async def ended_task(self, *steps: str, events: tuple[NewEvent, ...] = ()) -> str:
+        task_id = await self.scene.task(*(steps or ("a", "b")))
+        while claims := await self.scene.claim():
+            await self.scene.advance([completed(claim, "done", events=events) for claim in claims])
+        assert await self.scene.store.finish_task(self.scene.own, task_id, now_us=self.scene.now_us)
+        await self.store.mark_recorded(task_id)
+        return task_id
+
+    def tables(self) -> dict[str, list[Any]]:
+        """Return every row of every table, in an order of its own."""
+        with connected(self.url, is_writer=False) as connection:
+            return {
+                name: sorted(connection.execute(text(f"SELECT * FROM {name}")).all(), key=repr)
+                for name in metadata.tables
+            }

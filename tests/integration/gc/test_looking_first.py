@@ -1,0 +1,213 @@
+"""What a dry run says, what counts as stored, and collections by the service itself, on both databases (OPS-10)."""
+
+import asyncio
+import os
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlalchemy import text
+
+from orchestrator.automatic_retention import AutomaticRetention, RetentionSettings
+from orchestrator.client_bootstrap import open_collector, open_retention
+from orchestrator.retention import Limits
+from shared.errors import UsageError
+from shared.jsontext import JsonObject
+from shared.runs.events import NewEvent
+from shared.settings import load_settings
+from tests.integration.gc.place import DAY_US, Place
+from tests.integration.sql_stores import connected
+
+ANY_AGE = -1e9
+"""The files are as old as this machine's clock says, the rows as the scene's clock says."""
+
+
+# -- looking first, several at once, by itself
+async def _written_folders(place: Place, task_id: str, size: int = 200_000) -> list[Path]:
+    folders = [place.home / "runs" / run.id for run in await place.store.runs(task_id=task_id)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "log").write_bytes(b"x" * size)
+    return folders
+
+
+@pytest.mark.spec("OPS-10.a", "OPS-10.b")
+async def test_a_dry_run_says_what_goes_by_age_and_by_size_and_removes_nothing(place: Place) -> None:
+    for _ in range(6):
+        await _written_folders(place, await place.ended_task())
+        place.scene.clock.advance(timedelta(days=1))
+    before, limit_us = place.tables(), place.scene.now_us - 4 * DAY_US + 1
+    used = (await place.collector.preview(Limits(0))).used_bytes
+
+    by_age = await place.collector.preview(Limits(limit_us))
+    by_size = await place.collector.preview(Limits(limit_us, keep_bytes=used - by_age.freed_bytes - 1))
+    nothing = await place.collector.preview(Limits(0, keep_bytes=used + 1))
+
+    assert (by_age.tasks, by_age.steps, by_age.folders, by_age.folder_bytes) == (3, 6, 9, 9 * 200_000)
+    assert (by_size.tasks, by_size.folder_bytes) == (4, 12 * 200_000)
+    assert (nothing.tasks, by_age.used_bytes) == (0, used)
+    assert place.tables() == before
+    removed = await place.collector.collect(Limits(limit_us))
+    assert (removed.tasks, removed.steps, removed.runs, removed.folders) == (
+        *(by_age.tasks, by_age.steps, by_age.runs, by_age.folders),
+    )
+
+
+@pytest.mark.spec("OPS-10.a", "OPS-10.b")
+async def test_a_dry_run_says_what_artifacts_would_go_by_kind(place: Place) -> None:
+    text_, file_, shared_, open_, loose = [
+        await place.artifacts.put(bytes([65 + number]) * size) for number, size in enumerate((3000, 500, 70, 9, 20))
+    ]
+    block: JsonObject = {
+        "kind": "artifact_ref",
+        "digest": text_.digest,
+        "size_bytes": 3000,
+        "media_type": "text/plain",
+        "name": "",
+    }
+    written: JsonObject = {"name": "a", "path": "/a", "digest": file_.digest, "size_bytes": 500}
+    both = NewEvent("tool_completed", {"artifacts": [shared_.digest]})
+    await place.ended_task(
+        events=(NewEvent("tool_completed", {"content": [block]}), NewEvent("tool_completed", {"deliverable": written}))
+    )
+    await place.ended_task(events=(both,))
+    place.scene.clock.advance(timedelta(days=2))
+    await place.ended_task(events=(both, NewEvent("tool_completed", {"artifacts": [open_.digest]})))
+
+    seen = await place.collector.preview(Limits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
+    removed = await place.collector.collect(Limits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
+
+    assert seen.artifact_bytes == {"text/plain": 3000, "deliverable": 500, "other": loose.size_bytes}
+    assert (seen.artifacts, removed.artifacts) == (3, 3)
+    assert {one.digest for one in place.artifacts.stored()} == {shared_.digest, open_.digest}
+
+
+@pytest.mark.spec("OPS-10.b")
+async def test_size_counts_what_is_stored_and_not_the_room_that_removed_rows_left(place: Place) -> None:
+    large = "x" * 20_000
+    for _ in range(20):
+        await place.ended_task(events=(NewEvent("tool_completed", {"text": large + str(Random(1).random())}),) * 5)
+    place.scene.clock.advance(timedelta(days=1))
+    kept = await place.ended_task()
+    full = await place.rows.used_bytes()
+    await place.collector.collect(Limits(place.scene.now_us - 1000))
+    if place.url.startswith("postgres"):
+        with connected(place.url) as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("VACUUM"))
+
+    left = await place.rows.used_bytes()
+    await place.collector.collect(Limits(0, keep_bytes=full // 2))
+
+    assert left < full // 2
+    assert [task.id for task in await place.store.tasks()] == [kept]
+
+
+@pytest.mark.spec("OPS-10.b")
+async def test_size_removes_hardly_more_than_it_must(place: Place) -> None:
+    for number in range(30):
+        await place.ended_task(
+            events=(NewEvent("tool_completed", {"text": f"{Random(number).randbytes(9000).hex()}"}),)
+        )
+    full = await place.rows.used_bytes()
+    seen = await place.collector.preview(Limits(place.all_ended.before_us))
+
+    done = await place.collector.collect(Limits(0, keep_bytes=full * 2 // 3))
+
+    assert 8 <= done.tasks <= 15, "a third of them"
+    assert 0.5 < seen.freed_bytes / full < 1.3
+    assert done.used_bytes <= full * 2 // 3
+
+
+@pytest.mark.spec("OPS-10.d")
+async def test_collections_at_once_remove_each_task_once(place: Place, tmp_path: Path) -> None:
+    for _ in range(10):
+        await _written_folders(place, await place.ended_task(), size=1)
+    for number in range(30):
+        (place.home / "runs" / f"run_direct{number}").mkdir()
+    rows = await open_retention(load_settings(agent_home=tmp_path, database_url=place.url))
+    limits = Limits(max(place.all_ended.before_us, time.time_ns() // 1000 + 1), grace_s=0.0)
+    try:
+        one, other = await asyncio.gather(place.collector.collect(limits), place.collector_over(rows).collect(limits))
+    finally:
+        await rows.close()
+
+    assert one.tasks + other.tasks == 10
+    assert one.folders + other.folders == 60
+    assert {name for name, rows_ in place.tables().items() if name in ("tasks", "steps", "runs") and rows_} == set()
+
+
+# -- what a run may have left
+@pytest.mark.spec("OPS-10.a", "OPS-12.d")
+async def test_folders_within_folders_without_end_stop_no_collection(place: Place) -> None:
+    bottomless = (await _written_folders(place, await place.ended_task()))[0]
+    others = await _written_folders(place, await place.ended_task())
+    _nest(bottomless, 1200)
+
+    seen = await place.collector.preview(place.all_ended)
+    done = await place.collector.collect(place.all_ended)
+
+    assert (seen.folders, done.folders) == (6, 6)
+    assert not any(folder.exists() for folder in (bottomless, *others))
+
+
+@pytest.mark.spec("OPS-10.a", "OPS-12.d")
+async def test_what_lies_in_the_place_of_an_artifact_keeps_no_other_from_being_removed(place: Place) -> None:
+    ref = await place.artifacts.put(b"nothing names it")
+    (place.home / "artifacts" / "ab" / ("0" * 62)).mkdir(parents=True)
+    stuck = await place.artifacts.put(b"cannot be put aside")
+    path = place.artifacts.path_of(stuck.digest)
+    (path.parent / f".old-{path.name}").mkdir()
+
+    done = await place.collector.collect(Limits(0, grace_s=ANY_AGE))
+
+    assert [one.digest for one in place.artifacts.stored()] == [stuck.digest]
+    assert done.artifacts == 1
+    assert ref.digest != stuck.digest
+
+
+def _nest(folder: Path, depth: int) -> None:
+    """Make folders within a folder, deeper than any path can name and a process can hold open."""
+    current = os.open(folder, os.O_RDONLY)
+    for number in range(depth):
+        os.mkdir("d", dir_fd=current)
+        inner = os.open("d", os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = inner
+        if number % 1000 == 0:
+            with os.fdopen(os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=current), "wb") as file:
+                file.write(b"x")
+    os.close(current)
+
+
+# -- by itself
+@pytest.mark.spec("OPS-10.a", "OPS-10.d")
+async def test_a_service_with_the_setting_collects_by_itself_and_by_default_never(place: Place, tmp_path: Path) -> None:
+    await place.ended_task()
+    place.scene.clock.advance(timedelta(days=40))
+    young = await place.ended_task()
+    settings = load_settings(agent_home=tmp_path, database_url=place.url, gc_older_than="30d", gc_every_s=0.01)
+    automatic = AutomaticRetention(
+        RetentionSettings.of(settings), partial(open_collector, settings, place.scene.clock), place.scene.clock
+    )
+    running = asyncio.create_task(automatic.run())
+    try:
+        async with asyncio.timeout(30):
+            while len(await place.store.tasks()) > 1:  # noqa: ASYNC110  # rows have no event
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert [task.id for task in await place.store.tasks()] == [young]
+    assert not RetentionSettings.of(load_settings(agent_home=tmp_path)).is_on
+    assert RetentionSettings.of(load_settings(agent_home=tmp_path, gc_older_than="0s")).is_on
+    assert RetentionSettings.of(load_settings(agent_home=tmp_path, gc_keep="1GiB")).is_on
+
+
+@pytest.mark.parametrize(("name", "value"), [("gc_older_than", "soon"), ("gc_keep", "lots")])
+def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"SOONG_{name.upper()} '{value}' is not a"):
+        RetentionSettings.of(load_settings(**{name: value}))

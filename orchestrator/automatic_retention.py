@@ -24,7 +24,7 @@ FIRST_AFTER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
-    """``SOONG_GC_OLDER_THAN``, ``SOONG_GC_KEEP`` and ``SOONG_GC_EVERY_S``. None: no limit by age; 0: no limit by size."""
+    """``SOONG_GC_OLDER_THAN``, ``SOONG_GC_KEEP``, ``SOONG_GC_EVERY_S``. None: no limit by age; 0: none by size."""
 
     age_s: int | None
     keep_bytes: int

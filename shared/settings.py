@@ -66,6 +66,11 @@ class Settings(BaseSettings):
     loop_stall_s: Seconds = Field(
         default=10.0, description="A worker whose event loop has not ticked for this long stops beating."
     )
+    hang_s: float = Field(
+        default=15.0,
+        ge=0,
+        description="A worker whose event loop has not ticked for this long is ended by its keeper (Linux); 0: never.",
+    )
     max_lost_leases: int = Field(
         default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned."
     )

@@ -5,6 +5,7 @@ instead of ours.
 """
 
 import argparse
+import faulthandler
 import os
 import sys
 import threading
@@ -26,6 +27,7 @@ EXIT_USAGE = 2
 
 def main() -> int:
     status = StatusPipe()
+    faulthandler.enable(2)  # where a process is that its keeper ends, or that a C extension crashes
     collect_seldom()
     hear_signals()
     forbid_inspection()

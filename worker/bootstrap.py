@@ -28,6 +28,7 @@ from worker.flower import FlowerEvents, NoFlower
 from worker.gate import DecisionInbox
 from worker.incarnation import Incarnation
 from worker.process import LoopThread, WorkerProcess
+from worker.pulse import Pulse
 from worker.python_step import STEP_THREADS, PythonSteps
 from worker.recycling import Wear, begin_anew
 from worker.run import Runner
@@ -40,6 +41,7 @@ SWITCH_INTERVAL_S = 0.001
 
 def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     """Run one worker process until it is told to stop; return its exit code. One that recycles does not return."""
+    pulse = Pulse(settings.hang_s)
     config = load_config(settings.home)
     clean = redactor(secret_values(settings, config.commands.secret_env))
     configure(settings.log_level, process="worker", clean=clean.text)
@@ -55,7 +57,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     thread.start()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, wear)).result()
+    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, wear, pulse)).result()
     thread.submit(process.start()).result()
     status.ready()
     watcher.start()
@@ -67,7 +69,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
         thread.submit(process.stop()).result(timeout=STOP_S)
         thread.stop()
     if wear.is_over:
-        begin_anew(wear, parent.pass_on)
+        begin_anew(wear, lambda: _pass_on(parent, pulse))
     return code
 
 
@@ -79,6 +81,7 @@ async def _build(
     thread: LoopThread,
     watcher: FlowerEvents | NoFlower,
     wear: Wear,
+    pulse: Pulse,
 ) -> WorkerProcess:
     clock = SystemClock()
     store = await open_store(settings.effective_database_url, migrate=False, credential=secrets.token_hex(32))
@@ -104,7 +107,13 @@ async def _build(
         wear=wear,
         on_drain=agents.lot.hurry,
         further=agents.further,
+        pulse=pulse,
     )
+
+
+def _pass_on(parent: ParentPipe, pulse: Pulse) -> None:
+    parent.pass_on()
+    pulse.pass_on()
 
 
 def _agents(

@@ -24,6 +24,7 @@ from shared.wire.ring import Ring, Switchboard
 from worker.further import FurtherSteps
 from worker.heartbeat import Heartbeat, Pace
 from worker.incarnation import Incarnation
+from worker.pulse import Pulse
 from worker.pump import Pump
 from worker.recycling import Wear
 from worker.slots import RunWatcher, Slots, StepRunner
@@ -113,7 +114,9 @@ class WorkerProcess:
         wear: Wear | None = None,
         on_drain: Callable[[], object] | None = None,
         further: FurtherSteps | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
+        self._pulse = pulse
         self._wear = wear or Wear()
         self._store = store
         self._ring = ring
@@ -149,6 +152,8 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         works = (self.pump.run(), self._hear_interrupts(), self._watch_trust(), self._recycle())
         self._tasks = [loop.create_task(work) for work in works]
+        if self._pulse is not None:
+            self._tasks.append(loop.create_task(self._pulse.beat()))
         await self._ring.wake_owners()
 
     async def hold_slot(self) -> int:

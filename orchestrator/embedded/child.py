@@ -54,6 +54,8 @@ class Child:
     _report: int = -1
     _own_pid: int = 0
     _is_ready: bool = False
+    _hung_s: str = ""
+    """For how long a worker's event loop had not moved when its keeper ended it; empty when that was not so."""
 
     @property
     def is_running(self) -> bool:
@@ -122,6 +124,13 @@ class Child:
         self.deaths = 1 if is_steady else self.deaths + 1
         self.failed_starts = 0 if self._is_ready else self.failed_starts + 1
 
+    def ending(self, code: int) -> str:
+        """Return how the program ended, for people."""
+        self._read_report()
+        if self._hung_s:
+            return f"its event loop hung for {self._hung_s} s, so its keeper ended it"
+        return exit_words(code)
+
     def ask_to_end(self) -> None:
         self._signal(signal.SIGTERM)
 
@@ -147,7 +156,7 @@ class Child:
         """Forget the report of the last start."""
         if self._report >= 0:
             os.close(self._report)
-        self._report, self._own_pid, self._is_ready = -1, 0, False
+        self._report, self._own_pid, self._is_ready, self._hung_s = -1, 0, False, ""
 
     def _signal(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.returncode is None:
@@ -166,6 +175,8 @@ class Child:
                         self._is_ready, self.problem, self.failed_starts = True, "", 0
                     case ["failed", words]:
                         self.problem = words
+                    case ["hung", seconds]:
+                        self._hung_s = seconds
                     case _:
                         pass  # a program of the user's has written there
 

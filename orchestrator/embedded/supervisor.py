@@ -154,7 +154,7 @@ class Supervisor:
                 continue
             assert child.process is not None
             code = await child.process.wait()
-            pid, words = child.own_pid, exit_words(code)
+            pid, words = child.own_pid, child.ending(code)
             if not self._is_stopping:
                 lived_s = asyncio.get_running_loop().time() - started
                 child.note_end(code, is_steady=lived_s > STEADY_AFTER_S)

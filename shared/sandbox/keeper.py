@@ -23,6 +23,11 @@ little (no typing, no pathlib): its start is what a command costs more. It marks
 at once, forwards signals to it, and ends as the program ended: with its exit code or by its signal. The family ends
 with the program; GRACE_S after CONTROL was closed; and at once on ``END_NOW``. The program gets CONTROL too and may
 watch it, and STATUS, to report on its own. CONTROL and STATUS may be -1: nobody to watch, nobody to report to.
+
+The program may write lines to the pipe that ``SOONG_PULSE_FD`` names: for how many seconds it may be silent from then
+on, 0 for any time. One that is silent for longer hangs: it gets SIGABRT, at which Python writes its stacks, then
+SIGKILL; the report has a line ``hung SECONDS``. The keeper needs no lock of the program's interpreter for that. Time in
+which the program or the keeper itself was stopped, frozen or without a CPU does not count.
 """
 
 import contextlib
@@ -49,6 +54,11 @@ _LOOK_EVERY_S = 0.02
 STAND_IN = "stand-in"
 END_NOW = signal.SIGUSR2
 """Tells a stand-in to end its program and the whole family without further ado."""
+PULSE_FD = "SOONG_PULSE_FD"
+LOOK_S = 1.0
+"""Between two looks at a program that has to give a sign of life."""
+ABORT_S = 3.0
+"""For the stacks of a program that hangs."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -77,16 +87,19 @@ def main(arguments: list[str]) -> int:
 
 def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     """Stand between a program that serves and whoever started it; return the exit code when no signal ended it."""
-    family = Family(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED))
+    family, pulse = Family(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), Pulse()
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         mark_family()
-        family.start(argv, status)
+        family.start(argv, status, {PULSE_FD.encode(): str(pulse.writing).encode()})
     except OSError as error:
         sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}\n")
         return 127 if error.errno == errno.ENOENT else 126
     _let_go_of_output()
-    family.serve(control, grace_s)
+    os.close(pulse.writing)
+    if family.serve(control, grace_s, pulse):
+        _say(status, f"hung {pulse.allowed_s:g}")
+        family.abort()
     family.end()
     return _end_as(-signal.SIGKILL if family.code is None else family.code)
 
@@ -106,15 +119,15 @@ class Family:
         self.code: int | None = None
         self._wake = wake
 
-    def start(self, argv: list[str], status: int) -> None:
-        """Start the program in a session of its own, so without a terminal.
+    def start(self, argv: list[str], status: int, more: "dict[bytes, bytes] | None" = None) -> None:
+        """Start the program in a session of its own, so without a terminal, with ``more`` in its environment.
 
         Its id is reported before it can do anything: it may kill us first of all.
 
         Raises:
             OSError: it cannot be started.
         """
-        environment = _given_environment()
+        environment = {**_given_environment(), **(more or {})}
         heard, told = os.pipe()  # closed by a successful exec
         keeper = os.getpid()
         self.program = os.fork()
@@ -141,23 +154,35 @@ class Family:
                 if descriptor == control or set(os.read(self._wake, 512)) != {signal.SIGCHLD}:
                     return
 
-    def serve(self, control: int, grace_s: float) -> None:
-        """Forward signals until the program has ended, is to end now, or the grace after CONTROL's end is over."""
-        poll, until = select.poll(), None
-        poll.register(self._wake, select.POLLIN)
-        if control >= 0:
-            poll.register(control, select.POLLIN)
+    def serve(self, control: int, grace_s: float, pulse: "Pulse") -> bool:
+        """Forward signals until the program has ended, is to end now, or the grace after CONTROL's end is over.
+
+        Return True at once when the program hangs.
+        """
+        poll, until = _poll_of(self._wake, control, pulse.reading), None
         while True:
             self.reap()
             left_s = 3600.0 if until is None else until - time.monotonic()
             if self.code is not None or left_s <= 0:
-                return
-            for descriptor, _event in poll.poll(left_s * 1000):
-                if descriptor == control:
+                return False
+            for descriptor, _event in poll.poll(min(left_s, pulse.look_s) * 1000):
+                if descriptor == self._wake:
+                    if self._forward(os.read(self._wake, 512)):
+                        return False
+                elif descriptor == control:
                     poll.unregister(control)
                     until = time.monotonic() + grace_s
-                elif self._forward(os.read(self._wake, 512)):
-                    return
+                elif not pulse.hear():
+                    poll.unregister(descriptor)
+            if pulse.is_overdue(self.program):
+                return True
+
+    def abort(self) -> None:
+        """Let the program write where it hangs, and end it."""
+        _signal(self.program, signal.SIGABRT)
+        until = time.monotonic() + ABORT_S
+        while self.reap() and self.code is None and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY_S)
 
     def _forward(self, numbers: bytes) -> bool:
         """Hand signals on to the program; say whether one of them asks for the end."""
@@ -195,6 +220,72 @@ class Family:
             if select.select([self._wake], [], [], _LOOK_EVERY_S)[0]:
                 os.read(self._wake, 512)
         return 0
+
+
+class Pulse:
+    """The signs of life of the program. ``allowed_s``: how long it may be silent; 0 as long as it likes."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        os.set_inheritable(self.writing, True)
+        self.allowed_s = 0.0
+        self._silent_s = 0.0
+        self._looked_at = time.monotonic()
+        self._threads: dict[str, Waiting] = {}
+
+    @property
+    def look_s(self) -> float:
+        return min(LOOK_S, self.allowed_s / 4) if self.allowed_s else 3600.0
+
+    def hear(self) -> bool:
+        """Take a sign of life; False when none will come any more."""
+        said = os.read(self.reading, 4096)
+        if said.endswith(b"\n"):
+            with contextlib.suppress(ValueError):  # a program of the user's has written there
+                self.allowed_s = float(said.split()[-1])
+        if not said:
+            self.allowed_s = 0.0
+        self._silent_s, self._looked_at = 0.0, time.monotonic()
+        self._threads.clear()
+        return bool(said)
+
+    def is_overdue(self, program: int) -> bool:
+        """Say whether the program has been silent for too long, of the time in which it could have given a sign."""
+        now = time.monotonic()
+        # Of a longer gap the rest is ours: we were stopped or got no CPU, and so, perhaps, did the program.
+        passed_s, self._looked_at = min(now - self._looked_at, 2 * self.look_s), now
+        if not self.allowed_s or _state_of(str(program)) in (b"T", b"t"):
+            return False
+        self._silent_s += passed_s
+        if self._silent_s <= self.allowed_s / 4:
+            return False
+        return self._silent_s - self._starved_s(program, passed_s) > self.allowed_s
+
+    def _starved_s(self, program: int, passed_s: float) -> float:
+        """Return the longest time for which a thread of the program has waited for a CPU since it fell silent."""
+        longest_s = 0.0
+        for thread in _entries(f"/proc/{program}/task"):
+            place = f"{program}/task/{thread}"
+            counts = _content(f"/proc/{place}/schedstat").split()
+            if len(counts) == 3:
+                waiting = self._threads.setdefault(thread, Waiting(int(counts[1])))
+                longest_s = max(longest_s, waiting.seconds(counts, _state_of(place) == b"R", passed_s))
+        return longest_s
+
+
+class Waiting:
+    """How long a thread has waited for a CPU. The kernel counts that, but only once the thread gets one."""
+
+    def __init__(self, delay_ns: int) -> None:
+        self._first_ns = delay_ns
+        self._counts: list[bytes] = []
+        self._pending_s = 0.0
+
+    def seconds(self, counts: list[bytes], is_runnable: bool, passed_s: float) -> float:
+        """Return the sum; ``counts`` are the thread's time on a CPU, its time of waiting, and how often it got one."""
+        self._pending_s = self._pending_s + passed_s if is_runnable and counts == self._counts else 0.0
+        self._counts = counts
+        return (int(counts[1]) - self._first_ns) / 1e9 + self._pending_s
 
 
 def end_own_descendants() -> None:
@@ -247,9 +338,17 @@ def children_by_scan(pid: int) -> list[int]:
 
 
 def _parent_of(pid: str) -> int:
-    # The name in parentheses may hold anything, parentheses too; the parent is the second word behind it.
-    words = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    words = _stat(pid)
     return int(words[1]) if len(words) > 1 else 0
+
+
+def _state_of(place: str) -> bytes:
+    return next(iter(_stat(place)), b"")
+
+
+def _stat(place: str) -> list[bytes]:
+    """Return state, parent and what follows; the name in parentheses before them may hold anything."""
+    return _content(f"/proc/{place}/stat").rpartition(b")")[2].split()
 
 
 def _lists_children() -> bool:
@@ -296,6 +395,14 @@ def _given_environment() -> dict[bytes, bytes]:
     entries = _content("/proc/self/environ").split(b"\0")
     pairs = (entry.partition(b"=") for entry in entries if b"=" in entry)
     return {name: value for name, _, value in pairs}
+
+
+def _poll_of(*descriptors: int) -> select.poll:
+    poll = select.poll()
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLIN)
+    return poll
 
 
 def _woken_by(*signals: signal.Signals) -> int:

@@ -1,5 +1,6 @@
 """Step functions for tests, imported by workers through SOONG_FUNCTIONS."""
 
+import ctypes
 import os
 import signal
 import time
@@ -19,4 +20,11 @@ def block(inputs: JsonObject, context: StepContext) -> Json:
 def kill_worker(inputs: JsonObject, context: StepContext) -> Json:
     """End the worker process in the hardest way, as a native crash or the kernel's memory killer would."""
     os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+@step_function("test.hold_lock")
+def hold_lock(inputs: JsonObject, context: StepContext) -> Json:
+    """Hold the interpreter's lock for ever, as a C extension that never returns does."""
+    ctypes.PyDLL(None).sleep(10**6)
     return None

@@ -27,6 +27,7 @@ from shared.tasks.reading import load_plan, plan_from_json
 from shared.tasks.service import TaskService
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
+from shared.texts import require_text
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""
@@ -169,7 +170,8 @@ class Soong:
 
     async def wait(self, task_id: str) -> TaskOutcome:
         """Wait until a task has ended or is paused. Raises: NotFoundError."""
-        return await outcome_of(self._client.store, await self._last_view(task_id), self._settings.runs)
+        task = await self._task(task_id)
+        return await outcome_of(self._client.store, await self._last_view(task.id), self._settings.runs)
 
     async def pause(self, task_id: str, *, reason: str = "") -> None:
         """Let nothing of a task start; what runs is handed back.
@@ -229,11 +231,13 @@ class Soong:
         return self._client.tasks
 
     async def _task(self, task_id: str) -> Task:
+        require_text("the task id", task_id)
         return await self._client.store.task(task_id)
 
     async def outcome(self, task_id: str) -> TaskOutcome:
         """Return how a task stands now. Raises: NotFoundError."""
-        return await outcome_of(self._client.store, await self._client.view(task_id), self._settings.runs)
+        task = await self._task(task_id)
+        return await outcome_of(self._client.store, await self._client.view(task.id), self._settings.runs)
 
     async def _last_view(self, task_id: str) -> View:
         last: View | None = None

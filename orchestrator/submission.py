@@ -24,6 +24,7 @@ from shared.tasks.expansion import models_of, new_task
 from shared.tasks.inputs import bind_inputs
 from shared.tasks.plan import Plan
 from shared.tasks.step import NewTask
+from shared.texts import require_text
 
 
 class Ids(NamedTuple):
@@ -65,18 +66,22 @@ def submission(
     Raises:
         UsageError: the project is no folder, an input, a rule or a model is wrong, a step has neither model nor script.
     """
+    folder = existing_folder(project)
+    here = str(cwd or Path.cwd())
+    require_text("the model", model)
+    require_text("the rule", *allow)
+    require_text("the folder", str(folder), here)
     ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
     rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.names) for text in allow]
     for grant in step_grants:
         rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
-    folder = existing_folder(project)
     for name in models_of(plan, model):
         check_name(name)
     session = Session(
         id=ids.session,
         project=str(folder),
-        cwd=str(cwd or Path.cwd()),
+        cwd=here,
         answer_mode=answer_mode,
         created_us=now_us,
         policy=(policy or catalogue.policy).with_rules(rules).as_json(),
@@ -97,6 +102,7 @@ def submission(
 
 def existing_folder(path: Path) -> Path:
     """Return the folder, absolute and resolved. Raises: UsageError."""
+    require_text("--project", str(path))
     folder = Path(os.path.realpath(path.expanduser()))
     if not folder.is_dir():
         problem = "is no folder" if folder.exists() else "does not exist"

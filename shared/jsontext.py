@@ -107,10 +107,12 @@ def _decoded(text: str | bytes, max_bytes: int) -> str:
 
 def _refuse_surrogates(value: object) -> None:
     # Half of a character can be escaped in JSON and stored nowhere.
+    text = dump(value)
     try:
-        dump(value).encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidJsonError("a string holds a lone surrogate, which is not Unicode") from error
+        shown = ascii(text[max(0, error.start - 30) : error.start + 30])
+        raise InvalidJsonError(f"a string holds a lone surrogate, which is not Unicode: {shown}") from error
 
 
 def _refuse_constant(name: str) -> object:

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import InvalidConfigError
+from shared.texts import EXPECTED, fault
 
 _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS")
 MIN_SECRET_CHARS = 8
@@ -258,12 +259,23 @@ def load_settings(**overrides: object) -> Settings:
     }
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**{**from_files, **lists, **given})  # type: ignore[arg-type]  # checked by pydantic itself
+        settings = Settings(**{**from_files, **lists, **given})  # type: ignore[arg-type]  # checked by pydantic itself
     except ValidationError as error:
         wrong = "; ".join(
             f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
         )
         raise InvalidConfigError(f"settings: {wrong}") from error
+    _require_texts(settings)
+    return settings
+
+
+def _require_texts(settings: Settings) -> None:
+    """Raises: InvalidConfigError for bytes that are not UTF-8, which the environment passes on as lone surrogates."""
+    for name, value in settings:
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and (found := fault(text)):
+                shown = found if not name.endswith("_url") else "the URL is not UTF-8 text or holds a NUL character"
+                raise InvalidConfigError(f"settings: SOONG_{name.upper()}: {shown}; expected {EXPECTED}")
 
 
 def source_of(name: str) -> Literal["environment", "file", "default"]:
@@ -314,6 +326,10 @@ def _secret_files() -> dict[str, str]:
             except OSError as error:
                 raise InvalidConfigError(
                     f"SOONG_{name.upper()}_FILE={path!r} cannot be read: {error.strerror}"
+                ) from error
+            except UnicodeDecodeError as error:
+                raise InvalidConfigError(
+                    f"SOONG_{name.upper()}_FILE={path!r} is not UTF-8 text (byte {error.start}); write the URL as UTF-8"
                 ) from error
     return found
 

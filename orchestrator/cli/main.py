@@ -20,6 +20,7 @@ from orchestrator.cli.console import emit_error
 from orchestrator.cli.verbosity import Verbosity, chosen
 from shared.errors import InvalidPlanError, SoongError, UsageError
 from shared.startup import collect_seldom
+from shared.texts import require_text
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -53,6 +54,7 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments[1:], "--help"]
     try:
         _check_folder()
+        require_text("the argument", *arguments)
         program = build(words_to_complete() or arguments)
         try:
             code = program.main(arguments, prog_name="soong", complete_var=COMPLETE_VARIABLE, standalone_mode=False)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from itertools import islice
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -16,6 +18,7 @@ from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, Pro
 from orchestrator.http.remedies import errors_of, models_in
 from shared.errors import InvalidJsonError
 from shared.jsontext import Json, parse_strict
+from shared.texts import EXPECTED, fault, faults
 
 
 class Body(BaseModel):
@@ -36,10 +39,15 @@ class StrictRequest(Request):
     """A request whose JSON is read as :mod:`shared.jsontext` does."""
 
     async def json(self) -> Any:
+        body = await self.body()
         try:
-            return parse_strict(await self.body())
+            value = parse_strict(body)
         except InvalidJsonError as error:
             raise ProblemError(Problem.INVALID_REQUEST, f"the body is not JSON that is read here: {error}") from error
+        if b"\\u0000" in body:
+            named = islice(faults(value), MAX_ERRORS)
+            _refuse([_fault(".".join(("body", *map(str, path))), found) for path, found in named])
+        return value
 
 
 class StrictRoute(APIRoute):
@@ -89,7 +97,15 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 
 
 def _check_query(request: Request, known: frozenset[str]) -> None:
-    given = [name for name, _ in request.query_params.multi_items()]
+    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="surrogateescape")
+    _refuse(
+        [
+            _fault("query" if fault(name) else f"query.{name}", found)
+            for name, value in pairs
+            if (found := fault(name) or fault(value))
+        ]
+    )
+    given = [name for name, _ in pairs]
     remedy = f"remove it; this path takes {', '.join(sorted(known))}" if known else "remove it; this path takes none"
     errors: list[Any] = [
         {"place": f"query.{name}"[:MAX_PLACE_CHARS], "problem": problem, "remedy": what_to_do}
@@ -101,6 +117,17 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
     ]
     if errors:
         raise ProblemError(Problem.INVALID_INPUT, "the address has parameters that are not taken", {"errors": errors})
+
+
+def _fault(place: str, found: str) -> Json:
+    return {"place": place[:MAX_PLACE_CHARS], "problem": found, "remedy": f"send {EXPECTED}"}
+
+
+def _refuse(errors: Sequence[Json]) -> None:
+    """Raises: ProblemError (invalid_input) when there are errors."""
+    if errors:
+        detail = "the request holds text that cannot be stored; `errors` names each"
+        raise ProblemError(Problem.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
 
 
 async def _check_body(request: Request, *, takes_body: bool) -> None:

@@ -3,15 +3,18 @@
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from shared.errors import TemplateError
 from shared.jsontext import Json, JsonObject, parse_strict
 from shared.tasks.budget import Budget
+from shared.tasks.places import show
 from shared.tasks.plan import InputType, Plan, PlanInput, has_type
 from shared.tasks.problems import Problems, Unknown
 from shared.tasks.step import StepResult
 from shared.tasks.template import Scope, as_text, json_head, render, render_text
+from shared.texts import EXPECTED, MOST_FAULTS, faults
 
 
 def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
@@ -25,6 +28,8 @@ def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
     for name in given:
         if name not in known:
             problems.add(f"input {name!r}", "the plan has no such input", Unknown(name, known))
+    for path, found in islice(faults(given), MOST_FAULTS):
+        problems.add(f"input {show(path)}", found, f"give {EXPECTED}")
     bound: dict[str, Json] = {}
     for one in plan.inputs:
         try:

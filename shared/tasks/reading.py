@@ -4,6 +4,7 @@ Owns which fields a plan has. What fields must say of each other is :mod:`shared
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path as FilePath
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from shared.tasks.plan import (
 )
 from shared.tasks.problems import Problems, Remedy, Unknown
 from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
+from shared.texts import EXPECTED, MOST_FAULTS, faults
 
 _T = TypeVar("_T")
 
@@ -108,6 +110,11 @@ def _read(document: Document, known: Known) -> Plan:
     def report(path: Path, problem: str, remedy: Remedy) -> None:
         problems.add(document.place(path), problem, remedy, line=document.line(path))
 
+    found = list(islice(faults(document.value), MOST_FAULTS))
+    for path, fault in found:
+        report(path, fault, f"write {EXPECTED}")
+    if found:
+        raise problems.error()
     plan = _read_plan(document, report)
     if plan is not None:
         check_plan(plan, known, report)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from shared.clock import Clock
-from shared.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError
+from shared.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError, UsageError
 from shared.identity import RunIdentity
 from shared.ids import new_id
 from shared.jsontext import Json, JsonObject
@@ -19,12 +19,14 @@ from shared.sessions.session import Command, CommandKind
 from shared.sessions.store import SessionStore
 from shared.tasks.expansion import new_task
 from shared.tasks.inputs import bind_inputs
+from shared.tasks.places import show
 from shared.tasks.plan import Plan
 from shared.tasks.planner import Planner
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task
 from shared.tasks.store import TaskStore
 from shared.tasks.totals import check_total
+from shared.texts import EXPECTED, faults
 from shared.wire.ring import Ring, Switchboard
 
 COMMAND_LIMIT_S: Final = 30.0
@@ -174,7 +176,7 @@ class TaskService:
         command_id: str = "",
         limit_s: float = COMMAND_LIMIT_S,
     ) -> None:
-        """Ask the task's owner for something and wait until it is done."""
+        """Ask the task's owner for something and wait until it is done. Raises UsageError for text of no use, too."""
         subject = task.session_id if kind is CommandKind.CLOSE else task.id
         await self._ask(task.session_id, kind, subject, detail, command_id=command_id, limit_s=limit_s)
 
@@ -188,6 +190,8 @@ class TaskService:
         command_id: str = "",
         limit_s: float = COMMAND_LIMIT_S,
     ) -> None:
+        for path, found in faults(detail):
+            raise UsageError(f"{show(path)}: {found}; expected {EXPECTED}")
         command = Command(
             command_id or new_id("cmd"),
             session_id,

@@ -23,8 +23,10 @@ from shared.adapters.sql.engine import (
     is_conflict,
     is_too_silent,
     is_unavailable,
+    is_unstorable,
     make_engine,
     our_errors,
+    unstorable,
 )
 from shared.adapters.sql.side_lock import SideLock, side_lock
 from shared.adapters.sql.transaction import Transaction
@@ -224,6 +226,10 @@ class Database:
         if work.error is not None and is_unavailable(work.error):
             cause = work.error
             work.error = UnavailableError(f"the database did not answer: {cause}")
+            work.error.__cause__ = cause
+        elif work.error is not None and is_unstorable(work.error):
+            cause = work.error
+            work.error = unstorable(cause)
             work.error.__cause__ = cause
 
     def _attempt(self, group: Sequence[_Work]) -> None:

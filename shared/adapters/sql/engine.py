@@ -16,7 +16,8 @@ from sqlalchemy.pool import QueuePool
 
 from shared.adapters.sql.pooler import CONNECT_PARAMETERS, keep_settings, require_own_process
 from shared.adapters.sql.rights import CREDENTIAL
-from shared.errors import InvalidConfigError, SoongError, UnavailableError
+from shared.errors import InvalidConfigError, SoongError, UnavailableError, UsageError
+from shared.texts import EXPECTED, fault
 
 BUSY_S: Final = 30.0
 """How long SQLite waits for a lock that our own side file did not keep away (a backup, another program)."""
@@ -54,6 +55,10 @@ TOO_SILENT: Final = "25P03"
 ``idle_in_transaction_session_timeout``: it stood still, or is too slow for what it computes between statements."""
 UNDONE: Final = frozenset({"40001", "40P01", TOO_SILENT})
 """What PostgreSQL says of a transaction that it undid for the sake of others: a conflict, a deadlock, silence."""
+
+
+_UNSTORABLE: Final = frozenset({"22021", "22P05"})
+"""What PostgreSQL says of text that its encoding has not."""
 
 
 def parse_url(url: str) -> URL:
@@ -213,6 +218,8 @@ def our_errors() -> Iterator[None]:
     except Exception as error:
         if is_unavailable(error):
             raise UnavailableError(f"the database did not answer: {first_line(error)}") from error
+        if is_unstorable(error):
+            raise unstorable(error) from error
         raise
 
 
@@ -234,6 +241,23 @@ class StaleReadError(Exception):
 
     sqlstate = "40001"
     """A serialization failure, as the server would call it at a higher isolation level (PostgreSQL, appendix A)."""
+
+
+def is_unstorable(error: BaseException) -> bool:
+    """Say whether the database or its driver takes no such text: NUL (PostgreSQL alone), a lone surrogate."""
+    found = driver_error(error)
+    if isinstance(found, UnicodeEncodeError):
+        return True
+    return getattr(found, "sqlstate", None) in _UNSTORABLE or (
+        type(found).__name__ == "DataError" and "NUL (0x00)" in str(found)
+    )
+
+
+def unstorable(error: BaseException) -> UsageError:
+    """Return what is said of :func:`is_unstorable`."""
+    found = driver_error(error)
+    shown = fault(str(found.object)) if isinstance(found, UnicodeEncodeError) else first_line(error)
+    return UsageError(f"the database cannot store a text that it was given: {shown}; expected {EXPECTED}")
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -1,0 +1,104 @@
+"""A program that passes NUL or half a character through the SDK hears a UsageError, whichever the database."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.access.token import Right, make_token
+from shared.adapters.sql.store import SqlStore, open_store
+from shared.errors import UsageError
+from shared.jsontext import JsonObject
+from shared.testing.clock import START_US
+from soong import Soong
+from tests.contract.databases import migrate, sqlite_copy
+from tests.servers import RedisServer
+
+STEP: JsonObject = {"id": "a", "kind": "python", "call": "builtin.echo"}
+PLAN: JsonObject = {"title": "fine", "inputs": {"name": {"type": "string", "default": "x"}}, "steps": [STEP]}
+NUL, HALF = "a\0b", "a\ud800b"
+SHOWN = {NUL: r"'a\x00b' holds a NUL character", HALF: r"'a\ud800b' holds a lone surrogate"}
+
+CALLS: dict[str, Callable[[Soong, str, str], Awaitable[object]]] = {
+    "plan": lambda sdk, _task, text: sdk.submit({**PLAN, "title": text}),
+    "deep in a plan": lambda sdk, _task, text: sdk.submit({**PLAN, "steps": [{**STEP, "inputs": [text]}]}),
+    "key of a plan": lambda sdk, _task, text: sdk.submit({**PLAN, text: 1}),
+    "input": lambda sdk, _task, text: sdk.submit(PLAN, {"name": text}),
+    "model": lambda sdk, _task, text: sdk.submit(PLAN, model=text),
+    "project": lambda sdk, _task, text: sdk.submit(PLAN, project=text),
+    "rule": lambda sdk, _task, text: sdk.submit(PLAN, allow=[text]),
+    "outcome": lambda sdk, _task, text: sdk.outcome(text),
+    "wait": lambda sdk, _task, text: sdk.wait(text),
+    "pause": lambda sdk, _task, text: sdk.pause(text),
+    "resume": lambda sdk, _task, text: sdk.resume(text),
+    "retry": lambda sdk, _task, text: sdk.retry(text),
+    "cancel": lambda sdk, _task, text: sdk.cancel(text),
+    "reason": lambda sdk, task, text: sdk.cancel(task, reason=text),
+    "agent": lambda sdk, task, text: sdk.dispatch_worker(task, agent=text),
+    "script": lambda sdk, task, text: sdk.dispatch_worker(task, script=[{"finish": text}]),
+    "change": lambda sdk, task, text: sdk.update(task, {"title": text}),
+}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, sqlite_template: Path, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return sqlite_copy(sqlite_template, tmp_path)
+    made: str = request.getfixturevalue("postgres_url")
+    migrate(made)
+    return made
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[SqlStore]:
+    opened = await open_store(url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+
+
+@pytest.mark.spec("OPS-04")
+async def test_each_text_of_the_sdk_is_refused(url: str, redis_live: RedisServer, tmp_path: Path) -> None:
+    said: dict[tuple[str, str], str] = {}
+    async with Soong.connect(url, redis_live.socket_url, agent_home=tmp_path / "home") as sdk:
+        task = await sdk.submit(PLAN)
+        for name, call in CALLS.items():
+            for hostile in (NUL, HALF):
+                with pytest.raises(UsageError) as caught:
+                    await call(sdk, task, hostile)
+                said[name, hostile] = str(caught.value)
+
+    assert {key: text for key, text in said.items() if SHOWN[key[1]] not in text} == {}
+    assert [text for text in said.values() if "Unicode text without NUL" not in text] == []
+
+
+@pytest.mark.parametrize("hostile", [NUL, HALF], ids=["NUL", "half a character"])
+async def test_an_id_that_no_row_can_have_is_the_callers_error(store: SqlStore, hostile: str) -> None:
+    reads: list[Callable[[], Awaitable[Any]]] = [
+        lambda: store.task(hostile),
+        lambda: store.session(hostile),
+        lambda: store.run(hostile),
+        lambda: store.step(hostile),
+    ]
+    for read in reads:
+        with pytest.raises(UsageError):
+            await read()
+
+
+async def test_a_row_with_half_a_character_is_refused_and_what_is_written_beside_it_is_kept(store: SqlStore) -> None:
+    good, _ = make_token("ada", (Right.READ,), now_us=START_US)
+    bad = replace(good, id=HALF)
+
+    with pytest.raises(UsageError, match="the database cannot store a text") as caught:
+        await store.add_token(bad)
+    await store.add_token(good)
+
+    assert r"'a\ud800b'" in str(caught.value)
+    assert [token.principal for token in await store.tokens()] == ["ada"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.provenance import provenance_here
 from shared.clock import Clock
-from shared.errors import AlreadyDecidedError, InvalidJsonError, UnavailableError
+from shared.errors import AlreadyDecidedError, UnavailableError
 from shared.foreign import ForeignError, await_foreign, shown, words_of
 from shared.jsontext import JsonObject, canonical, parse_strict
 from shared.log import get_logger
@@ -85,8 +85,8 @@ async def _ask(callback: PermissionCallback, request: PermissionRequest, passing
         return _Said(None, f"the callback returned {shown(decision)}, not a PermissionDecision")
     try:
         metadata = parse_strict(canonical(dict(decision.metadata)))
-    except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
-        return _Said(None, f"the callback's metadata is no JSON object: {error}")
+    except Exception as error:  # noqa: BLE001  # a mapping of the callback's own: its methods may raise anything
+        return _Said(None, f"the callback's metadata is not a JSON object: {words_of(error)}")
     if not isinstance(metadata, dict) or len(canonical(metadata)) > MAX_METADATA_BYTES:
         return _Said(None, f"the callback's metadata has more than {MAX_METADATA_BYTES} bytes")
     return _Said(decision.choice, str(decision.reason), metadata)

@@ -192,8 +192,8 @@ def _find(registry: "ToolRegistry", name: str) -> "ToolDefinition":
 def _suggestion(registry: "ToolRegistry", name: str) -> str:
     names = [known for tool in registry.definitions() for known in (tool.name, *tool.aliases)]
     last = {known.rpartition(".")[2]: known for known in names}
-    close = [last[word] for word in get_close_matches(name.rpartition(".")[2], list(last), 3)]
-    close = list(dict.fromkeys((*get_close_matches(name, names, 3), *close)))[:3]
+    close = [last[word] for word in get_close_matches(name.rpartition(".")[2], list(last))]
+    close = list(dict.fromkeys((*get_close_matches(name, names), *close)))[:3]
     return f"did you mean {' or '.join(close)}?" if close else "`soong tools list` shows them all"
 
 

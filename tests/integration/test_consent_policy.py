@@ -1,7 +1,8 @@
 """What the policy adds to asking: taint, hosts, the audit of what it settles by itself, words beside an answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import pytest
 
@@ -273,11 +274,36 @@ async def test_what_a_callback_says_beside_its_answer_is_kept_with_it(open_bench
         assert answer.metadata == said
 
 
+class _Broken(Mapping[str, Json]):
+    """A mapping whose lookup fails, as one over a closed connection does."""
+
+    def __getitem__(self, key: str) -> Json:
+        raise ConnectionError(f"{key} is on a connection that is closed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("x",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _endless() -> list[Any]:
+    within: list[Any] = []
+    within.append(within)
+    return within
+
+
+_BROKEN: Final = (_Broken(), {"x": _endless()})
+
+
 @pytest.mark.spec("PER-03", "PER-14")
 @pytest.mark.parametrize(
     "metadata",
-    [{"x": object()}, {"x": float("nan")}, {"x": "y" * 20_000}, {1: "x"}, 5, {"x": "\ud800"}],
-    ids=["an object", "NaN", "too large", "a number for a name", "no mapping", "half a character"],
+    [{"x": object()}, {"x": float("nan")}, {"x": "y" * 20_000}, {1: "x"}, 5, {"x": "\ud800"}, ["xyz"], *_BROKEN],
+    ids=[
+        *("an object", "NaN", "too large", "a number for a name", "no mapping", "half a character", "no pairs"),
+        *("a lookup that fails", "lists within lists without end"),
+    ],
 )
 async def test_metadata_that_cannot_be_kept_makes_the_answer_a_failure_and_no_yes(
     open_bench: OpenBench, metadata: object

@@ -121,6 +121,15 @@ def test_an_unknown_tool_is_a_usage_error_with_the_close_ones(project: Path, com
     assert "there is no tool 'code.raed_file'; did you mean code.read_file" in done.stderr
 
 
+def test_of_many_close_tools_three_are_named(project: Path) -> None:
+    done = tools(project, "show", "agent.edit_fil")
+    by_last_word = tools(project, "show", "nothing.read_fil")
+
+    assert done.stderr.count(" or ") == 2
+    assert "code.edit_file" in done.stderr
+    assert "did you mean code.read_file" in by_last_word.stderr
+
+
 @pytest.mark.spec("ETS-08.b", "ETS-01.e")
 def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
     catalogue = Catalogue.of(load_settings(agent_home=project.parent / "soong"))
@@ -144,8 +153,10 @@ def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
         (["--role", "main", "--mode", "plan"], "code.write_file", False, "mode plan: not readonly"),
         (["--role", "sub", "--allowed-tools", "code.*"], "code.search", True, "allowed_tools: code.*"),
         (["--role", "main"], "team.big", True, "default of role main: *"),
+        (["--role", "main", "--agent", "default_worker_agent"], "code.write_file", False, "not in agent definition"),
+        (["--role", "worker"], "code.read_file", True, "agent definition: code.read_file"),
     ],
-    ids=["worker", "main", "plan", "sub", "own"],
+    ids=["worker", "main", "plan", "sub", "own", "agent", "worker's own"],
 )
 def test_every_tool_is_in_or_out_by_a_named_rule(
     project: Path, words: list[str], tool: str, is_in: bool, rule: str

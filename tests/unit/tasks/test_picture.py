@@ -55,6 +55,59 @@ def test_every_dependency_is_an_edge() -> None:
     assert len(list(ET.fromstring(picture).iter(f"{SPACE}path"))) == 3
 
 
+def strokes(picture: str) -> list[list[tuple[float, float]]]:
+    """Return the points of each edge: four of its curve, three of its head."""
+    paths = [path.get("d", "") for path in ET.fromstring(picture).iter(f"{SPACE}path")]
+    numbers = [[float(number) for number in re.findall(r"-?\d+", path)] for path in paths]
+    return [list(zip(each[::2], each[1::2], strict=True)) for each in numbers]
+
+
+@pytest.mark.spec("DAG-08.c")
+def test_an_edge_ends_in_a_head_that_points_at_the_step_that_waits() -> None:
+    picture = svg(plan(PlanStep("a"), PlanStep("b", depends_on=("a",))))
+    left, top, width = boxes(picture)["b"]
+
+    (edge,) = strokes(picture)
+    tip, (one, point, other) = edge[3], edge[4:]
+
+    assert tip == point
+    assert tip[0] == pytest.approx(left + width / 2, abs=1)
+    assert tip[1] == top
+    assert one[1] == other[1] < top
+    assert tip[0] - one[0] == other[0] - tip[0] > 0
+
+
+@pytest.mark.spec("DAG-08.c")
+@pytest.mark.parametrize(("first", "last"), [("a", "a" * 30), ("a" * 30, "a")], ids=["to a wide one", "from one"])
+def test_an_edge_past_a_layer_runs_beside_both_of_its_ends_and_others_run_straight(first: str, last: str) -> None:
+    end = PlanStep("2", title=last, depends_on=("1", "0"))
+    picture = svg(plan(PlanStep("0", title=first), PlanStep("1", depends_on=("0",)), end))
+    ends = [box for name, box in boxes(picture).items() if name != "1"]
+
+    past = [edge for edge in strokes(picture) if edge[3][1] - edge[0][1] > 60]
+    straight = [edge for edge in strokes(picture) if edge not in past]
+
+    (bow,) = past
+    apex = 0.125 * bow[0][0] + 0.375 * bow[1][0] + 0.375 * bow[2][0] + 0.125 * bow[3][0]
+    beyond = apex - max(left + width for left, _, width in ends)
+    assert 10 < beyond < 60, "beside the wider end, and not far from it"
+    assert all(edge[0][0] == edge[1][0] and edge[2][0] == edge[3][0] for edge in straight)
+    assert len(straight) == 2
+
+
+@pytest.mark.spec("DAG-08.c")
+def test_a_steps_first_line_is_its_largest_and_no_line_covers_another() -> None:
+    picture = svg(plan(PlanStep("a", title="Look", kind=StepKind.PYTHON, call="builtin.echo")))
+
+    (group,) = ET.fromstring(picture).iter(f"{SPACE}g")
+    lines = group.findall(f"{SPACE}text")
+    heights = [float(line.get("y", "")) for line in lines]
+
+    assert len(lines) > 1
+    assert [line.get("font-size") for line in lines] == [None, *["10"] * (len(lines) - 1)]
+    assert all(low - high == 15 for high, low in pairwise(heights))
+
+
 def test_status_and_title_are_told() -> None:
     picture = svg(plan(PlanStep("a", title="Look")), {"a": StepStatus.FAILED})
 

@@ -27,6 +27,7 @@ from shared.tools.result import ErrorType, ToolResult
 from shared.tools.risk import effective_traits
 from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
 from shared.toolsets.sources import Surroundings
+from shared.toolsets.tasks.showing import TAGS
 from tests.one_loop import OneLoop
 from tests.unit.agents.parts import Notebook, RuleGate
 
@@ -136,6 +137,13 @@ async def test_none_of_them_asks_anybody(planning: Planning) -> None:
     await planning.do("task_list")
 
     assert planning.gate.asked == []
+
+
+def test_each_of_them_is_internal_and_reads_only(planning: Planning) -> None:
+    """Rules and surfaces that name tags mean all of them: one without is left out of `internal` and asked for."""
+    tags = {tool.name: tool.tags for tool in planning.tools if tool.name in PLANNING}
+
+    assert tags == dict.fromkeys(PLANNING, TAGS)
 
 
 # -- making

@@ -194,8 +194,23 @@ async def test_a_worker_does_all_its_work_as_its_own_user(server: AclServer, ser
     assert sorted(path.name for path in folder.iterdir()) == ["left.txt", "right.txt"]
     assert len(person.asked) == 2
     logs = service.logs()
-    assert [word for word in ("NOPERM", "NoPermission", "can't run this command") if word in logs] == []
+    assert [word for word in ("NOPERM", "no permissions", "can't run this command", "ear_lost") if word in logs] == []
     assert {worker.returncode for worker in service.workers} == {0}
+
+
+@pytest.mark.spec("PER-12")
+async def test_a_worker_hears_its_decisions_as_its_own_user(server: AclServer) -> None:
+    """Without the hint it learns of a decision by the clock alone, seconds later."""
+    worker, owner = RedisClients.of(server.url("worker")), RedisClients.of(server.url("orchestrator"))
+    told, ear = RedisRing(owner.commands), await RedisSwitchboard(worker.blocking).decision_ear("wrk_1")
+    try:
+        await told.permission_decided("req_1", "wrk_1")
+
+        assert await ear.wait(10) == ("req_1",)
+    finally:
+        await ear.close()
+        for one in (told, worker, owner):
+            await one.close()
 
 
 @pytest.mark.spec("PER-12")
@@ -242,7 +257,7 @@ async def test_flower_sees_everything_as_its_own_user(server: AclServer, service
 
         async def has_counted() -> bool:
             counted = await asyncio.to_thread(flower.counted)
-            return {("task-agent-budget-stop", AGENT), ("task-succeeded", f"{AGENT}:asks")} <= counted.keys()
+            return {("task-agent-budget-stop", f"{AGENT}:turns"), ("task-succeeded", f"{AGENT}:asks")} <= counted.keys()
 
         await service.until(has_counted)
 

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import cast
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from shared.inert import inert
+from shared.terminal import drawing_stream
 
 Clean = Callable[[str], str]
 
@@ -19,7 +22,7 @@ def configure(level: str, *, process: str, clean: Clean = str) -> None:
 
     ``clean`` takes secrets out of every text before it is written, tracebacks among them (EVT-05).
     """
-    renderer = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    is_shown = sys.stderr.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -27,16 +30,22 @@ def configure(level: str, *, process: str, clean: Clean = str) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _cleaner(clean),
-            renderer,
+            *(_for_terminals() if is_shown else (structlog.processors.JSONRenderer(),)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(drawing_stream(sys.stderr)),
     )
     structlog.contextvars.bind_contextvars(process=process)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     return cast("structlog.stdlib.BoundLogger", structlog.get_logger(module=name))
+
+
+def _for_terminals() -> tuple[Processor, ...]:
+    """Return what writes an entry in colours, every text of it inert: the stream must not take the colours out."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    return _cleaner(inert), renderer
 
 
 def _cleaner(clean: Clean) -> Callable[[WrappedLogger, str, EventDict], EventDict]:

@@ -185,6 +185,10 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry and entry not in sys.path]
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        # Anew: a stream remembers whether its descriptor could be sought in, and here it may be a terminal.
+        stream = open(number, "w", encoding="utf-8", buffering=1 if os.isatty(number) else -1, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
     sys.argv = [request["module"], *request["argv"]]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]  # by which a process starts itself anew
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)

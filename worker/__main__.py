@@ -16,6 +16,7 @@ from shared.sandbox.family import mark_family
 from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
 from shared.startup import collect_seldom
+from shared.terminal import guard_streams
 from worker.python_step import STEP_THREADS
 from worker.recycling import hear_signals
 from worker.starter import StatusPipe
@@ -28,6 +29,7 @@ EXIT_USAGE = 2
 def main() -> int:
     status = StatusPipe()
     faulthandler.enable(2)  # where a process is that its keeper ends, or that a C extension crashes
+    guard_streams()
     collect_seldom()
     hear_signals()
     forbid_inspection()

@@ -5,15 +5,13 @@ An answer is a row that counts once, whoever waits elsewhere: the session's owne
 """
 
 import asyncio
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import say
+from orchestrator.cli.console import emit, output, say
 from shared.clock import SystemClock
 from shared.errors import UsageError
 from shared.settings import Settings, load_settings
@@ -135,9 +133,9 @@ async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
     finally:
         await store.close()
     if is_json:
-        emit_inert([question_json(question) for question in questions])
+        emit([question_json(question) for question in questions], is_ascii=True)
     else:
-        print(list_text(questions, SystemClock().now_us()))
+        output(list_text(questions, SystemClock().now_us()))
 
 
 async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
@@ -145,9 +143,9 @@ async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
 
     approval = await read_approval(load_settings(), text)
     if is_json:
-        emit_inert(approval.as_json())
+        emit(approval.as_json(), is_ascii=True)
     else:
-        print(show_text(approval, SystemClock().now_us(), is_full=is_full))
+        output(show_text(approval, SystemClock().now_us(), is_full=is_full))
 
 
 async def read_approval(settings: Settings, text: str) -> "Approval":
@@ -180,9 +178,3 @@ async def _answer(text: str, choice: "Choice", reason: str, wait_s: float) -> in
         await answering.close()
     say(said.sentence)
     return said.exit_code
-
-
-def emit_inert(value: object, *, is_line: bool = False) -> None:
-    """Write JSON in which every character beyond ASCII is an escape: nothing in it can move a terminal."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=True, indent=None if is_line else 2, default=str) + "\n")
-    sys.stdout.flush()

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.approval import question_json
-from orchestrator.cli.approvals import emit_inert
 from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import say, visible
+from orchestrator.cli.console import emit, say, visible
 from orchestrator.cli.ids import deployment, open_store
 from orchestrator.cli.watch import Interrupts
 from orchestrator.endings import question_of
@@ -121,8 +120,8 @@ class Stream:
             return
         for question in sorted(closed, key=lambda one: one.request.created_us):
             del self._open[question.request.id]
-            emit_inert({"event": "closed", **question_json(question)}, is_line=True)
+            emit({"event": "closed", **question_json(question)}, is_line=True, is_ascii=True)
         for key, question in questions.items():
             if key not in self._open:
                 self._open[key] = question.request
-                emit_inert({"event": "asked", **question_json(question)}, is_line=True)
+                emit({"event": "asked", **question_json(question)}, is_line=True, is_ascii=True)

@@ -1,7 +1,6 @@
 """``soong audit``: who answered, decided and granted what, when and by which channel; and whether all of it stands."""
 
 import asyncio
-import json
 import re
 import sys
 from datetime import UTC, datetime, timedelta
@@ -9,7 +8,7 @@ from typing import Final
 
 import typer
 
-from orchestrator.cli.console import emit, say
+from orchestrator.cli.console import emit, output, say
 from orchestrator.cli.ids import open_store
 from shared.audit.entry import AuditKind
 from shared.errors import UsageError
@@ -72,7 +71,7 @@ async def _export(from_us: int, session_id: str, kinds: list[str]) -> None:
     store = await open_store(load_settings())
     try:
         async for entry in entries(store, session_id=session_id, kinds=kinds, since_us=from_us):
-            sys.stdout.write(json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":")) + "\n")
+            emit(entry.as_json(), is_line=True)
     finally:
         await store.close()
 
@@ -94,8 +93,8 @@ async def _verify(seen: list[str], *, is_json: bool) -> int:
     else:
         for problem in problems:
             say(f"broken: {problem}")
-        print(f"{found.entries} entries in {len(found.heads)} chains, {found.uses} uses of decisions")
+        output(f"{found.entries} entries in {len(found.heads)} chains, {found.uses} uses of decisions")
         if found.holds:
-            print("all of it holds; note elsewhere, for --seen:")
-            print("\n".join(found.heads.values()))
+            output("all of it holds; note elsewhere, for --seen:")
+            output("\n".join(found.heads.values()))
     return 0 if found.holds else EXIT_BROKEN

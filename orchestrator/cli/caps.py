@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from orchestrator.cli.console import emit, say
+from orchestrator.cli.console import emit, output, say
 from orchestrator.cli.ids import open_store
 from orchestrator.cli.workers import caps_text
 from orchestrator.workers import cap_as_json
@@ -35,7 +35,7 @@ def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print on
     if is_json:
         emit({"caps": [cap_as_json(cap) for cap in caps]})
     else:
-        print(caps_text(caps) if caps else "nothing is limited; `soong caps set pool:default 8` limits a pool")
+        output(caps_text(caps) if caps else "nothing is limited; `soong caps set pool:default 8` limits a pool")
 
 
 @app.command("set")

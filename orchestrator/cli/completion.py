@@ -7,6 +7,7 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not in its list of exports
 
 from orchestrator.cli.application import COMPLETE_VARIABLE
+from orchestrator.cli.console import emit_text
 from shared.errors import UsageError
 
 
@@ -27,4 +28,5 @@ def command(
         wanted = Shell(name)
     except ValueError:
         raise UsageError(f"the shell {name!r} is not known; name one of {', '.join(Shell)}") from None
-    print(get_completion_script(prog_name="soong", complete_var=COMPLETE_VARIABLE, shell=wanted.value))
+    script = get_completion_script(prog_name="soong", complete_var=COMPLETE_VARIABLE, shell=wanted.value)
+    emit_text(f"{script}\n")

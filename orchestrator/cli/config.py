@@ -5,7 +5,7 @@ from typing import Final
 
 import typer
 
-from orchestrator.cli.console import emit, table
+from orchestrator.cli.console import emit, output, table
 from shared.config import CONFIG_FILE, load_config
 from shared.settings import Settings, load_settings, source_of, without_password
 
@@ -38,9 +38,9 @@ def show(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON d
     if is_json:
         emit({"settings": [asdict(one) for one in values], "file": {"path": str(path), "exists": path.exists()}})
         return
-    print(table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in values]))
-    print(f"\npermissions, tools and hooks: {path}{'' if path.exists() else ' (does not exist: defaults)'}")
-    print("A running service keeps the settings that it was started with.")
+    output(table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in values]))
+    output(f"\npermissions, tools and hooks: {path}{'' if path.exists() else ' (does not exist: defaults)'}")
+    output("A running service keeps the settings that it was started with.")
 
 
 def settings_in_force(settings: Settings) -> list[SettingValue]:

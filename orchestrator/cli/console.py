@@ -4,21 +4,24 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import TextIO, TypedDict
 
 from orchestrator.cli.verbosity import Verbosity, chosen
 from shared.errors import Offence
+from shared.inert import inert, inert_json
 from shared.jsontext import Json
 
-_KEPT = frozenset("\n\t")
-_UNSEEN = frozenset(
-    map(chr, (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)))
-) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xE0100, 0xE01F0))))
-"""Characters that count as printable and show nothing: words could hide in them."""
+
+class _Form(TypedDict, total=False):
+    indent: int
+    separators: tuple[str, str]
+
+
 _RUN = re.compile(" {5,}")
-MAX_MARKS = 3
-"""Combining marks on one character; more are piled over the lines around it."""
+_LINE: _Form = {"separators": (",", ":")}
+_PAGE: _Form = {"indent": 2}
 _emitted: list[bool] = []
 """Has an entry once this process has written its JSON document."""
 
@@ -26,17 +29,35 @@ _emitted: list[bool] = []
 def say(text: str = "") -> None:
     """Tell a person something, beside the result; with --quiet nothing."""
     if chosen() is not Verbosity.QUIET:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        _write(sys.stderr, f"{inert(text)}\n")
 
 
-def emit(value: object) -> None:
-    """Write the one JSON document of a ``--json`` command."""
+def complain(message: str) -> None:
+    """Tell a person what went wrong, also with --quiet."""
+    _write(sys.stderr, f"soong: {inert(message)}\n")
+
+
+def output(text: str, *, end: str = "\n") -> None:
+    """Write a result for people."""
+    _write(sys.stdout, inert(text) + end)
+
+
+def emit_text(text: str) -> None:
+    """Write a document for programs that is no JSON, as it is; only a terminal gets it inert, by its stream."""
+    _write(sys.stdout, text)
+
+
+def emit(value: object, *, is_line: bool = False, is_ascii: bool = False) -> None:
+    """Write the one JSON document of a ``--json`` command, or with ``is_line`` one of its lines.
+
+    Programs get text as it is, or with ``is_ascii`` as escapes; on a terminal what is not seen is an escape always.
+    """
     _emitted.append(True)
-    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    text = json.dumps(value, ensure_ascii=is_ascii, default=str, **(_LINE if is_line else _PAGE))
+    if sys.stdout.isatty():
+        text = inert_json(text)
     # A lone surrogate has no bytes; its escape is JSON and says the same.
-    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
 def emit_error(message: str, *, kind: str, exit_code: int, problems: Sequence[Offence] = ()) -> None:
@@ -46,24 +67,12 @@ def emit_error(message: str, *, kind: str, exit_code: int, problems: Sequence[Of
         emit({"error": error, "exit_code": exit_code})
 
 
-def inert(text: str, *, limit: int = 0) -> str:
-    """Return text from elsewhere as it may be shown, with control and other invisible characters spelled out.
-
-    What a person is asked to allow must look like what it is: no escape sequence may hide, move or colour it.
-    """
-    if limit and len(text) > limit:
-        text = f"{text[:limit]}… ({len(text)} characters)"
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_inert_chars(text))
-
-
 def visible(text: str, *, limit: int = 0) -> str:
     """Return inert text as one line, line breaks and tabs spelled out too: nothing in it imitates another line.
 
     Nor do spaces that push what follows to where a line of ours would begin: long runs of them are counted.
     """
-    line = inert(text, limit=limit).replace("\n", "\\n").replace("\t", "\\t")
+    line = inert(_limited(text, limit)).replace("\n", "\\n").replace("\t", "\\t")
     return _RUN.sub(lambda run: f" [{len(run[0])} spaces] ", line)
 
 
@@ -110,17 +119,13 @@ def compact(value: Json | Mapping[str, Json], limit: int = 200) -> str:
     return one_line(json.dumps(value, ensure_ascii=False, default=str), limit)
 
 
-def _inert_chars(text: str) -> Iterator[str]:
-    marks = 0
-    for char in text:
-        marks = marks + 1 if unicodedata.combining(char) else 0
-        is_plain = (char in _KEPT or char.isprintable()) and char not in _UNSEEN and marks <= MAX_MARKS
-        yield char if is_plain else _spelled(char)
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
 
 
-def _spelled(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def _limited(text: str, limit: int) -> str:
+    return f"{text[:limit]}… ({len(text)} characters)" if limit and len(text) > limit else text
 
 
 def _width(text: str) -> int:

@@ -6,8 +6,9 @@ import os
 import typer
 
 from orchestrator.cli.checks import run_checks
-from orchestrator.cli.console import emit, inert
+from orchestrator.cli.console import emit, output
 from orchestrator.cli.finding import Finding, Level
+from shared.inert import inert
 from shared.settings import load_settings
 
 MARKS = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
@@ -19,7 +20,7 @@ def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSO
     if is_json:
         emit({"ok": not _failed(findings), "checks": [finding.as_json() for finding in findings]})
     else:
-        print(report(findings))
+        output(report(findings))
     raise typer.Exit(1 if _failed(findings) else 0)
 
 

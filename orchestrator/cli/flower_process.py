@@ -17,7 +17,9 @@ def main(auth_file: str, address: str, port: str) -> int:
 
     from orchestrator.client_bootstrap import open_broker
     from shared.settings import load_settings
+    from shared.terminal import guard_streams
 
+    guard_streams()
     options.basic_auth = [Path(auth_file).read_text(encoding="utf-8").strip()]
     options.read_only = True
     options.address = address

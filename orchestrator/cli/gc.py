@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import typer
 
-from orchestrator.cli.console import emit, say
+from orchestrator.cli.console import emit, output, say
 from orchestrator.retention import Collected, GarbageCollector, Limits, Preview
 from orchestrator.retention_words import bytes_text, read_age, read_size
 from shared.clock import SystemClock
@@ -46,7 +46,7 @@ def _show(is_json: bool, document: dict[str, Json], words: str) -> None:
     if is_json:
         emit(document)
     else:
-        print(words)
+        output(words)
 
 
 def preview_text(seen: Preview) -> str:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import typer
 
-from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.console import emit, output, say, table
 from orchestrator.cli.ids import deployment, open_store
 from orchestrator.keys import OVERLAP, Ended, KeyRing
 from shared.clock import SystemClock, rfc3339
@@ -84,7 +84,7 @@ async def _list(*, is_json: bool) -> None:
         emit(rows)
         return
     columns = ("key", "state", "signs here", "published", "ended")
-    print(table(columns, [_cells(row) for row in rows]))
+    output(table(columns, [_cells(row) for row in rows]))
 
 
 def _cells(row: dict[str, Json]) -> list[str]:
@@ -96,7 +96,7 @@ def _cells(row: dict[str, Json]) -> list[str]:
 async def _rotate(overlap: timedelta, reason: str) -> None:
     async with _ring(load_settings()) as ring:
         ended = await ring.rotate(reason=reason, overlap=overlap)
-    print(ended.successor)
+    output(ended.successor)
     if ended.key_id:
         say(f"{ended.key_id} signs for {overlap.total_seconds():g} s more; what it signed stays good until it expires")
     elif ended.replaced:
@@ -107,7 +107,7 @@ async def _rotate(overlap: timedelta, reason: str) -> None:
 async def _adopt(reason: str) -> None:
     async with _ring(load_settings()) as ring:
         key_id = await ring.adopt(reason=reason)
-    print(key_id)
+    output(key_id)
     say(f"{key_id} is published; orchestrators that have this key file sign with it from now on")
 
 

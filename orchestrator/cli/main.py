@@ -5,7 +5,6 @@ interrupted.
 """
 
 import errno
-import io
 import os
 import sys
 import traceback
@@ -16,10 +15,11 @@ from typing import NoReturn
 from typer import Abort, TyperException
 
 from orchestrator.cli.application import COMPLETE_VARIABLE, build, words_to_complete
-from orchestrator.cli.console import emit_error
+from orchestrator.cli.console import complain, emit_error
 from orchestrator.cli.verbosity import Verbosity, chosen
 from shared.errors import InvalidPlanError, SoongError, UsageError
 from shared.startup import collect_seldom
+from shared.terminal import guard_streams
 from shared.texts import require_text
 
 EXIT_FAILED = 1
@@ -33,7 +33,7 @@ def main() -> None:
     """Run the command line; does not return."""
     collect_seldom()
     _open_closed_streams()
-    _let_streams_say_everything()
+    guard_streams()
     try:
         sys.exit(_run(sys.argv[1:]))
     except KeyboardInterrupt:
@@ -44,7 +44,7 @@ def main() -> None:
         if error.errno not in _UNWRITABLE or error.filename is not None:
             raise
         with suppress(OSError):
-            sys.stderr.write(f"soong: the output cannot be written: {error.strerror}\n")
+            complain(f"the output cannot be written: {error.strerror}")
         _leave_quietly()
 
 
@@ -75,7 +75,7 @@ def _failed(error: SoongError, arguments: Sequence[str]) -> int:
     code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
     problems = error.offences if isinstance(error, InvalidPlanError) else ()
     for line in error.lines if isinstance(error, InvalidPlanError) else (error,):
-        sys.stderr.write(f"soong: {line}\n")
+        complain(str(line))
     if "--json" in arguments:
         emit_error(str(error), kind=type(error).__name__, exit_code=code, problems=problems)
     return code
@@ -85,7 +85,7 @@ def _refused(error: TyperException, arguments: Sequence[str]) -> int:
     """Show what Typer says of a wrong command line."""
     show = getattr(error, "show", None)
     if show is None:
-        sys.stderr.write(f"soong: {error.format_message()}\n")
+        complain(error.format_message())
     else:
         show()
     if "--json" in arguments:
@@ -98,13 +98,6 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as the process
-
-
-def _let_streams_say_everything() -> None:
-    """Spell out what a terminal's encoding has no character for: a result must not be lost in its last letter."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _check_folder() -> None:

@@ -1,15 +1,15 @@
 """``soong metrics``: what an operator watches, in Prometheus' text form, once."""
 
 import asyncio
-import sys
 
+from orchestrator.cli.console import emit_text
 from orchestrator.cli.ids import open_store
 from shared.settings import Settings, load_settings
 
 
 def command() -> None:
     """Print the figures of the deployment, or of this home's service, as the rows say them now."""
-    sys.stdout.write(asyncio.run(_text(load_settings())).decode())
+    emit_text(asyncio.run(_text(load_settings())).decode())
 
 
 async def _text(settings: Settings) -> bytes:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from orchestrator.cli.console import emit, inert
+from orchestrator.cli.console import emit, output
 from orchestrator.cli.ids import find_task, open_store
 from shared.errors import UsageError
 from shared.identity import Role
 from shared.ids import step_key
+from shared.inert import inert
 from shared.settings import load_settings
 
 if TYPE_CHECKING:
@@ -74,14 +75,14 @@ def explain(
         if is_json:
             emit(effective.as_json())
         else:
-            print(policy_text(effective))
+            output(policy_text(effective))
         return
     tool = explainer.tool(name)
     explained = explainer.call(tool, read_arguments(tool.name, tool.input_schema, words or [], text), role)
     if is_json:
         emit({**effective.as_json(), "call": explained.as_json()})
     else:
-        print(call_text(explained))
+        output(call_text(explained))
 
 
 async def _in_session(explainer: "Explainer", text: str) -> "Explainer":

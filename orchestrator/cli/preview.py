@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Final
 
 from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import emit, inert, say
+from orchestrator.cli.console import emit, output, say
+from shared.inert import inert
 from shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
 from shared.permissions.rules import Effect
 
@@ -41,12 +42,12 @@ def consented(
     if not is_shown:
         return grants
     if not is_json and not why_nobody_is_asked():
-        print(text_of(preview))
+        output(text_of(preview))
         return (*grants, *_asked(preview, frozenset(allowed)))
     if allowed:
         say(text_of(preview))
         return grants
-    emit(preview.as_json()) if is_json else print(text_of(preview))
+    emit(preview.as_json()) if is_json else output(text_of(preview))
     return None
 
 
@@ -69,7 +70,7 @@ def _asked(preview: Preview, settled: frozenset[str]) -> Iterator[StepGrant]:
     """Ask once for each step of which something can be allowed; where there is none, whether to begin at all."""
     open_steps = [step for step in preview.steps if step.grantable and step.step_id not in settled]
     for position, step in enumerate(open_steps, 1):
-        sys.stdout.write(f"{_question(step, position, len(open_steps))}{os.linesep}")
+        output(_question(step, position, len(open_steps)))
         if _choice("  [1] allow this for the step  [2] ask when it runs  [3] stop") == "allow":
             yield step.grant
     if not open_steps and _choice("  nothing is to be allowed beforehand: [1] run it  [3] stop") != "allow":
@@ -112,13 +113,11 @@ def _outcome(asked: Asked) -> str:
 
 def _choice(question: str) -> str:
     while True:
-        sys.stdout.write(f"{question}{os.linesep}")
-        sys.stdout.flush()
+        output(question)
         with suppress(termios.error):
             # What was typed before was not typed at this; what is typed once the mark stands counts.
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-        sys.stdout.write("  > ")
-        sys.stdout.flush()
+        output("  > ", end="")
         line = sys.stdin.readline()
         word = line.strip().lower()
         if not line or word in STOP:

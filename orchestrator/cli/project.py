@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.cli.console import say
+from orchestrator.cli.console import output, say
 from orchestrator.submission import existing_folder
 from shared.sandbox.marked_project import mark_project
 
@@ -17,5 +17,5 @@ def command(folder: Path = typer.Argument(Path(), help="The project's folder."))
     same mark, and say so (SOONG_PROJECTS). A service on one machine needs no mark and asks for none.
     """
     place = existing_folder(folder)
-    print(mark_project(place))
+    output(mark_project(place))
     say(f"workers that have it are started with SOONG_PROJECTS={os.fspath(place)}")

@@ -19,7 +19,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.console import cut, folded, inert, visible
+from orchestrator.cli.console import cut, folded, visible
+from orchestrator.cli.drawing import TerminalConsole
 from orchestrator.cli.program import program
 from orchestrator.cli.question_text import (
     GOES_ON,
@@ -35,6 +36,7 @@ from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
 from orchestrator.whole_input import WholeInput
 from shared.clock import Clock, SystemClock
 from shared.errors import SoongError
+from shared.inert import inert
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 
 LEAST_PREVIEW_ROWS: Final = 6
@@ -300,4 +302,4 @@ def _names(request: PermissionRequest) -> Iterator[tuple[Choice, tuple[str, ...]
 
 def terminal_console() -> Console:
     """Return the console that questions are shown on: standard output, where the live display is."""
-    return Console(file=sys.stdout, highlight=False, markup=False)
+    return TerminalConsole(sys.stdout)

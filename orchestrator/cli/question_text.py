@@ -9,9 +9,10 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from orchestrator.cli.console import compact, folded, inert, visible
+from orchestrator.cli.console import compact, folded, visible
 from orchestrator.whole_input import WholeInput, read_whole_input
 from shared.identity import RunIdentity
+from shared.inert import inert
 from shared.jsontext import Json
 from shared.permissions.request import PermissionRequest
 from shared.runs.store import RunStore

@@ -1,7 +1,6 @@
 """``soong run``: a client of a living service, or of an ephemeral one that it starts."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ import typer
 
 from orchestrator.catalogue import Catalogue
 from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import emit, say, visible
+from orchestrator.cli.console import emit, output, say, visible
 from orchestrator.cli.plan_file import read_plan
 from orchestrator.cli.program import program
 from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
@@ -196,5 +195,5 @@ def _tell_detached(task_id: str, *, is_json: bool) -> None:
     if is_json:
         emit({"id": task_id, "status": "running", "exit_code": 0})
         return
-    sys.stdout.write(f"{task_id}\n")
+    output(task_id)
     say(f"follow it: {program()} resume {task_id}        look at it: {program()} tasks show {task_id}")

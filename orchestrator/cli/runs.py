@@ -1,14 +1,12 @@
 """``soong runs``: who ran what, under which name, with which tools, and what happened."""
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import typer
 
-from orchestrator.cli.console import compact, emit, one_line, table
+from orchestrator.cli.console import compact, emit, one_line, output, table
 from orchestrator.cli.display import time_text
 from orchestrator.cli.ids import deployment, find_run, find_task, open_store
 from orchestrator.tail import Listen, RunTail, deaf
@@ -79,7 +77,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
         )
         for run in runs
     ]
-    print(table(("run", "task", "step", "status", "agent", "time", "attempt"), rows))
+    output(table(("run", "task", "step", "status", "agent", "time", "attempt"), rows))
 
 
 async def _show(text: str, *, is_json: bool) -> None:
@@ -95,7 +93,7 @@ async def _show(text: str, *, is_json: bool) -> None:
     shown = {
         name: value for name, value in facts.items() if name not in ("surface", "identity") and value not in ("", None)
     }
-    print(
+    output(
         table(
             ("run", run.id),
             [(name, compact(value) if isinstance(value, dict) else str(value)) for name, value in shown.items()],
@@ -108,7 +106,7 @@ async def _show(text: str, *, is_json: bool) -> None:
         else []
     )
     if rows:
-        print("\n" + table(("tool", "has it", "because"), rows))
+        output("\n" + table(("tool", "has it", "because"), rows))
 
 
 async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> None:
@@ -148,11 +146,10 @@ async def _listening(settings: Settings) -> AsyncIterator[Listen]:
 
 def _print_event(event: Event, *, is_json: bool) -> None:
     if is_json:
-        sys.stdout.write(json.dumps(event.envelope(), ensure_ascii=False) + "\n")
+        emit(event.envelope(), is_line=True)
     else:
         data = compact(dict(event.data), 300) if event.data else ""
-        sys.stdout.write(f"{event.seq:>4}  {rfc3339(event.time_us)[11:23]}  {one_line(event.type):<22} {data}\n")
-    sys.stdout.flush()
+        output(f"{event.seq:>4}  {rfc3339(event.time_us)[11:23]}  {one_line(event.type):<22} {data}")
 
 
 def run_json(run: Run) -> dict[str, Json]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import typer
 
-from orchestrator.cli.console import emit, one_line
+from orchestrator.cli.console import emit, one_line, output
 from orchestrator.cli.display import time_text
 from orchestrator.cli.ids import open_store
 from orchestrator.embedded.control import ask_once
@@ -81,7 +81,7 @@ def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSO
     if is_json:
         emit(status.as_json())
     else:
-        print(status_text(status))
+        output(status_text(status))
     raise typer.Exit(0 if status.service.is_running else 1)
 
 

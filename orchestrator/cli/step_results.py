@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterator, Mapping
 
-from orchestrator.cli.console import inert
 from orchestrator.outcome import StepReport, TaskOutcome
+from shared.inert import inert
 from shared.jsontext import Json
 from shared.tasks.step import Outcome, Step
 

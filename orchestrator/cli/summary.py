@@ -1,10 +1,11 @@
 """How a task's outcome is told to people: a table of its steps, what it wrote, what was denied, what to try next."""
 
-from orchestrator.cli.console import compact, inert, one_line, table, visible
+from orchestrator.cli.console import compact, one_line, table, visible
 from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, status_text, time_text
 from orchestrator.cli.program import program
 from orchestrator.client import View
 from orchestrator.outcome import TaskOutcome
+from shared.inert import inert
 from shared.tasks.status import StepStatus, TaskStatus
 from shared.tasks.step import Step
 

@@ -1,7 +1,6 @@
 """``soong tasks``: what was planned, how it stands, what it looks like; and what may be asked of it."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import emit, inert, say, table
+from orchestrator.cli.console import emit, emit_text, output, say, table, visible
 from orchestrator.cli.ids import find_task, open_store
 from shared.clock import rfc3339
 from shared.errors import ConflictError
@@ -74,7 +73,7 @@ def validate(
         )
     else:
         inputs = ", ".join(one.name + ("" if one.is_required else "?") for one in read.inputs) or "none"
-        say(f"{plan} is a plan: {inert(read.title)!r}, {len(read.steps)} steps, inputs: {inputs}")
+        say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {len(read.steps)} steps, inputs: {inputs}")
 
 
 @app.command()
@@ -102,7 +101,7 @@ def graph(
         drawn, statuses = asyncio.run(_drawn(plan))
     else:
         drawn = read_plan(Path(plan), Catalogue.of(load_settings()).known())
-    sys.stdout.write(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
+    emit_text(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
 
 
 @app.command()
@@ -204,7 +203,7 @@ async def _list(limit: int, *, is_json: bool) -> None:
         )
         for task, count in zip(tasks, counts, strict=True)
     ]
-    print(table(("task", "status", "created", "steps", "title"), rows))
+    output(table(("task", "status", "created", "steps", "title"), rows))
 
 
 async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
@@ -223,7 +222,7 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     if is_json:
         emit(outcome.as_json())
     else:
-        print(results_text(outcome) if is_result else text_of(outcome))
+        output(results_text(outcome) if is_result else text_of(outcome))
 
 
 async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":

@@ -2,11 +2,10 @@
 
 import asyncio
 import re
-import sys
 
 import typer
 
-from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.console import emit, output, say, table
 from orchestrator.cli.ids import open_store
 from orchestrator.provenance import check_person
 from shared.access.token import ApiToken, Right, make_token
@@ -36,8 +35,7 @@ def create(
 ) -> None:
     """Make a token and print it, once: only its digest is kept."""
     token, text = asyncio.run(_create(load_settings(), principal, right, seconds_of(expires)))
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    output(text)
     until = "" if token.expires_us is None else f", until {rfc3339(token.expires_us)[:19]}Z"
     say(f"{token.id} speaks for {token.principal}: {', '.join(sorted(token.rights))}{until}")
     say("  it is not shown again; revoke it with: soong tokens revoke ID")
@@ -62,7 +60,7 @@ def list_tokens(*, is_json: bool = _JSON) -> None:
         )
         for token in tokens
     ]
-    print(table(("token", "principal", "rights", "made", "expires", "state"), rows))
+    output(table(("token", "principal", "rights", "made", "expires", "state"), rows))
 
 
 @app.command()

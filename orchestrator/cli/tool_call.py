@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator.cli.console import emit, is_terminal, say
+from orchestrator.cli.console import emit, is_terminal, output, say
 from orchestrator.cli.tool_text import result_json, result_text
 from orchestrator.direct.bootstrap import DirectRequest, open_direct
 from orchestrator.direct.session import DirectSession
@@ -33,11 +33,10 @@ def terminal_callback() -> PermissionCallback | None:
     """Return the person at this terminal as callback; None when nobody is there. Standard output is for the result."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty() or is_run_here():
         return None
-    from rich.console import Console  # only where somebody is asked
-
+    from orchestrator.cli.drawing import TerminalConsole  # rich, only where somebody is asked
     from orchestrator.cli.prompt import TerminalPrompt
 
-    return TerminalPrompt(Console(file=sys.stderr, highlight=False, markup=False), lambda _is_held: None)
+    return TerminalPrompt(TerminalConsole(sys.stderr), lambda _is_held: None)
 
 
 @dataclass(slots=True)
@@ -88,7 +87,7 @@ class Calling:
         if is_json:
             emit(result_json(self.tool, result, run_id=session.run_id, run_dir=session.run_dir, path_of=path_of))
         elif result.ok:
-            sys.stdout.write(f"{result_text(result, path_of=path_of)}\n")
+            output(result_text(result, path_of=path_of))
         else:
             say(result_text(result, path_of=path_of))
         if not is_json and is_terminal():

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.cli.console import inert, one_line, table
+from orchestrator.cli.console import one_line, table
+from shared.inert import inert
 from shared.jsontext import Json
 from shared.settings import Settings
 from shared.tools import stored

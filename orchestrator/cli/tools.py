@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.console import emit, output, say, table
 from orchestrator.cli.tool_arguments import read_arguments
 from shared.errors import UsageError
 from shared.identity import Role
@@ -56,7 +56,7 @@ def list_tools(
         )
         for tool in tools
     ]
-    print(table(("tool", "permission", "tags", "source", "what it does"), rows))
+    output(table(("tool", "permission", "tags", "source", "what it does"), rows))
 
 
 @app.command()
@@ -71,7 +71,7 @@ def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
     if is_json:
         emit(tool_json(tool, source))
     else:
-        print(tool_text(tool, source, settings))
+        output(tool_text(tool, source, settings))
 
 
 @app.command()
@@ -104,7 +104,7 @@ def explain(
         )
         return
     rows = [(each.tool, "yes" if each.is_in else "no", each.rule) for each in surface.decisions]
-    print(table(("tool", "has it", "because"), rows))
+    output(table(("tool", "has it", "because"), rows))
 
 
 @app.command()

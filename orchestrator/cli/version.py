@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.cli.console import emit
+from orchestrator.cli.console import emit, output
 
 
 def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
@@ -22,6 +22,6 @@ def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSO
     if is_json:
         emit(found)
         return
-    print(f"soong {found['version']}")
-    print(f"Python {found['python']} ({found['executable']}), {found['platform']}")
-    print(f"installed in {found['location']}")
+    output(f"soong {found['version']}")
+    output(f"Python {found['python']} ({found['executable']}), {found['platform']}")
+    output(f"installed in {found['location']}")

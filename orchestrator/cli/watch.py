@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from orchestrator.cli.console import emit, say, visible
+from orchestrator.cli.console import emit, output, say, visible
 from orchestrator.cli.display import Display, make_display
 from orchestrator.cli.losses import LostLeases
 from orchestrator.cli.program import program
@@ -199,7 +199,7 @@ class Watch:
         if self.is_json:
             emit(outcome.as_json())
         else:
-            print(text_of(outcome))
+            output(text_of(outcome))
         return outcome.exit_code
 
     async def _close_session(self, outcome: TaskOutcome) -> None:

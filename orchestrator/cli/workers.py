@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from orchestrator.cli.console import emit, say, table
+from orchestrator.cli.console import emit, output, say, table
 from orchestrator.cli.ids import open_store
 from orchestrator.workers import WorkersView, WorkerView, list_workers
 from shared.errors import UnavailableError
@@ -29,7 +29,7 @@ def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print on
     if is_json:
         emit(view.as_json())
     else:
-        print(text_of(view))
+        output(text_of(view))
 
 
 @app.command()

@@ -11,11 +11,13 @@ from orchestrator.logs import configure_logs
 from shared.errors import SoongError
 from shared.settings import load_settings
 from shared.startup import collect_seldom
+from shared.terminal import guard_streams
 
 
 def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callable[[], object]], None]) -> int:
     """Serve until a signal comes or the service ends, of which ``when_parent_ends`` tells; return the exit code."""
     sign(lock)
+    guard_streams()
     collect_seldom()
     from orchestrator.http.running import run  # after it: FastAPI makes many objects
 

@@ -11,15 +11,14 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Final
 
+from shared.inert import is_told_apart
 from shared.sandbox.hosts import is_host_within
 from shared.tools.definition import Target
 
 MAX_GRANT_CHARS: Final = 4_000
 """A session grant that is longer is not offered: a person could not read what it covers."""
-_SHOWS_NOTHING: Final = frozenset(
-    map(chr, (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0xFFFD, 0x1D159))
-) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
-"""Printable characters that show nothing, and the one that stands for what could not be read."""
+_UNREADABLE: Final = "\ufffd"
+"""Stands for what could not be read, which differs from name to name."""
 
 
 class ScopeKind(StrEnum):
@@ -101,5 +100,5 @@ def _paths_of(target: Target) -> list[str]:
 
 def _is_told_apart(scope: str) -> bool:
     """Say whether a scope looks like no other on a screen: no blank at its ends, nothing invisible, no control."""
-    is_seen = scope.isprintable() and _SHOWS_NOTHING.isdisjoint(scope) and len(scope) <= MAX_GRANT_CHARS
-    return is_seen and scope == scope.strip()
+    is_read = is_told_apart(scope) and _UNREADABLE not in scope and len(scope) <= MAX_GRANT_CHARS
+    return is_read and scope == scope.strip()

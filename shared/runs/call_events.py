@@ -1,13 +1,14 @@
 """What a run's log says of a tool call, whoever makes it: a worker's run or a direct one (EXE-06, EVT-03)."""
 
 from shared.errors import SoongError
+from shared.inert import inert
 from shared.jsontext import Json
 from shared.runs.deliverables import keep_deliverable
 from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
 from shared.sandbox.redact import Redactor
 from shared.tools import stored
 from shared.tools.ports import ArtifactStore, StartedCall, ToolCall
-from shared.tools.rendering import for_telemetry, inert
+from shared.tools.rendering import for_telemetry
 from shared.tools.result import ToolResult
 
 MAX_SUMMARY_CHARS = 300

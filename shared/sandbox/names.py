@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from shared.errors import InvalidConfigError
+from shared.inert import is_ignorable, is_told_apart
 
 SENSITIVE: Final = (
     # keys and where they are kept
@@ -50,7 +51,7 @@ def plain(name: str) -> str:
     be reached by spelling it differently.
     """
     composed = unicodedata.normalize("NFKC", name).casefold()
-    return "".join(char for char in composed if unicodedata.category(char) != "Cf").rstrip(" .") or name
+    return "".join(char for char in composed if not is_ignorable(char)).rstrip(" .") or name
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +93,7 @@ def readable(name: str) -> str:
 
     A name may hold newlines, escapes and marks that turn the order of characters; it must not write lines of its own.
     """
-    is_plain = name.isprintable() and name == name.strip() and not name.startswith('"')
+    is_plain = is_told_apart(name) and name == name.strip() and not name.startswith('"')
     return name if is_plain else json.dumps(name)
 
 

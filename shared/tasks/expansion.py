@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 from shared.errors import TemplateError
 from shared.identity import OWN, Origin, Role, RunIdentity
 from shared.ids import new_id, step_key
+from shared.inert import is_seen
 from shared.jsontext import Json, JsonObject
 from shared.runs.record import NewRun, Run
 from shared.sessions.session import Session
@@ -390,7 +391,7 @@ def _key(template: str, item: Json, index: int, scope: Scope, budget: Budget) ->
         key = head_of(item, _READ_KEY_CHARS)
     else:
         key = str(index)
-    clean = "".join(char if char.isprintable() and char not in "[]" else "_" for char in key).strip()
+    clean = "".join(char if is_seen(char) and char not in "[]" else "_" for char in key).strip()
     if not clean:
         raise TemplateError("key", f"item {index} ({json_head(item, 60)}) has an empty key")
     return clean[:MAX_KEY_CHARS]

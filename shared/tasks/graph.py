@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from shared.inert import blanked
 from shared.tasks.plan import Plan, PlanStep
 from shared.tasks.status import StepStatus
 from shared.tasks.step import StepKind
@@ -87,5 +88,12 @@ def _shape(step: PlanStep) -> str:
 
 
 def _escape(text: str) -> str:
-    # Mermaid reads HTML entities without the ampersand; quotes and brackets would end the label.
-    return "".join(f"#{ord(char)};" if char in '"[](){}<>#;`' else char for char in text)
+    r"""Return text as a label shows it: on one line, and nothing in it is syntax.
+
+    Mermaid reads HTML entities without the ampersand. Quotes and brackets would end the label, ``%%`` begins comments
+    and directives wherever it stands, ``\n`` is a line break, and its own marks for entities are ``ﬂ°``, ``¶ß``.
+    """
+    return "".join(f"#{ord(char)};" if char in _SYNTAX else char for char in blanked(text))
+
+
+_SYNTAX: Final = frozenset('"[](){}<>#;`%$&|\\ﬂ°¶ß')

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from shared.inert import blanked
 from shared.tasks.plan import Plan, PlanStep
 from shared.tasks.status import StepStatus
 from shared.tasks.step import StepKind
@@ -208,5 +209,5 @@ _SMALL: Final = ' font-size="10" fill="#556677"'
 
 
 def _text(text: str) -> str:
-    """Return text as it stands in a document: escaped, and without characters that XML has not."""
-    return escape("".join(char if char.isprintable() else " " for char in text))
+    """Return text as it stands in a document: escaped, and without what XML does not have and nobody sees."""
+    return escape(blanked(text))

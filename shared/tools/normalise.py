@@ -13,6 +13,7 @@ from typing import Final
 
 from shared.errors import SoongError
 from shared.foreign import words_of
+from shared.inert import is_told_apart
 from shared.jsontext import Json
 from shared.sandbox.descriptors import PathRefusedError
 from shared.sandbox.hosts import HostRefusedError
@@ -124,7 +125,7 @@ def _sound_ref(ref: ArtifactRef) -> ArtifactRef:
     size: object = ref.size_bytes
     is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 0
     media_type = _text(ref.media_type, "an artifact's media type")
-    if not (_DIGEST.fullmatch(_text(ref.digest, "an artifact's digest")) and is_size and media_type.isprintable()):
+    if not (_DIGEST.fullmatch(_text(ref.digest, "an artifact's digest")) and is_size and is_told_apart(media_type)):
         raise _unsound("artifact is none: digest, size_bytes and media_type are those that a store has given")
     name = _text(ref.name, "an artifact's name")
     return ref if name is ref.name else replace(ref, name=name)

@@ -5,11 +5,11 @@ The model gets content, a person an inert text, search and telemetry facts witho
 here has been redacted before it was kept, or is meant for the model alone.
 """
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, assert_never
 
+from shared.inert import inert
 from shared.jsontext import Json, JsonObject, dump
 from shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 
@@ -18,9 +18,6 @@ MAX_LINE_CHARS: Final = 200
 
 _OWN_CHARS: Final = 500
 """As much of an error's message tells the block that only repeats it."""
-_KEPT_CONTROLS: Final = "\n\t"
-_JOINERS: Final = "\u200c\u200d"
-"""Format characters that scripts and emoji need; alone they move nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ def for_person(result: ToolResult, *, max_chars: int = MAX_PERSON_CHARS) -> str:
     if failure is not None and failure.hint:
         head.append(f"hint: {failure.hint}")
     body = [_shown_block(block) for block in _beside_error(result)]
-    text = inert("\n".join([*head, *body]) or result.summary or "done")
+    text = inert("\n".join([*head, *body]) or result.summary or "done", keeps_blanks=True)
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n… {len(text) - max_chars} more characters"
@@ -99,28 +96,6 @@ def status_of(result: ToolResult) -> Literal["completed", "failed", "denied", "a
     if result.metadata.get("aborted"):
         return "aborted"
     return "denied" if result.error.type.is_denial else "failed"
-
-
-def inert(text: str) -> str:
-    r"""Return text in which every character only stands for itself.
-
-    Control characters (escape sequences, carriage returns, NUL), bidirectional and other invisible format characters
-    and what is no character at all are written out as ``\u001b``; line breaks and tabs stay.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char if _is_harmless(char) else _escaped(char) for char in text)
-
-
-def _is_harmless(char: str) -> bool:
-    if char in _KEPT_CONTROLS or char in _JOINERS:
-        return True
-    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def _added_words(result: ToolResult) -> list[str]:

@@ -12,11 +12,40 @@ import pytest
 from orchestrator.catalogue import Catalogue
 from shared.settings import Settings
 from shared.tasks.graph import mermaid
-from shared.tasks.reading import load_plan
+from shared.tasks.reading import load_plan, parse_plan
 from tests.extra import INSISTS, missing
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
+
+
+HOSTILE = (
+    "x\n%% ",
+    "x\r%%",
+    "\u2028%%{init: {'theme': 'dark'}}%%",
+    '%%{init: {"flowchart": {}}}%%',
+    '"]\n  s9 --> s0',
+    "#quot;]",
+    "`**b**`",
+    "end",
+    "-->",
+    "a;b",
+    "<script>x</script>",
+    "\ufb02\xb0\xb034\xb6\xdf]",
+    "\\n%% z",
+    "click s0 href x",
+    "subgraph",
+    "s9[x]",
+    "---\ntitle: y\n---",
+    "\x85 %%",
+    "&quot;]",
+    "@{ shape: x }",
+    "s0@{shape: cyl}",
+    "$$x$$",
+    "a\x1b[2J\u202e",
+    "s0 & s1",
+)
+"""Titles that are syntax of Mermaid, or that begin a comment, a directive or another line."""
 
 
 def drawings(home: Path) -> Iterator[tuple[str, str]]:
@@ -26,7 +55,18 @@ def drawings(home: Path) -> Iterator[tuple[str, str]]:
     known = Catalogue.of(Settings(agent_home=home)).known()
     for plan in sorted(ROOT.glob("examples/*.yaml")):
         yield plan.name, mermaid(load_plan(plan, known))
+    for title in HOSTILE:  # spelled as names, which come back a line each
+        yield f"title {title!a}", mermaid(parse_plan(json.dumps(hostile_plan(title)), "p.json"))
     yield "broken", "flowchart TD\n a --> --> b"
+
+
+def hostile_plan(title: str) -> dict[str, object]:
+    steps = [
+        {"id": "a", "title": title, "instructions": "x"},
+        {"id": "b", "title": title, "kind": "python", "call": "builtin.echo", "depends_on": ["a"]},
+        {"id": "c", "kind": "map", "over": "${b.output}", "depends_on": ["b"], "step": {"instructions": "x"}},
+    ]
+    return {"title": title, "steps": steps}
 
 
 @pytest.mark.spec("DAG-08.c")
@@ -49,3 +89,5 @@ def test_mermaid_reads_every_drawing(tmp_path: Path) -> None:
 
     assert answers.keys() == wanted.keys()
     assert {name for name, answer in answers.items() if answer["problem"]} == {"broken"}
+    hostile = [answers[f"title {title!a}"] for title in HOSTILE]
+    assert all((len(one["vertices"]), one["edges"], one["config"]) == (3, 2, {}) for one in hostile), hostile

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from orchestrator.approval import Approval
 from orchestrator.cli.approvals_text import list_text, show_text
-from orchestrator.cli.console import folded, inert, visible
+from orchestrator.cli.console import folded, visible
 from orchestrator.cli.display import Lines
 from orchestrator.cli.live import Live
 from orchestrator.cli.prompt import TerminalPrompt
@@ -18,6 +18,7 @@ from orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
 from orchestrator.client import View
 from orchestrator.target_now import TargetNow
 from orchestrator.whole_input import EXACT, WholeInput
+from shared.inert import inert
 from shared.permissions.request import Choice, PermissionRequest, Question, RequestState
 from shared.tasks.status import TaskStatus
 from shared.tasks.step import Task

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shared.errors import InvalidPlanError, UsageError
+from shared.inert import is_seen
 from shared.jsontext import Json
 from shared.tasks.document import read_document
 
@@ -113,4 +114,4 @@ def _asked(fields: Mapping[str, Json], field: str) -> tuple[str, ...]:
 
 def _plain(text: str) -> str:
     """Return text in one line of printable characters: it is shown beside other skills and must not imitate them."""
-    return " ".join("".join(char for char in " ".join(text.split()) if char.isprintable()).split())
+    return " ".join("".join(char for char in " ".join(text.split()) if is_seen(char)).split())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from shared.config import Config
+from shared.inert import is_told_apart
 from shared.jsontext import Json, JsonObject
 from shared.permissions.taint import METADATA_KEY
 from shared.sandbox.paths import valid_text
@@ -130,7 +131,7 @@ def _entry(skill: Found) -> dict[str, Json]:
 
 
 def _line(skill: Found) -> str:
-    name = skill.name if skill.name.isascii() and skill.name.isprintable() else ascii(skill.name)
+    name = skill.name if skill.name.isascii() and is_told_apart(skill.name) else ascii(skill.name)
     if skill.text is None:
         return f"- {name[:MAX_NAME_CHARS]} ({skill.level}): cannot be used: {' '.join(skill.problem.split())}"
     asked = ", ".join((*skill.text.tools, *skill.text.permissions))

@@ -13,12 +13,13 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from orchestrator.cli.console import inert, one_line, table
+from orchestrator.cli.console import one_line, table
 from orchestrator.cli.prompt import Keyboard, ReadLine, TerminalPrompt, choices, preview_of, question, read_decision
 from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
 from orchestrator.whole_input import EXACT, WholeInput
 from shared.errors import UnavailableError
 from shared.identity import Role, RunIdentity
+from shared.inert import inert
 from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from shared.testing.clock import FakeClock
 

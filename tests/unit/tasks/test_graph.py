@@ -1,6 +1,9 @@
+import json
+import re
 from itertools import pairwise
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.tasks.graph import find_cycle, mermaid
@@ -8,6 +11,10 @@ from shared.tasks.reading import parse_plan
 from shared.tasks.status import StepStatus
 
 NODES = st.integers(0, 7).map(str)
+LABEL = r'"(?:[^"\[\](){}<>;`%$&|\\\n\r\u2028\u2029ﬂ°¶ß]|#[0-9]+;|</?i>|<br/>)*"'
+SIGNS = st.sampled_from("x\n\r\t \u2028\u2029\x85%{}[]()<>\"'#;:`\\&|$-@ﬂ°¶ß\x1b\u202e")
+LINE = re.compile(rf"flowchart TD|    s\d+ --> s\d+|    s\d+(?:\[{LABEL}\]|\(\[{LABEL}\]\)|\[\[{LABEL}\]\])")
+"""All that a drawing without statuses is made of."""
 
 
 @given(st.dictionaries(NODES, st.lists(NODES, max_size=4)))
@@ -38,7 +45,7 @@ steps:
         "flowchart TD\n"
         '    s0["a<br/><i>A #34;quoted#34; #91;step#93;</i>"]\n'
         '    s1(["b"])\n'
-        '    s2[["c<br/>one for each of $#123;b.output#125;"]]\n'
+        '    s2[["c<br/>one for each of #36;#123;b.output#125;"]]\n'
         "    s0 --> s1\n"
         "    s1 --> s2\n"
     )
@@ -52,3 +59,25 @@ def test_the_picture_of_a_task_tells_how_its_steps_stand() -> None:
     assert "    class s0 done\n" in drawn
     assert "class s1" not in drawn
     assert "classDef done" in drawn
+
+
+@pytest.mark.spec("DAG-08.c")
+@given(
+    st.lists(
+        st.text(st.sampled_from("x\n\r\t \u2028\u2029\x85%{}[]()<>\"'#;:`\\&|$-@ﬂ°¶ß\x1b\u202e")),
+        min_size=1,
+        max_size=4,
+    )
+)
+@example(["x\n%% ", 'x"]\n  hidden --> s0'])
+def test_no_title_hides_or_adds_a_line_of_the_picture(titles: list[str]) -> None:
+    ids = [f"a{number}" for number in range(len(titles))]
+    steps = [
+        {"id": name, "title": title or "t", "instructions": "x", "depends_on": ids[:place][-1:]}
+        for place, (name, title) in enumerate(zip(ids, titles, strict=True))
+    ]
+
+    lines = mermaid(parse_plan(json.dumps({"title": "t", "steps": steps}), "p.json")).removesuffix("\n").split("\n")
+
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert len(lines) == 2 * len(titles)

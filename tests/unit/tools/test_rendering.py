@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shared.jsontext import dump
 from shared.tools import stored
@@ -12,7 +10,6 @@ from shared.tools.rendering import (
     for_model,
     for_person,
     for_telemetry,
-    inert,
     line_for_person,
     log_line,
     status_of,
@@ -119,13 +116,8 @@ def test_what_a_person_is_shown_moves_hides_and_paints_nothing(text: str) -> Non
         assert shown.encode()
 
 
-@given(st.text())
-def test_inert_text_is_printable_and_plain_text_stays(text: str) -> None:
-    shown = inert(text)
-
-    assert all(char in "\n\t\u200c\u200d" or char.isprintable() or char.isspace() for char in shown)
-    assert not text.isprintable() or shown == text
-    assert inert("Grüße, 世界 — 👩‍💻\n\tx") == "Grüße, 世界 — 👩‍💻\n\tx"
+def test_the_spaces_of_scripts_stay_for_a_person() -> None:
+    assert for_person(ToolResult("c", (TextBlock("\u3000段落\xa0!"),))) == "\u3000段落\xa0!"
 
 
 def test_long_text_for_a_person_is_cut_and_says_by_how_much() -> None:

@@ -221,6 +221,25 @@ def test_the_network_is_closed_but_for_what_is_named() -> None:
     assert "169.254.0.0/16" in blocked
 
 
+def test_no_policy_lets_a_worker_reach_the_api() -> None:
+    ways = [(policy["metadata"]["name"], policy["spec"]) for policy in of_kind("NetworkPolicy")]
+    out = {name for name, spec in ways if _selects(spec["podSelector"], "worker") and spec.get("egress")}
+    into = [name for name, spec in ways if _selects(spec["podSelector"], "api") and spec.get("ingress")]
+
+    assert out == {"names", "database", "broker", "models"}  # none of them leads to a pod of ours, see above
+    assert into == []
+    servers = [to["podSelector"] for name in ("database", "broker") for to in dict(ways)[name]["egress"][0]["to"]]
+    assert [one["matchLabels"]["app.kubernetes.io/name"] for one in servers] == ["postgresql", "redis"]
+    assert "10.0.0.0/8" in dict(ways)["models"]["egress"][0]["to"][0]["ipBlock"]["except"]
+
+
+def _selects(selector: dict[str, Any], component: str) -> bool:
+    """Say whether a selector takes the pods of a component of ours."""
+    labels = {"app.kubernetes.io/name": "soong", "app.kubernetes.io/component": component}
+    within = all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ()))
+    return within and all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
 def test_everything_is_in_one_namespace_and_applied_by_one_command() -> None:
     namespaced = [document for _, document in DOCUMENTS if document["kind"] not in {"Namespace", "Kustomization"}]
     top = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]

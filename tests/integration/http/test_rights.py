@@ -1,0 +1,154 @@
+"""What the holder of a token can do with each right, and cannot: the rows of docs/security.md, one test per right."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from httpx import AsyncClient
+
+from orchestrator.http.app import description
+from shared.access.token import Right
+from shared.permissions.request import PermissionRequest
+from tests.integration.http.conftest import OpenScene
+from tests.integration.http.scene import BOB, HttpScene, code_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")]
+
+PLAN = {"title": "Of ada", "steps": [{"id": "only", "script": [{"finish": "x"}]}]}
+STEERED = ("pause", "resume", "cancel", "retry")
+SAYS_WHAT = ({"agent": "default_worker_agent"}, {"instructions": "write"}, {"allowed_tools": ["code.write_file"]})
+"""What a dispatch says when it decides what its runs do."""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene(open_http: OpenScene) -> AsyncIterator[HttpScene]:
+    """A server of the test's own: its questions are all there are."""
+    async with open_http() as opened:
+        yield opened
+
+
+async def submitted(client: AsyncClient, project: Path, **more: Any) -> tuple[str, str]:
+    """Submit a plan; return the addresses of its task and its session."""
+    told = (await client.post("/v1/tasks", json={"plan": PLAN, "project": str(project), **more})).json()
+    return f"/v1/tasks/{told['task']['id']}", f"/v1/sessions/{told['session']['id']}"
+
+
+async def posted(client: AsyncClient, *requests: tuple[str, object]) -> list[str]:
+    """Return the code of each refusal."""
+    return [code_of(await client.post(path, json=body)) for path, body in requests]
+
+
+def answer_to(request: PermissionRequest) -> tuple[str, object]:
+    return f"/v1/approvals/{request.id}/answer", {"choice": "allow_once", "input_digest": request.input_digest}
+
+
+async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
+    scene: HttpScene, tmp_path: Path
+) -> None:
+    task, session = await submitted(scene.caller, tmp_path)
+    request = await scene.ask()
+    reader = await scene.someone(BOB, Right.READ)
+    ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id}
+    ids["request_id"] = request.id
+    operations = [
+        (method, path.format(**ids), described["x-right"])
+        for path, methods in description()["paths"].items()
+        for method, described in methods.items()
+        if described["x-right"] is not None and not path.endswith("/stream")
+    ]
+
+    seen = [(await reader.get(path)).status_code for method, path, _ in operations if method == "get"]
+    changing = [path for method, path, _ in operations if method != "get" and not path.endswith("/validate")]
+    refused = await posted(reader, *((path, {}) for path in changing))
+    beforehand = await scene.caller.get(task)
+
+    assert len(seen) >= 14
+    assert set(seen) == {200}
+    assert len(changing) >= 9
+    assert set(refused) == {"forbidden"}
+    assert (await scene.caller.get(task)).json() == beforehand.json()
+    assert await scene.bench.store.answer_of(request.id) is None
+
+
+async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
+    scene: HttpScene, tmp_path: Path
+) -> None:
+    foreign, session = await submitted(scene.caller, tmp_path)
+    request = await scene.ask()
+    runner = await scene.someone(BOB, Right.RUN)
+    own, _ = await submitted(runner, tmp_path)
+
+    steered = [(await runner.post(f"{own}/{word}")).status_code for word in ("pause", "resume", "cancel")]
+    others = await posted(runner, *((f"{foreign}/{word}", {}) for word in STEERED), (f"{session}/close", {}))
+    submission = {"plan": PLAN, "project": str(tmp_path)}
+    consent = await posted(
+        runner,
+        ("/v1/tasks", {**submission, "allow": [f"code.write_file:{tmp_path}"]}),
+        ("/v1/tasks", {**submission, "step_grants": [{"step": "only", "grant_digest": "0" * 64}]}),
+        answer_to(request),
+        *((f"{own}/dispatch", says) for says in SAYS_WHAT),
+    )
+
+    assert steered == [200, 200, 200]
+    assert set(others) == {"not_yours"}
+    assert set(consent) == {"forbidden"}
+    assert await scene.bench.store.answer_of(request.id) is None
+
+
+async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_started(
+    scene: HttpScene, tmp_path: Path
+) -> None:
+    foreign, session = await submitted(scene.caller, tmp_path)
+    request = await scene.ask()  # of a session of the principal `local`
+    approver = await scene.someone(BOB, Right.APPROVE)
+    path, body = answer_to(request)
+
+    refused = await posted(
+        approver,
+        ("/v1/tasks", {"plan": PLAN, "project": str(tmp_path)}),
+        ("/v1/tasks/preview", {"plan": PLAN, "project": str(tmp_path)}),
+        *((f"{foreign}/{word}", {}) for word in (*STEERED, "dispatch")),
+        (f"{session}/close", {}),
+    )
+    answered = await approver.post(path, json=body)
+
+    assert set(refused) == {"forbidden"}
+    assert answered.json()["answer"]["principal"] == BOB
+    assert (await scene.verdict()).is_allowed
+
+
+async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_allowed(
+    scene: HttpScene, tmp_path: Path
+) -> None:
+    foreign, session = await submitted(scene.caller, tmp_path)
+    request = await scene.ask()
+    administrator = await scene.someone(BOB, Right.ADMIN)
+
+    consent = await posted(
+        administrator,
+        answer_to(request),
+        ("/v1/tasks", {"plan": PLAN, "project": str(tmp_path), "allow": [f"code.write_file:{tmp_path}"]}),
+        *((f"{foreign}/dispatch", says) for says in SAYS_WHAT),
+    )
+    steered = [(await administrator.post(f"{foreign}/{word}")).status_code for word in ("pause", "resume", "cancel")]
+    closed = await administrator.post(f"{session}/close")
+
+    assert set(consent) == {"forbidden"}
+    assert steered == [200, 200, 200]
+    assert closed.json()["is_closed"]
+    assert await scene.bench.store.answer_of(request.id) is None
+
+
+@pytest.mark.parametrize("rights", [tuple(Right), (Right.ADMIN,)], ids=["every right", "admin"])
+async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpScene, rights: tuple[Right, ...]) -> None:
+    client = await scene.someone(BOB, *rights)
+    before = await scene.bench.store.tokens()
+    named = [f"/v1/{what}{below}" for what in ("tokens", "keys") for below in ("", "/tok_1", "/tok_1/revoke")]
+
+    answers = [code_of(await client.request(how, path)) for path in named for how in ("GET", "POST", "PUT", "DELETE")]
+
+    assert set(answers) == {"not_found"}
+    assert [path for path in description()["paths"] if "token" in path or "key" in path] == []
+    assert await scene.bench.store.tokens() == before

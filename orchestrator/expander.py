@@ -4,10 +4,12 @@ The shape of growth stands in the plan, so no edge is missing when a worker unlo
 decided here, from the results the map step waited for.
 """
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
 
 from shared.clock import Clock
-from shared.errors import LimitExceededError, TemplateError
+from shared.errors import LimitExceededError, TemplateError, UnavailableError
 from shared.log import get_logger
 from shared.runs.store import RunStore
 from shared.sessions.session import Ownership
@@ -19,25 +21,62 @@ from shared.tasks.totals import check_total
 
 log = get_logger(__name__)
 
+MAX_STARTS: Final = 2
+"""An expansion that has ended two owners, or failed unforeseen in them, is not begun again."""
+
 
 @dataclass(slots=True)
 class Expander:
-    """One transaction a map step, guarded by owner epoch and status: repeating it changes nothing."""
+    """One transaction for each map step, guarded by owner epoch and status: repeating it changes nothing.
+
+    What a map step is over can be more than its owner has memory for, and so can an item. The start of an expansion is
+    therefore counted durably, as leases are: a step is not adopted, begun and the death of its owner for ever.
+    """
 
     tasks: TaskStore
     runs: RunStore
     clock: Clock
     max_children: int = 0
     """Most children of the task's root run, 0 for any number."""
+    max_starts: int = MAX_STARTS
+    _begun: set[str] = field(default_factory=set)
+    """Map steps that this owner has begun and could not end, because the database was away: begun once, not twice."""
 
     async def expand_all(self, ownership: Ownership) -> int:
         """Expand every map step of the session that is due; return how many."""
         steps = await self.tasks.steps_in(ownership, StepStatus.EXPANDING)
         for step in steps:
-            await self._expand(ownership, step)
+            if await self._is_safe(ownership, step):
+                await self._expand(ownership, step)
+                self._begun.discard(step.key)
         return len(steps)
 
+    async def _is_safe(self, ownership: Ownership, step: Step) -> bool:
+        """Count the start of an expansion before it; fail a step of which the earlier ones have not come to an end."""
+        if step.key in self._begun:
+            return True
+        starts = await self.tasks.begin_expansion(ownership, step.key)
+        if starts > self.max_starts:
+            words = (
+                f"its expansion was begun {self.max_starts} times and ended its orchestrator each time, or failed "
+                "there for an unknown reason; use fewer or smaller items"
+            )
+            await self._fail(ownership, step, StepError("poisoned", words))
+            return False
+        return starts > 0
+
     async def _expand(self, ownership: Ownership, step: Step) -> None:
+        try:
+            await self._expand_begun(ownership, step)
+        except UnavailableError:
+            self._begun.add(step.key)
+            raise
+        except asyncio.CancelledError:
+            # This owner is told to stop, which is not the step's doing.
+            await self.tasks.begin_expansion(ownership, step.key, is_taken_back=True)
+            raise
+
+    async def _expand_begun(self, ownership: Ownership, step: Step) -> None:
         task = await self.tasks.task(step.task_id)
         root = await self.runs.run(task.root_run_id)
         try:

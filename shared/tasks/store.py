@@ -193,6 +193,14 @@ class TaskStore(Protocol):
         """Return the owned session's steps in a status, oldest first (expanding: what the expander has to do)."""
         ...
 
+    async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
+        """Count that an expanding map step is about to be expanded; return how often that was since it opened.
+
+        Written before the work, so that the successor of an owner that the work has killed knows of it.
+        ``is_taken_back``: it was begun once less, for it was not the work that ended it. 0 when it is not expanding.
+        """
+        ...
+
     async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
         """Insert a map step's children and make it waiting; with none it completes at once (its dependents unlock).
 

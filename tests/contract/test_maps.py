@@ -36,6 +36,23 @@ async def test_expander_finds_what_it_has_to_do(scene: Scene) -> None:
     assert [step.key for step in steps] == [map_key]
 
 
+@pytest.mark.spec("OPS-12")
+async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Scene) -> None:
+    task_id, map_key = await mapped(scene)
+    begin = scene.store.begin_expansion
+
+    assert [await begin(scene.own, map_key) for _ in range(3)] == [1, 2, 3]
+    assert await begin(scene.own, map_key, is_taken_back=True) == 2
+
+    await scene.store.fail_expansion(scene.own, map_key, StepError("x", "x"), now_us=scene.now_us)
+    assert await begin(scene.own, map_key) == 0
+    await scene.store.settle_failure(scene.own, map_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.retry_task(task_id)
+    assert (await scene.statuses(task_id))["m"] is StepStatus.EXPANDING
+    assert await begin(scene.own, map_key) == 1
+
+
 async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: Scene) -> None:
     task_id, map_key = await mapped(scene)
 

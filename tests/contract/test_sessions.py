@@ -174,6 +174,7 @@ async def decide(scene: Scene, claim: Claim) -> None:
 OWNER_WRITES: dict[str, Write] = {
     "steps_in": lambda scene, _: scene.store.steps_in(scene.own, StepStatus.READY),
     "expand": lambda scene, claim: scene.expand(f"{claim.identity.task_id}/m"),
+    "begin_expansion": lambda scene, claim: scene.store.begin_expansion(scene.own, f"{claim.identity.task_id}/m"),
     "fail_expansion": lambda scene, claim: scene.store.fail_expansion(
         scene.own, f"{claim.identity.task_id}/m", NO_ERROR, now_us=scene.now_us
     ),

@@ -25,9 +25,9 @@ READ_SHARE = 0.1
 
 RARE_SHARE = 6.0
 RARE = frozenset({
-    "expire_worker", "expire_owner", "expand", "fail_expansion", "retry_step", "settle_failure", "retry_task",
-    "cancel_task", "pause_task", "resume_task", "hand_back", "set_worker_state", "release_owner", "park", "decide",
-    "raise_request", "start_call", "withdraw",
+    "expire_worker", "expire_owner", "expand", "begin_expansion", "fail_expansion", "retry_step", "settle_failure",
+    "retry_task", "cancel_task", "pause_task", "resume_task", "hand_back", "set_worker_state", "release_owner", "park",
+    "decide", "raise_request", "start_call", "withdraw",
 })  # fmt: skip
 """What happens seldom, and decides much when it does: faults are drawn to it."""
 

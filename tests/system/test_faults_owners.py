@@ -73,6 +73,27 @@ async def test_owners_killed_at_one_border_after_another_leave_work_that_the_las
         await prove(service, task)
 
 
+@pytest.mark.spec("OPS-12", "DAG-05")
+async def test_a_map_step_whose_expansion_kills_two_owners_fails_and_the_third_lives(no_owner: Deployment) -> None:
+    async with no_owner as service:
+        await start_workers(service, 1, slots=4)
+        task = await service.submit(GROWING)
+        other = await service.submit(waves(2, 2, 0.05))
+
+        for _ in range(2):
+            await service.start_owners(1, FAULT_DIE="expand:before")
+            assert await asyncio.to_thread(service.owners[-1].wait, 20) == -signal.SIGKILL
+        await service.start_owners(1)
+
+        assert (await service.finished(task)).status is TaskStatus.FAILED
+        step = (await service.steps(task))["each"]
+        assert step.error is not None
+        assert step.error.type == "poisoned"
+        assert "its expansion was begun 2 times and ended its orchestrator each time" in step.error.message
+        assert (await service.finished(other)).status is TaskStatus.COMPLETED
+        assert service.owners[-1].poll() is None
+
+
 @pytest.mark.timed
 @pytest.mark.spec("CARD-1.a")
 async def test_a_frozen_owner_is_succeeded_and_writes_nothing_when_it_thaws(no_owner: Deployment) -> None:

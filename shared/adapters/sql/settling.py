@@ -33,6 +33,11 @@ MOVE_MAP: Final = Statement(
     """,
 )
 
+BEGIN_EXPANSION: Final = Statement(
+    "begin expansion: count the starts of a map step, which nobody claims",
+    "UPDATE steps SET starts = starts + :change WHERE key = :key AND status = 'expanding' RETURNING starts",
+)
+
 START_AGAIN: Final = Statement(
     "start again: put an ended step back to pending, with the run of its next attempt (a map step has none)",
     """
@@ -102,6 +107,14 @@ class SqlSettling:
             return read_steps(tx, mine)
 
         return await self._database.read(read)
+
+    async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
+        def write(tx: Transaction) -> int:
+            owned_step(tx, ownership, step_key)
+            rows = tx.rows(BEGIN_EXPANSION, key=step_key, change=-1 if is_taken_back else 1)
+            return int(rows[0][0]) if rows else 0
+
+        return await self._database.write(write)
 
     async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
         ready = await self._database.built(

@@ -234,7 +234,8 @@ steps = Table(
     # Which worker lost it last and how that ended, for people.
     _text("lost_to"),
     _number("fence"),
-    # How often this attempt was claimed: more than once means that its run is resumed.
+    # How often this attempt was claimed: more than once means that its run is resumed. Of a map step: how often owners
+    # began to expand it.
     _number("starts"),
     _text("worker_id"),
     # The run that holds or held it beside its own step; empty when its own run does.

@@ -37,6 +37,13 @@ class MemoryOwning:
 
     # -- maps
     @transaction
+    def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
+        if self.rows.owned_step(ownership, step_key).status is not StepStatus.EXPANDING:
+            return 0
+        self.rows.expansions[step_key] += -1 if is_taken_back else 1
+        return self.rows.expansions[step_key]
+
+    @transaction
     def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
         step = self.rows.owned_step(ownership, step_key)
         if step.status is not StepStatus.EXPANDING:

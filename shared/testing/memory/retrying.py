@@ -40,6 +40,7 @@ def start_again(rows: Rows, step: Step, run: NewRun | None, now_us: int) -> None
     rows.steps[step.key] = again
     rows.settled.discard(step.key)
     rows.unparked.discard(step.key)
+    rows.expansions.pop(step.key, None)
     rows.untold.pop(step.key, None)
     note_step(rows, again, EventType.STEP_RETRIED, now_us, attempt=again.attempt)
 

@@ -6,6 +6,7 @@ that is how a transaction that fails leaves nothing behind.
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -46,6 +47,8 @@ class Rows:
     """Tasks that are over and whose run folders are written."""
     untold: dict[str, int] = field(default_factory=dict)
     """Steps that the end of another opened (or maps that it completed), and when; no log says so yet."""
+    expansions: Counter[str] = field(default_factory=Counter)
+    """How often each map step was begun to be expanded since it opened."""
     unparked: set[str] = field(default_factory=set)
     """Steps that were parked and may go on: claimed before what has not begun."""
     caps: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,92 @@
+"""An expansion that ends its owner, or fails there for an unknown reason, is not begun for ever."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.expander import MAX_STARTS, Expander
+from shared.errors import UnavailableError
+from shared.jsontext import JsonObject
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Step
+from shared.testing.builders import make_map
+from shared.testing.memory import MemoryStore
+from tests.contract.scene import Scene, open_scene
+
+pytestmark = pytest.mark.spec("OPS-12", "DAG-05")
+
+
+class FaultyStore(MemoryStore):
+    """A store in which the last write of an expansion ends as the test says."""
+
+    fault: BaseException | None = None
+
+    async def expand(self, *given: Any, **named: Any) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        return await super().expand(*given, **named)
+
+
+async def expanding() -> tuple[Scene, FaultyStore, str]:
+    store = FaultyStore()
+    scene = await open_scene(store)
+    spec: JsonObject = {"over": [1, 2], "step": {"kind": "python", "call": "builtin.echo"}}
+    task_id = await scene.task(replace(make_map("m"), spec=spec))
+    return scene, store, f"{task_id}/m"
+
+
+def owner(scene: Scene) -> Callable[[], Awaitable[int]]:
+    """Return the looks of a new owner's expander."""
+    expander = Expander(scene.store, scene.store, scene.clock)
+    return lambda: expander.expand_all(scene.own)
+
+
+async def step_of(scene: Scene, key: str) -> Step:
+    return await scene.store.step(key)
+
+
+async def test_an_expansion_that_fails_for_an_unknown_reason_is_begun_twice_and_then_failed() -> None:
+    scene, store, key = await expanding()
+    store.fault = MemoryError()
+    look = owner(scene)
+
+    for _ in range(MAX_STARTS):
+        with pytest.raises(MemoryError):
+            await look()
+    await look()
+
+    step = await step_of(scene, key)
+    assert step.status is StepStatus.FAILED
+    assert step.error is not None
+    assert step.error.type == "poisoned"
+
+
+async def test_a_database_that_is_away_counts_once_however_often_it_is_asked() -> None:
+    scene, store, key = await expanding()
+    store.fault = UnavailableError("away")
+    look = owner(scene)
+    for _ in range(5):
+        with pytest.raises(UnavailableError):
+            await look()
+
+    store.fault = None
+    await look()
+
+    assert (await step_of(scene, key)).status is not StepStatus.EXPANDING
+    assert (await step_of(scene, key)).error is None
+
+
+async def test_an_owner_that_is_told_to_stop_does_not_count() -> None:
+    scene, store, key = await expanding()
+    for _ in range(MAX_STARTS + 1):
+        store.fault = asyncio.CancelledError()
+        with pytest.raises(asyncio.CancelledError):
+            await owner(scene)()
+
+    store.fault = None
+    await owner(scene)()
+
+    assert (await step_of(scene, key)).error is None

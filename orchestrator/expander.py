@@ -15,7 +15,7 @@ from shared.runs.store import RunStore
 from shared.sessions.session import Ownership
 from shared.tasks.expansion import expand_map
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Step, StepError, StepResult
+from shared.tasks.step import MALFORMED, Step, StepError, StepResult
 from shared.tasks.store import TaskStore
 from shared.tasks.totals import check_total
 
@@ -79,8 +79,13 @@ class Expander:
     async def _expand_begun(self, ownership: Ownership, step: Step) -> None:
         task = await self.tasks.task(step.task_id)
         root = await self.runs.run(task.root_run_id)
+        dependencies = await self._dependencies(step)
+        malformed = next((result.malformed for result in dependencies.values() if result.malformed), "")
+        if malformed:
+            await self._fail(ownership, step, StepError(MALFORMED, malformed))
+            return
         try:
-            children = expand_map(step, task, await self._dependencies(step), root.identity)
+            children = expand_map(step, task, dependencies, root.identity)
             await self._check_total(step, len(children))
         except TemplateError as error:
             await self._fail(ownership, step, StepError(error.code, str(error)))

@@ -55,9 +55,9 @@ class Reaper:
         self._owners = BeatWatch(self.clock, self.lease.total_seconds())
 
     async def sweep(self) -> frozenset[str]:
-        """Expire whoever is overdue; return the sessions that lost something."""
+        """Expire whoever is overdue, and whose row is malformed; return the sessions that lost something."""
+        concerned = await self._end_bad_workers()
         workers = await self.sessions.workers()
-        concerned: set[str] = set()
         names = {worker.id: worker.node_name for worker in workers}
         how = f"sent no heartbeat for {self.lease.total_seconds():g} s"
         for worker_id, beat in self._workers.overdue((worker.id, worker.beat) for worker in workers):
@@ -79,6 +79,12 @@ class Reaper:
             if worker.host == host and worker.pid == pid and worker.state is not ProcessState.GONE:
                 concerned |= await self._expire(worker.id, worker.beat, lost_to(worker.node_name, how))
         return frozenset(concerned)
+
+    async def _end_bad_workers(self) -> set[str]:
+        ended = await self.tasks.expire_bad_workers(max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us())
+        for one in ended:
+            log.error("malformed_worker_ended", worker=one.id, problem=one.problem, sessions=len(one.sessions))
+        return {session_id for one in ended for session_id in one.sessions}
 
     async def _expire(self, worker_id: str, beat: int, because: str) -> frozenset[str]:
         freed = await self.tasks.expire_worker(

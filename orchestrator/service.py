@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.commands import Commands
 from orchestrator.dispatcher import Dispatcher
@@ -29,6 +29,8 @@ from shared.settings import Settings
 from shared.store import Store, insist
 from shared.tasks.status import TaskStatus
 from shared.wire.ring import Ear, Ring, Switchboard
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -161,12 +163,12 @@ class Orchestrator:
         async with self._looking:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
-                wanted |= await self._adopt()
+                wanted |= await self._within(self._adopt(), set())
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
                     await self._safely(self._look_at(ownership))
-            await self.parts.dispatcher.look(is_full=is_sweep)
+            await self._within(self.parts.dispatcher.look(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
     async def _register(self) -> None:
@@ -254,13 +256,17 @@ class Orchestrator:
             await asyncio.sleep(self.settings.sweep_s)
 
     async def _sweep_once(self, *, is_full: bool) -> None:
-        await self.parts.store.take_reports(self.owner_id, now_us=self.parts.clock.now_us())
-        wanted = self._active | await self._reaper.sweep() | await self._adopt()
+        """Do what is due for the deployment; a part that fails keeps none of the others from being done."""
+        store = self.parts.store
+        await self._within(store.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
+        wanted = set(self._active)
+        wanted |= await self._within(self._reaper.sweep(), frozenset())
+        wanted |= await self._within(self._adopt(), set())
         if is_full:
-            wanted |= await self._busy()
-            for task_id in await self.parts.store.unrecorded(self.owner_id):
-                await self.parts.recorder.write(task_id)
-        await self.look(wanted, is_sweep=True)
+            wanted |= await self._within(self._busy(), set())
+            for task_id in await self._within(store.unrecorded(self.owner_id), ()):
+                await self._safely(self.parts.recorder.write(task_id))
+        await self._safely(self.look(wanted, is_sweep=True))
 
     async def _busy(self) -> set[str]:
         """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
@@ -291,12 +297,17 @@ class Orchestrator:
 
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""
+        await self._within(work, None)
+
+    async def _within(self, work: Awaitable[T], instead: T) -> T:
+        """Return what one part of a look finds, or ``instead`` when it fails: that is logged and ends no other part."""
         try:
-            await work
+            return await work
         except UnavailableError as error:
             log.warning("look_unanswered", error=str(error))
         except Exception:  # a fault in one session's look must not end the loops that all sessions live by
             log.exception("look_failed")
+        return instead
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: in
         raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels") from error
     except ValueError as error:
         raise InvalidJsonError(str(error)) from error
-    if _deeper_than(value, max_depth):
+    if deeper_than(value, max_depth):
         raise InvalidJsonError(f"the document is nested deeper than {max_depth} levels")
     if "\\u" in text:
         _refuse_surrogates(value)
@@ -150,7 +150,8 @@ _DECODER = json.JSONDecoder(
 """Made once: making it takes longer than a small document."""
 
 
-def _deeper_than(value: object, limit: int) -> bool:
+def deeper_than(value: object, limit: int) -> bool:
+    """Say whether a value that was read is nested deeper than ``limit`` levels; looks no deeper than that."""
     level: list[object] = [value]
     for _ in range(limit + 1):
         level = [child for item in level for child in _children(item)]

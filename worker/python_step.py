@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import CodeType
+from typing import Final
 
 from shared.errors import InvalidJsonError, UsageError
 from shared.foreign import await_foreign, call_foreign, place_of, words_of
@@ -15,7 +16,11 @@ from shared.runs.status import EndReason
 from shared.tasks.functions import StepContext, StepFunction, resolve
 from shared.tasks.status import StepStatus
 from shared.tasks.step import MALFORMED, Claim, StepEnd, StepError
+from shared.tools.bounds import plain
 from shared.wire.capabilities import BUILTIN
+
+MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
+"""As JSON: every step that depends on this one is given it whole."""
 
 STEP_THREADS = "soong-step"
 """Name of the threads on which plain functions run: a thread cannot be ended, only left behind."""
@@ -39,9 +44,13 @@ class PythonSteps:
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
             return crashed(claim, error, _place_of(function, error))
         try:
-            dump(output)
-        except (InvalidJsonError, TypeError, ValueError) as error:
+            size = len(dump(output).encode("utf-8", "surrogatepass"))
+            output = plain(output)
+        except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
             return failed(claim, "execution_failed", words_of(error))
+        if size > MAX_OUTPUT_BYTES:
+            words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
+            return failed(claim, "execution_failed", words)
         return StepEnd(
             claim.step_key,
             claim.identity.run_id,

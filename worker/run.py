@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from shared.errors import LeaseLostError, TemplateError, UnavailableError
+from shared.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from shared.foreign import contained, place_of
 from shared.jsontext import Json
 from shared.log import get_logger
@@ -57,6 +57,8 @@ class Runner:
         except TimeoutError:
             words = f"the step took longer than {limit_s} s"
             return failed(claim, "time_limit", words, retryable=True, reason=EndReason.TIME_LIMIT)
+        except ForgedError as error:
+            return failed(claim, error.what, str(error), retryable=True)
         except (LeaseLostError, UnavailableError, asyncio.CancelledError):
             raise
         except BaseException as error:  # a fault in one step must not take the process's other steps with it

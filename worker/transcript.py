@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shared.clock import Clock
-from shared.runs.events import NewEvent, NewNode, Node
+from shared.errors import ForgedError
+from shared.runs.events import EventType, NewEvent, NewNode, Node
 from shared.runs.store import CallRow, RunStore
 from shared.sandbox.redact import Redactor
-from shared.tasks.step import StepEnd
+from shared.tasks.step import MALFORMED, StepEnd
 from shared.tools.bounds import UnfitError, check_incoming
 from shared.tools.ports import CallInputs, ToolCall, effect_id_of
 from worker.call_log import RunCallLog
@@ -30,7 +31,14 @@ class RunTranscript:
     redactor: Redactor
 
     async def nodes(self) -> Sequence[Node]:
-        return await self.runs.nodes(self.run_id)
+        """Raises: ForgedError when one is malformed: some worker wrote it, and no run goes on from it (OPS-12)."""
+        nodes = await self.runs.nodes(self.run_id)
+        malformed = next((node for node in nodes if MALFORMED in node.payload), None)
+        if malformed is not None:
+            reason = f"node {malformed.number} of the run is malformed: {malformed.payload[MALFORMED]}"
+            await self.append((), [NewEvent(EventType.SECURITY, {"what": MALFORMED, "reason": reason})])
+            raise ForgedError(reason, what=MALFORMED)
+        return nodes
 
     async def calls(self) -> Sequence[CallRow]:
         return await self.runs.calls(self.run_id)

@@ -70,7 +70,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
             run.id,
             run.identity.task_id[-TASK_SHOWN:],
             run.identity.step_key.partition("/")[2] or run.identity.role,
-            str(run.status),
+            f"{run.status}, malformed row" if run.malformed else str(run.status),
             run.identity.definition,
             time_text(_seconds(run)),
             str(run.attempt),
@@ -170,6 +170,7 @@ def run_json(run: Run) -> dict[str, Json]:
         "started": None if run.started_us is None else rfc3339(run.started_us),
         "ended": None if run.ended_us is None else rfc3339(run.ended_us),
         "surface": dict(run.surface),
+        "malformed": run.malformed,
     }
 
 

@@ -212,6 +212,7 @@ class RunShape(Shape):
     nodes: int
     usage: AnyObject
     is_tainted: bool = Field(description="It has itself read untrusted content.")
+    malformed: str = Field(description="What of its row could not be read; empty for a row that is in order.")
     created: Instant
     started: Instant | None
     ended: Instant | None
@@ -242,6 +243,7 @@ class RunShape(Shape):
             "nodes": run.last_node,
             "usage": run.usage.as_json(),
             "is_tainted": run.is_tainted,
+            "malformed": run.malformed,
             "created": rfc3339(run.created_us),
             "started": _instant(run.started_us),
             "ended": _instant(run.ended_us),

@@ -16,9 +16,12 @@ from shared.permissions.request import Answer, Choice, Decision
 from shared.runs.events import EventType, NewEvent
 from shared.sandbox.redact import Redactor
 from shared.sessions.session import Session
+from shared.tasks.step import MALFORMED
 
 _OF_LOG: Final = {"request_id": "request", "decision_id": "decision", "tool_call_id": "tool_call"}
 """What the log of a run calls by one name and the audit log by another."""
+
+MAX_SHOWN_CHARS: Final = 200
 
 REPORTED: Final = frozenset({EventType.SECURITY, EventType.PERMISSION_WITHDRAWN})
 """What a worker writes into a run's log that belongs into the audit log, where it may not write."""
@@ -111,6 +114,18 @@ def of_tampering(identity: RunIdentity, what: str, problem: str) -> AuditNote:
     """Tell what was found among a run's files that no part of ours puts there."""
     data: dict[str, Json] = {"what": what, "run": identity.run_id, "problem": problem}
     return AuditNote(AuditKind.SECURITY, data, identity.session_id)
+
+
+def of_malformed_report(identity: RunIdentity, problem: str) -> AuditNote:
+    """Tell of a report that cannot be read; some worker that held the run left it."""
+    data: dict[str, Json] = {"what": MALFORMED, "row": "report", "run": identity.run_id, "reason": problem}
+    return AuditNote(AuditKind.SECURITY, data, identity.session_id)
+
+
+def of_malformed_worker(worker_id: str, problem: str, freed: int) -> AuditNote:
+    """Tell of a worker whose row no process of ours leaves behind, and how many leases that freed."""
+    data: dict[str, Json] = {"what": MALFORMED, "row": "worker", "worker": worker_id[:MAX_SHOWN_CHARS]}
+    return AuditNote(AuditKind.SECURITY, {**data, "reason": problem, "freed": freed})
 
 
 def of_report(identity: RunIdentity, type_: str, data: Mapping[str, Json]) -> AuditNote:

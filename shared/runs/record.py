@@ -1,6 +1,5 @@
 """Runs as values: one execution of an agent, with its lineage, surface, limits and usage (DIS-05)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -27,13 +26,6 @@ class Usage:
             "tool_calls": self.tool_calls,
             "cost_usd": None if self.cost_usd is None else str(self.cost_usd),
         }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Json]) -> "Usage":
-        cost = value.get("cost_usd")
-        names = ("requests", "input_tokens", "output_tokens", "tool_calls")
-        counts = {name: int(str(value.get(name) or 0)) for name in names}
-        return cls(**counts, cost_usd=None if cost is None else Decimal(str(cost)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +65,8 @@ class Run:
     token: str = field(default="", repr=False)
     is_tainted: bool = False
     """It has itself read what strangers wrote; what it inherits is asked of the store (PER-21)."""
+    malformed: str = ""
+    """What of its row no program of ours writes; that is left out here (OPS-12)."""
 
     @property
     def id(self) -> str:

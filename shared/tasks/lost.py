@@ -5,6 +5,7 @@ from typing import Final
 from shared.tasks.step import StepError
 
 WORKER_GONE: Final = "its worker is gone"
+ABANDONED: Final = "its worker is gone and held it still"
 MAX_CHARS: Final = 300
 """A worker chooses its own name."""
 

@@ -56,7 +56,7 @@ class Remains:
         report = self.result or {}
         return replace(
             result,
-            error=error_of(self.error),
+            error=error_of(self.error) or result.error,
             denials=_entries(report.get("denials")),
             unknown_effects=_entries(report.get("unknown_effects")),
             partial=self._partial() if result.status is not StepStatus.COMPLETED else None,
@@ -112,7 +112,7 @@ def _text(answer: JsonObject | None) -> str:
     parts = message.get("parts") if isinstance(message, Mapping) else None
     texts = [
         str(part.get("content", ""))
-        for part in parts or ()  # type: ignore[union-attr]  # what else it may be has no text
+        for part in (parts if isinstance(parts, list | tuple) else ())
         if isinstance(part, Mapping) and part.get("part_kind") == "text"
     ]
     return "".join(texts)

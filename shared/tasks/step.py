@@ -149,6 +149,8 @@ class StepResult:
     denials: tuple[JsonObject, ...] = ()
     unknown_effects: tuple[JsonObject, ...] = ()
     partial: Json = None
+    malformed: str = ""
+    """What is wrong with its row, which some worker wrote: what depends on it fails (OPS-12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,15 @@ class Interrupt:
     fence: int
     kind: Literal["cancel", "pause"]
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadWorker:
+    """A worker that was ended for its malformed row, or that was gone and held steps; ``sessions`` lost something."""
+
+    id: str
+    problem: str
+    sessions: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

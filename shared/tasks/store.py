@@ -23,6 +23,7 @@ from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
 from shared.tasks.step import (
     Advance,
     Backlog,
+    BadWorker,
     Cap,
     Claim,
     FailurePolicy,
@@ -186,6 +187,13 @@ class TaskStore(Protocol):
         Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
         ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: it says which
         worker it was and how that ended (:func:`shared.tasks.lost.lost_to`). Returns the sessions concerned.
+        """
+        ...
+
+    async def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
+        """End workers whose rows no process of ours writes, and those that are gone and hold steps (OPS-12).
+
+        Their leases end as those of :meth:`expire_worker` do. The audit log says each as ``malformed_row``.
         """
         ...
 

@@ -47,7 +47,7 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
     "count its log on": ("UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(free)s", DENIED),
     "say when it started": ("UPDATE runs SET started_us = 1 WHERE id = %(free)s", DENIED),
     "raise its fence": ("UPDATE runs SET fence = 9 WHERE id = %(free)s", DENIED),
-    "say what it used": ("UPDATE runs SET usage = '{}x' WHERE id = %(free)s", DENIED),
+    "say what it used": ("UPDATE runs SET usage = '{\"requests\": 1}' WHERE id = %(free)s", DENIED),
     "end it": ("UPDATE runs SET status = 'failed', end_reason = 'failed', ended_us = 1 WHERE id = %(free)s", DENIED),
     "hold it without its step": (
         "UPDATE runs SET worker_id = %(own_worker)s, status = 'running', fence = fence + 1 WHERE id = %(free)s",
@@ -60,7 +60,7 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
         DENIED,
     ),
     "take the step with a fence beyond all": (
-        f"{TAKE_STEP.format(fence='9223372036854775807', starts='starts + 1')} WHERE key = %(free_step)s",
+        f"{TAKE_STEP.format(fence='9007199254740991', starts='starts + 1')} WHERE key = %(free_step)s",
         DENIED,
     ),
     "take the step as if it had been started before": (
@@ -94,7 +94,9 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
     "write far beyond its own context": (f"{NODE} VALUES (%(own)s, 9000000, 0, 'user', '{{}}', 1)", DENIED),
     "write into what its own log has": (f"{EVENT} VALUES (%(own)s, 1, 'run_started', 1, '{{}}')", DENIED),
     "count its own log down": ("UPDATE runs SET last_seq = 0 WHERE id = %(own)s", DENIED),
-    "count its own log beyond all": ("UPDATE runs SET last_seq = 9223372036854775807 WHERE id = %(own)s", DENIED),
+    "count its own log beyond all": ("UPDATE runs SET last_seq = 9007199254740991 WHERE id = %(own)s", DENIED),
+    "raise its run's fence": ("UPDATE runs SET fence = fence + 1 WHERE id = %(own)s", DENIED),
+    "count its step as never started": ("UPDATE steps SET starts = 0 WHERE key = %(own_step)s", DENIED),
     "raise its own fence": ("UPDATE steps SET fence = fence + 1 WHERE key = %(own_step)s", DENIED),
 }
 

@@ -17,9 +17,10 @@ from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import make_engine, parse_url
 from shared.adapters.sql.heart import BEAT
 from shared.adapters.sql.rows import command_of, event_of, node_of, run_of, session_of, task_of, worker_of
+from shared.adapters.sql.runs import WHOLE_RUNS
 from shared.adapters.sql.schema import prepare
 from shared.adapters.sql.store import SqlStore
-from shared.adapters.sql.tables import commands, events, nodes, runs, sessions, steps, surfaces, tasks, workers
+from shared.adapters.sql.tables import commands, events, nodes, runs, sessions, steps, tasks, workers
 from shared.adapters.sql.tasks import read_steps
 from shared.adapters.sql.transaction import Transaction
 from shared.sessions.store import Heart
@@ -122,7 +123,7 @@ class InlineStore(SqlStore):
         return self._rows
 
 
-_RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest == runs.c.surface).order_by(runs.c.ordinal)
+_RUNS = WHOLE_RUNS.order_by(runs.c.ordinal)
 
 
 def _read_rows(tx: Transaction, before: Rows) -> Rows:

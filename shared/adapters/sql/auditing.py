@@ -4,23 +4,25 @@ An entry is read up and linked in the transaction of what it tells. Only this pr
 end takes no lock; a transaction that was undone, or applied and not confirmed, is seen by the next reading.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, case, func, select
 
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.rows import decision_of, identity_of, pack, unpack
 from shared.adapters.sql.statements import Insert, Statement
+from shared.adapters.sql.strict import MAX_SHOWN_CHARS, MAX_TEXT_CHARS
 from shared.adapters.sql.tables import audit, calls, consumptions, decisions, reports, runs, sessions
 from shared.adapters.sql.transaction import Reply, Transaction
 from shared.audit.entry import AuditEntry, AuditNote, Head, linked
-from shared.audit.notes import REPORTED, of_report, redacted
+from shared.audit.notes import REPORTED, of_malformed_report, of_report, redacted
 from shared.audit.uses import Use
-from shared.errors import ForgedError
+from shared.errors import ForgedError, InvalidJsonError
 from shared.ids import new_id
+from shared.jsontext import parse_strict
 from shared.runs.events import NewEvent
 from shared.sandbox.redact import Redactor
 
@@ -54,6 +56,8 @@ TAKE_REPORTS: Final = Statement(
     WHERE reports.ordinal = t.place AND reports.is_taken = 0
     """,
 )
+_REPORTED: Final = case((func.length(reports.c.data) <= MAX_TEXT_CHARS, reports.c.data), else_="")
+"""A report that is too long is loaded by nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class SqlAudit:
 
     async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
         wanted = (
-            select(reports.c.ordinal, reports.c.type, reports.c.data, runs)
+            select(reports.c.ordinal, reports.c.type, _REPORTED.label("data"), runs)
             .join(runs, runs.c.id == reports.c.run_id)
             .join(sessions, sessions.c.id == runs.c.session_id)
             .where(reports.c.is_taken == 0, sessions.c.owner_id == owner_id)
@@ -131,7 +135,7 @@ class SqlAudit:
 
         def write(tx: Transaction) -> int:
             rows = tx.execute(wanted.with_for_update(of=reports) if tx.is_postgres else wanted).all()
-            self._trail.note(tx, [of_report(identity_of(row), row.type, unpack(row.data)) for row in rows], now_us)
+            self._trail.note(tx, [_note_of(row) for row in rows], now_us)
             return tx.count(TAKE_REPORTS, taken=[[row[0]] for row in rows]) if rows else 0
 
         # Looked for at every sweep and seldom there: the look takes no lock.
@@ -146,6 +150,18 @@ def report(tx: Transaction, run_id: str, events: Sequence[NewEvent], now_us: int
     if told:
         rows = [(run_id, str(event.type), pack(event.data), event.time_us or now_us) for event in told]
         tx.insert(INSERT_REPORTS, rows)
+
+
+def _note_of(row: Any) -> AuditNote:
+    """Return what a report tells; of one that cannot be read, that."""
+    identity = identity_of(row)
+    try:
+        data = parse_strict(row.data)
+    except InvalidJsonError as error:
+        return of_malformed_report(identity, str(error)[:MAX_SHOWN_CHARS])
+    if not isinstance(data, Mapping):
+        return of_malformed_report(identity, "it is not an object")
+    return of_report(identity, row.type, data)
 
 
 def _use_of(row: Any) -> Use:

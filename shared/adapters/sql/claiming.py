@@ -15,6 +15,7 @@ from shared.adapters.sql.ending import Wish
 from shared.adapters.sql.rows import unpack
 from shared.adapters.sql.statements import Change, Statement
 from shared.adapters.sql.transaction import Row, Transaction
+from shared.jsontext import MAX_SAFE_INTEGER
 from shared.tasks.step import ClaimMode
 
 LIVE_WORKER: Final = Statement(
@@ -268,12 +269,17 @@ def share_out(lanes: Sequence[Lane], want: int, room: dict[str, int], last_turn:
             # Another lane of the session has been served since: this one's turn comes later.
             heappush(queue, (now, head, place))
         elif _fits(lane, room):
-            last_turn += 1
+            last_turn = next_turn(last_turn)
             _serve(lane, turns, room, last_turn)
             if lane.taken < lane.ready:
                 heappush(queue, (last_turn, lane.head, place))
     turns.is_left = any(_fits(lanes[place], room) for *_, place in queue)
     return turns
+
+
+def next_turn(last_turn: int) -> int:
+    """Return the turn after a given one. A row that holds a turn beyond all keeps nobody from being served."""
+    return min(max(last_turn, 0) + 1, MAX_SAFE_INTEGER)
 
 
 def _fits(lane: Lane, room: Mapping[str, int]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shared.adapters.sql.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, scopes_of
+from shared.adapters.sql.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, next_turn, scopes_of
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.malformed import tell_malformed
@@ -157,7 +157,7 @@ def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, row: Any) -> Claim:
     told: dict[str, Any] = {"step": key, "fence": fence}
     journal.note(run_id, EventType.STEP_CLAIMED, **told, worker=ask.worker_id, claimed_by=ask.holder.run_id)
     journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, **told)
-    tx.change(TURNS, "turns", [(session_id, int(tx.rows(LAST_TURN)[0][0] or 0) + 1)])
+    tx.change(TURNS, "turns", [(session_id, next_turn(int(tx.rows(LAST_TURN)[0][0] or 0)))])
     context = contexts.read(tx, [run_id])
     results = results_for(tx, [key])
     claim = context.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)

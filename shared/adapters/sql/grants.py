@@ -11,6 +11,7 @@ from typing import Final
 from sqlalchemy import URL, Connection, text
 
 from shared.adapters.sql.engine import make_engine, our_errors
+from shared.adapters.sql.limits import fitting
 from shared.adapters.sql.rights import (
     CHANGED,
     CLIENT_ADDS,
@@ -19,6 +20,8 @@ from shared.adapters.sql.rights import (
     EMPTIED,
     HOLDS,
     HOLDS_BODY,
+    LAST_TURN,
+    LAST_TURN_BODY,
     WORKER,
 )
 from shared.adapters.sql.row_rules import row_rules
@@ -46,6 +49,11 @@ _SEQUENCE: Final = text("SELECT pg_get_serial_sequence(:table, 'ordinal')")
 _HOLDS: Final = (
     f"CREATE OR REPLACE FUNCTION {{schema}}.{HOLDS}(run text) RETURNS boolean LANGUAGE plpgsql VOLATILE"
     f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({HOLDS_BODY}); END $soong$"
+)
+# Stable: it sees what was before the statement, not what the statement itself has written by then.
+_LAST_TURN: Final = (
+    f"CREATE OR REPLACE FUNCTION {{schema}}.{LAST_TURN}() RETURNS bigint LANGUAGE plpgsql STABLE"
+    f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({LAST_TURN_BODY}); END $soong$"
 )
 
 
@@ -117,6 +125,7 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
     if roles.worker:
         yield from _worker_grants(quote(roles.worker), sequences)
         yield _HOLDS.format(schema=schema)
+        yield _LAST_TURN.format(schema=schema)
         yield from _row_checks(quote(roles.worker), roles.worker.replace("'", "''"))
         yield from row_rules(schema, roles.worker.replace("'", "''"))
     if roles.orchestrator:
@@ -158,6 +167,10 @@ def _client_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
             yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
 
 
+def _and(condition: str, fits: str) -> str:
+    return f"({condition}) AND {fits}" if fits else condition
+
+
 def _row_checks(role: str, name: str) -> Iterator[str]:
     """Check a worker's rows where columns do not say enough; everybody else passes, the tables' owner unasked.
 
@@ -169,10 +182,11 @@ def _row_checks(role: str, name: str) -> Iterator[str]:
         if not right.is_checked:
             yield f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
             continue
-        old, changed = right.old or "true", right.changed or "false"
+        old, changed = right.old or "true", _and(right.changed or "false", fitting(table, right.updates))
+        new = _and(right.new or "false", fitting(table, right.inserts))
         others = f"current_user <> '{name}'"
         yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
         yield f"CREATE POLICY soong_read ON {table} FOR SELECT TO PUBLIC USING (true)"
-        yield f"CREATE POLICY soong_new ON {table} FOR INSERT TO {role} WITH CHECK ({right.new or 'false'})"
+        yield f"CREATE POLICY soong_new ON {table} FOR INSERT TO {role} WITH CHECK ({new})"
         yield f"CREATE POLICY soong_changed ON {table} FOR UPDATE TO {role} USING ({old}) WITH CHECK ({changed})"
         yield f"CREATE POLICY soong_others ON {table} FOR ALL TO PUBLIC USING ({others}) WITH CHECK ({others})"

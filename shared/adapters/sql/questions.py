@@ -13,13 +13,13 @@ from shared.adapters.sql.auditing import AuditTrail
 from shared.adapters.sql.journal import Journal
 from shared.adapters.sql.keys import KEY, key_of_row
 from shared.adapters.sql.ordinals import ordinal_of
-from shared.adapters.sql.rows import answer_of, decision_of, identity_of, responder_of, session_of, unpack
+from shared.adapters.sql.rows import answer_of, decision_of, identity_of, responder_of, session_of
 from shared.adapters.sql.statements import Statement
 from shared.adapters.sql.tables import answers, decisions, permission_requests, runs
 from shared.adapters.sql.transaction import Reply, Transaction
 from shared.audit.entry import AuditKind, AuditNote
 from shared.errors import ForgedError, NotFoundError
-from shared.jsontext import MAX_SAFE_INTEGER
+from shared.jsontext import MAX_SAFE_INTEGER, parse_strict
 from shared.log import get_logger
 from shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
 from shared.permissions.store import OpenQuestions, Settled
@@ -289,7 +289,7 @@ def _read(row: Any) -> PermissionRequest | None:
 
 def _request_of(row: Any) -> PermissionRequest:
     try:
-        kept = unpack(row.body)
+        kept: Any = parse_strict(row.body)
         _check(kept, row)
         kept.update(tags=tuple(kept["tags"]), env=tuple(kept["env"]), suggested=Choice(kept["suggested"]))
         kept["unknown_effects"] = tuple(kept.get("unknown_effects", ()))

@@ -5,17 +5,19 @@ A map step's value is the list of its children's outputs in item order; it is ga
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from shared.adapters.sql.rows import output_of, unpack
 from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.strict import MalformedError, object_of
 from shared.adapters.sql.transaction import Row, Transaction
 from shared.identity import Origin, Role, RunIdentity
 from shared.jsontext import Json, JsonObject
 from shared.tasks.outcomes import Remains, is_unclean, of_map
 from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Outcome, StepKind, StepResult
+from shared.tasks.step import MALFORMED, Claim, Outcome, StepError, StepKind, StepResult
 
 KEPT: Final = 256
 """Parsed surfaces and task inputs kept by a process; neither ever changes."""
@@ -137,7 +139,8 @@ class Told:
             cwd=run[14],
             policy=self.policies[run[15]],
             is_resumed=starts > 1,
-            malformed=_what_is_wrong(fence, starts, last_node=run[18]),
+            malformed=_what_is_wrong(fence, starts, last_node=run[18])
+            or next((result.malformed for result in dependencies.values() if result.malformed), ""),
         )
 
 
@@ -215,7 +218,7 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     told = dict(read)
     children: dict[str, dict[str, StepResult]] = {}
     for row in tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ():
-        children.setdefault(row[0], {})[row[1]] = _result(row, {})
+        children.setdefault(row[0], {})[row[1]] = _result(row, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
     for key, error, progress, result, answer in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
         remains = Remains(_object(error), progress, _object(result), _object(answer))
@@ -229,22 +232,50 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
 
 
 def _object(text: str | None) -> JsonObject | None:
-    return None if text is None else cast(JsonObject, unpack(text))
+    """Return what remains of an ended run, as far as it can be read."""
+    with suppress(MalformedError):
+        return None if text is None else object_of("payload", text)
+    return None
 
 
-def _result(row: Row, lists: Mapping[str, Sequence[Json]]) -> StepResult:
+def _result(row: Row, lists: "_Lists") -> StepResult:
     _, key, step_id, status, kind, output, outcome = row
-    value = lists.get(key, []) if kind == StepKind.MAP else output_of(output)
+    try:
+        value = lists.of(key) if kind == StepKind.MAP else output_of(output)
+    except MalformedError as error:
+        words = f"the row of {step_id!r} is malformed: {error}"
+        return StepResult(
+            step_id, StepStatus.FAILED, None, error=StepError(MALFORMED, words, retryable=False), malformed=words
+        )
     return StepResult(step_id, StepStatus(status), value, Outcome(outcome) if outcome else Outcome.CLEAN)
 
 
-def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> dict[str, list[Json]]:
+@dataclass(slots=True)
+class _Lists:
+    """The outputs of map steps by key, and what is wrong with one of their items, if it is."""
+
+    outputs: dict[str, list[Json]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def of(self, key: str) -> Sequence[Json]:
+        """Raises: MalformedError when the row of an item is malformed."""
+        if key in self.problems:
+            raise MalformedError(self.problems[key])
+        return self.outputs.get(key, [])
+
+
+def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
     """Return, by map key, the children's outputs in item order; of a child that is a map, its own list."""
+    lists = _Lists()
     if not map_keys:
-        return {}
+        return lists
     rows = tx.rows(ITEMS, map_keys=sorted(set(map_keys)))
     inner = _map_outputs(tx, [row[1] for row in rows if row[2] == StepKind.MAP])
-    outputs: dict[str, list[Json]] = {}
     for map_key, key, kind, output in rows:
-        outputs.setdefault(map_key, []).append(inner.get(key, []) if kind == StepKind.MAP else output_of(output))
-    return outputs
+        try:
+            value: Json = inner.of(key) if kind == StepKind.MAP else output_of(output)
+        except MalformedError as error:
+            lists.problems.setdefault(map_key, f"item {key}: {error}")
+            continue
+        lists.outputs.setdefault(map_key, []).append(value)
+    return lists

@@ -67,6 +67,12 @@ HOLDS: Final = "soong_holds"
 HOLDS_BODY: Final = f"SELECT EXISTS (SELECT 1 FROM runs AS its WHERE its.id = run AND {_RUNNING})"  # noqa: S608
 
 
+LAST_TURN: Final = "soong_last_turn"
+"""A function that says which turn was the last before this statement: a worker counts on from there, and not far."""
+
+LAST_TURN_BODY: Final = "SELECT coalesce(max(last_claimed), 0) FROM sessions"
+
+
 def _log(table: str, number: str, last: str, held: str) -> str:
     """Return that an entry is added to a log that is ``held``, not so far on that others could not go on from there."""
     within = f"{table}.{number} BETWEEN its.{last} + 1 AND its.{last} + 2 * {MOST_ADDED}"
@@ -98,6 +104,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("ordinal", "id", "project", "cwd", "answer_mode", "created_us", "policy", "principal"),
             *("owner_id", "owner_epoch", "is_closed", "project_id"),
         ),
+        changed=f"last_claimed <= {LAST_TURN}() + {MOST_ADDED}",
     ),
     "responders": WorkerRight(never=("ordinal", "id", "session_id", "principal", "channel", "beat")),
     "commands": WorkerRight(

@@ -66,11 +66,12 @@ _TAKES_RUN: Final = (
 )
 
 _GROWS_TOO_FAR: Final = _either(
+    "NEW.fence <> OLD.fence",
     f"NEW.last_seq NOT BETWEEN OLD.last_seq AND OLD.last_seq + {MOST_ADDED}",
     f"NEW.last_node NOT BETWEEN OLD.last_node AND OLD.last_node + {MOST_ADDED}",
 )
 _SETTLES: Final = _either(
-    "NEW.fence <> OLD.fence",
+    "NEW.fence <> OLD.fence OR NEW.starts <> OLD.starts",
     "NEW.is_settled <> OLD.is_settled AND OLD.cancel_reason IS NULL",
 )
 _IS_FREE: Final = "OLD.worker_id = ''"
@@ -79,7 +80,7 @@ _IS_HELD: Final = "OLD.worker_id <> ''"
 RULES: Final = (
     # Steps that nobody holds are taken, with the next fence, opened by what they waited for, or left as they are.
     ("soong_free_steps", "steps", _IS_FREE, _either(_TAKES_STEP, _COUNTS_DOWN, _OPENS, _COMPLETES_MAP, _JUDGES_MAP)),
-    # What it holds it ends or gives back under its fence; that a failure is settled is for its owner to say.
+    # What it holds it ends or gives back under its fence, with its starts; that a failure is settled its owner says.
     ("soong_held_steps", "steps", f"{_IS_HELD} AND ({_SETTLES})", "false"),
     # Runs that nobody holds are taken with their steps, or left as they are: their logs do not grow.
     ("soong_free_runs", "runs", _IS_FREE, _either("NEW IS NOT DISTINCT FROM OLD", _TAKES_RUN)),

@@ -1,23 +1,41 @@
-"""The one place that turns rows into values and values into what rows hold."""
+"""The one place that turns rows into values and values into what rows hold.
+
+What workers write is read as strangers' (:mod:`shared.adapters.sql.strict`). A row of one thing among many that is
+malformed becomes a value that says so, and stops no reader of the others.
+"""
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
+from shared.adapters.sql.strict import (
+    MAX_SHOWN_CHARS,
+    MAX_TEXT_CHARS,
+    MalformedError,
+    Reading,
+    instant_of,
+    number_of,
+    object_of,
+    usage_of,
+    value_of,
+    word_of,
+    words_of,
+)
 from shared.errors import ForgedError
 from shared.identity import Origin, Role, RunIdentity
 from shared.jsontext import Json
 from shared.permissions.provenance import Provenance, provenance_from
 from shared.permissions.request import Answer, Choice, Decision, PermissionRequest
-from shared.runs.events import Event, Node, NodeKind
+from shared.runs.events import Event, EventType, Node, NodeKind
 from shared.runs.record import Run, Usage
 from shared.runs.status import EndReason, RunStatus
 from shared.runs.store import CallRow, CallStatus
 from shared.sessions.session import AnswerMode, Command, CommandKind, Owner, ProcessState, Responder, Session, Worker
+from shared.tasks.outcomes import error_of
 from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import ClaimMode, FailurePolicy, Outcome, Step, StepError, StepKind, Task
+from shared.tasks.step import MALFORMED, ClaimMode, FailurePolicy, Outcome, Step, StepError, StepKind, Task
 from shared.tools.result import ErrorType
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -25,7 +43,7 @@ _encode_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).
 
 
 def pack(value: object) -> str:
-    """Return JSON text for a column. Lone surrogates, which no database takes as text, are escaped and come back."""
+    """Return JSON text for a column. Lone surrogates, which no database takes as text, are escaped."""
     text = _encode(value)
     if text.isascii():
         return text
@@ -37,7 +55,7 @@ def pack(value: object) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Return the value of a JSON column."""
+    """Return the value of a JSON column that no worker writes."""
     return json.loads(text)
 
 
@@ -104,16 +122,19 @@ def command_of(row: Any) -> Command:
 
 
 def worker_of(row: Any, busy: int) -> Worker:
+    """Raises: MalformedError when no process of ours registered like this."""
+    if not row.id:
+        raise MalformedError("id is empty")
     return Worker(
-        id=row.id,
-        node_name=row.node_name,
-        host=row.host,
-        pid=row.pid,
-        slots=row.slots,
-        pools=tuple(unpack(row.pools)),
-        capabilities=tuple(unpack(row.capabilities)),
-        started_us=row.started_us,
-        protocol=row.protocol,
+        id=word_of("id", row.id),
+        node_name=word_of("node_name", row.node_name),
+        host=word_of("host", row.host),
+        pid=number_of("pid", row.pid),
+        slots=number_of("slots", row.slots),
+        pools=words_of("pools", row.pools),
+        capabilities=words_of("capabilities", row.capabilities),
+        started_us=instant_of("started_us", row.started_us) or 0,
+        protocol=number_of("protocol", row.protocol),
         state=ProcessState(row.state),
         beat=row.beat,
         busy=busy,
@@ -137,7 +158,26 @@ def task_of(row: Any) -> Task:
 
 
 def step_of(row: Any, depends_on: Sequence[str]) -> Step:
-    error = None if row.error is None else unpack(row.error)
+    """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
+    reading = Reading()
+    error = reading.take(lambda: _error_of(row.error), None)
+    output = reading.take(lambda: output_of(row.output), None)
+    started_us = reading.instant("started_us", row.started_us)
+    ended_us = reading.instant("ended_us", row.ended_us)
+    status = StepStatus(row.status)
+    if reading.problems:
+        error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
+        status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
+    made = _step_of(row, depends_on)
+    return replace(made, status=status, output=output, error=error, started_us=started_us, ended_us=ended_us)
+
+
+def _error_of(text: str | None) -> StepError | None:
+    return None if text is None else error_of(object_of("error", text, MAX_TEXT_CHARS))
+
+
+def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
+    """Return a step without what workers write as text."""
     return Step(
         key=row.key,
         task_id=row.task_id,
@@ -166,11 +206,11 @@ def step_of(row: Any, depends_on: Sequence[str]) -> Step:
         map_key=row.map_key,
         item_index=row.item_index,
         outcome=None if row.outcome is None else Outcome(row.outcome),
-        output=output_of(row.output),
-        error=None if error is None else StepError(error["type"], error["message"], error["retryable"]),
+        output=None,
+        error=None,
         progress=row.progress,
-        started_us=row.started_us,
-        ended_us=row.ended_us,
+        started_us=None,
+        ended_us=None,
         not_before_us=row.not_before_us,
         claim_mode=ClaimMode(row.claim_mode),
         is_puller=bool(row.is_puller),
@@ -179,9 +219,8 @@ def step_of(row: Any, depends_on: Sequence[str]) -> Step:
 
 
 def output_of(text: str | None) -> Json:
-    """Return a step's own output; a step without one has None."""
-    value: Json = None if text is None else unpack(text)
-    return value
+    """Return a step's own output; a step without one has None. Raises: MalformedError."""
+    return None if text is None else value_of("output", text)
 
 
 # -- runs
@@ -203,7 +242,11 @@ def identity_of(row: Any) -> RunIdentity:
 
 
 def run_of(row: Any) -> Run:
-    """Return the run of a row that was joined with its surface's ``body`` and with its taint."""
+    """Return the run of a row that was joined with its surface's ``body`` and with its taint; malformed, it says so."""
+    reading = Reading()
+    usage = reading.take(lambda: usage_of(row.usage), Usage())
+    started_us = reading.instant("started_us", row.started_us)
+    ended_us = reading.instant("ended_us", row.ended_us)
     return Run(
         identity=identity_of(row),
         status=RunStatus(row.status),
@@ -214,22 +257,43 @@ def run_of(row: Any) -> Run:
         worker_id=row.worker_id,
         last_seq=row.last_seq,
         last_node=row.last_node,
-        usage=Usage.from_json(unpack(row.usage)),
+        usage=usage,
         end_reason=None if row.end_reason is None else EndReason(row.end_reason),
         created_us=row.created_us,
-        started_us=row.started_us,
-        ended_us=row.ended_us,
+        started_us=started_us,
+        ended_us=ended_us,
         token=row.token,
         is_tainted=bool(row.is_tainted),
+        malformed=reading.problem,
     )
 
 
 def event_of(row: Any) -> Event:
-    return Event(row.run_id, row.seq, row.type, row.time_us, unpack(row.data))
+    """Return the event of a row; a malformed one is the security event that says so."""
+    reading = Reading()
+    data = reading.object("data", row.data)
+    time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
+    if reading.problems:
+        return Event(row.run_id, row.seq, EventType.SECURITY, time_us, {"what": MALFORMED, "reason": reading.problem})
+    return Event(row.run_id, row.seq, row.type, time_us, data)
 
 
 def node_of(row: Any) -> Node:
-    return Node(row.run_id, row.number, row.parent, NodeKind(row.kind), unpack(row.payload), row.created_us)
+    """Return the node of a row; the payload of a malformed one says so under ``malformed_row``."""
+    reading = Reading()
+    payload = reading.object("payload", row.payload)
+    created_us = reading.take(lambda: number_of("created_us", row.created_us), 0)
+    kind = reading.take(lambda: _kind_of(row.kind), NodeKind.USER)
+    if reading.problems:
+        payload = {"v": 1, MALFORMED: reading.problem}
+    return Node(row.run_id, row.number, row.parent, kind, payload, created_us)
+
+
+def _kind_of(text: str) -> NodeKind:
+    try:
+        return NodeKind(text)
+    except ValueError as error:
+        raise MalformedError(f"kind is {text[:MAX_SHOWN_CHARS]!r}") from error
 
 
 _OPEN_INPUT: Final = "open_input"
@@ -242,9 +306,12 @@ def inputs_of(call: CallRow) -> dict[str, Json]:
 
 
 def call_of(row: Any) -> CallRow:
-    inputs = unpack(row.inputs)
+    """Return the ledger entry of a row; what is malformed of it is left out, and its status holds."""
+    reading = Reading()
+    inputs = reading.object("inputs", row.inputs)
+    open_input = inputs.pop(_OPEN_INPUT, None)
     return CallRow(
-        open_input=inputs.pop(_OPEN_INPUT, None),
+        open_input=open_input if isinstance(open_input, dict) else None,
         run_id=row.run_id,
         tool_call_id=row.tool_call_id,
         tool=row.tool,
@@ -252,10 +319,10 @@ def call_of(row: Any) -> CallRow:
         is_write=bool(row.is_write),
         input_digest=row.input_digest,
         inputs=inputs,
-        facts=unpack(row.facts),
+        facts=reading.object("facts", row.facts),
         decision_id=row.decision_id,
         status=CallStatus(row.status),
-        result=output_of(row.result),
+        result=reading.take(lambda: output_of(row.result), None),
     )
 
 
@@ -269,6 +336,9 @@ def request_body(request: PermissionRequest) -> str:
 
 
 def answer_of(row: Any) -> Answer:
+    """Return the answer of a row; a malformed one comes from nowhere, and so answers nothing."""
+    reading = Reading()
+    metadata = reading.object("metadata", row.metadata, MAX_TEXT_CHARS)
     return Answer(
         request_id=row.request_id,
         choice=None if row.choice is None else Choice(row.choice),
@@ -277,18 +347,17 @@ def answer_of(row: Any) -> Answer:
         input_digest=row.input_digest,
         answered_us=row.answered_us,
         reason=row.reason,
-        metadata=unpack(row.metadata),
-        provenance=provenance_of(row.provenance),
+        metadata=metadata,
+        provenance=Provenance() if reading.problems else provenance_of(row.provenance),
     )
 
 
 def provenance_of(text: str) -> Provenance:
     """Return where an answer came from; what cannot be read is an empty one, which answers nothing."""
     try:
-        value = unpack(text)
-    except ValueError:
+        return provenance_from(object_of("provenance", text, MAX_TEXT_CHARS))
+    except MalformedError:
         return Provenance()
-    return provenance_from(value) if isinstance(value, dict) else Provenance()
 
 
 def decision_body(decision: Decision) -> str:

@@ -76,9 +76,10 @@ PUT_CALL: Final = Statement(
 )
 
 _TAINT = select(taints.c.run_id).where(taints.c.run_id == runs.c.id).scalar_subquery()
-_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin(
+WHOLE_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin(
     surfaces, surfaces.c.digest == runs.c.surface
 )
+"""Runs with all that :func:`shared.adapters.sql.rows.run_of` reads."""
 
 
 # What stands beyond its run's count was written beside the log, and is not read as part of it.
@@ -100,13 +101,13 @@ class SqlRuns:
     _database: Database
 
     async def run(self, run_id: str) -> Run:
-        row = await self._database.read(lambda tx: tx.execute(_RUNS.where(runs.c.id == run_id)).first())
+        row = await self._database.read(lambda tx: tx.execute(WHOLE_RUNS.where(runs.c.id == run_id)).first())
         if row is None:
             raise NotFoundError("run", run_id)
         return run_of(row)
 
     async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
-        wanted = _RUNS.order_by(runs.c.ordinal).limit(limit)
+        wanted = WHOLE_RUNS.order_by(runs.c.ordinal).limit(limit)
         if session_id:
             wanted = wanted.where(runs.c.session_id == session_id)
         if task_id:
@@ -116,7 +117,7 @@ class SqlRuns:
     async def run_page(
         self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
     ) -> Sequence[Run]:
-        wanted = _RUNS.order_by(runs.c.ordinal.desc()).limit(limit)
+        wanted = WHOLE_RUNS.order_by(runs.c.ordinal.desc()).limit(limit)
         if before:
             wanted = wanted.where(runs.c.ordinal < ordinal_of(runs, before))
         if session_id:

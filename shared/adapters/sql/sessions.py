@@ -1,6 +1,7 @@
 """Sessions and the processes around them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Table, func, literal_column, select, update
@@ -11,6 +12,7 @@ from shared.adapters.sql.ordinals import ordinal_of
 from shared.adapters.sql.owned import END_COMMAND, check_owned
 from shared.adapters.sql.rows import command_of, digest_of, owner_of, pack, plain, responder_of, session_of, worker_of
 from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.strict import MalformedError
 from shared.adapters.sql.tables import commands, owners, responders, sessions, steps, workers
 from shared.adapters.sql.transaction import Transaction
 from shared.adapters.sql.upsert import upsert
@@ -288,9 +290,16 @@ class SqlSessions:
         def read(tx: Transaction) -> list[Worker]:
             held: Sequence[Any] = tx.execute(leases).all()
             busy = {str(worker_id): int(number) for worker_id, number in held}
-            return [worker_of(row, busy.get(row.id, 0)) for row in tx.execute(wanted)]
+            return list(read_workers(tx.execute(wanted), busy))
 
         return await self._database.read(read)
+
+
+def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worker]:
+    """Yield the workers of rows, passing over those that no process of ours wrote: the reaper ends them."""
+    for row in rows:
+        with suppress(MalformedError):
+            yield worker_of(row, busy.get(row.id, 0))
 
 
 def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:

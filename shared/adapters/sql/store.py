@@ -4,6 +4,7 @@ import asyncio
 
 from shared.adapters.sql.access import SqlAccess
 from shared.adapters.sql.auditing import AuditTrail, SqlAudit
+from shared.adapters.sql.bad_workers import SqlBadWorkers
 from shared.adapters.sql.consent import SqlConsent
 from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import parse_url
@@ -26,6 +27,7 @@ class SqlStore(
     SqlSessions,
     SqlTasks,
     SqlFurther,
+    SqlBadWorkers,
     SqlSettling,
     SqlSteering,
     SqlRetrying,

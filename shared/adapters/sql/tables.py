@@ -6,7 +6,7 @@ behind the status tables in :mod:`shared.tasks.status` and :mod:`shared.runs.sta
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from shared.permissions.request import Choice, RequestState
+from shared.runs.events import NodeKind
 from shared.runs.status import EndReason, RunStatus
 from shared.runs.store import CallStatus
 from shared.sessions.session import AnswerMode, CommandKind, ProcessState
@@ -72,9 +73,17 @@ def _flag(column: str) -> CheckConstraint:
     return CheckConstraint(f"{column} IN (0, 1)", name=column)
 
 
+def _ranges(name: str, *columns: str) -> CheckConstraint:
+    """Check that counts and instants are such as readers take and arithmetic does not overflow."""
+    return CheckConstraint(" AND ".join(f"{column} BETWEEN 0 AND {MAX_COUNT}" for column in columns), name=name)
+
+
 def _where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
+
+MAX_COUNT: Final = 2**53 - 1
+"""Of counts, and of instants in microseconds (the year 2255): what JSON readers and digests take (RFC 7493)."""
 
 READY = "status = 'ready' AND is_paused = 0"
 TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
@@ -116,6 +125,7 @@ sessions = Table(
     _text("project_id"),
     _one_of("answer_mode", AnswerMode),
     _flag("is_closed"),
+    _ranges("last_claimed", "last_claimed"),
     Index("ix_sessions_owner", "owner_id", **_where("is_closed = 0")),
     Index("ix_sessions_last_claimed", "last_claimed"),
 )
@@ -170,6 +180,8 @@ workers = Table(
     # The SHA-256 of what only its process knows: by it the database tells one worker's rows from another's.
     _text("credential"),
     _one_of("state", ProcessState),
+    CheckConstraint("id <> ''", name="id"),
+    _ranges("numbers", "pid", "slots", "started_us", "protocol", "beat"),
     Index("ix_workers_credential", "credential"),
     Index("ix_workers_alive", "ordinal", **_where("state <> 'gone'")),
 )
@@ -265,8 +277,9 @@ steps = Table(
     _one_of("outcome", Outcome),
     _flag("is_settled"),
     _flag("is_paused"),
-    CheckConstraint("open_deps >= 0", name="open_deps"),
-    CheckConstraint("fence >= 0 AND lost_leases >= 0", name="counters"),
+    _flag("is_unparked"),
+    _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
+    _ranges("instants", "started_us", "ended_us", "ready_us"),
     CheckConstraint("kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"),
     CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
     CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
@@ -341,6 +354,8 @@ runs = Table(
     _one_of("end_reason", EndReason),
     _flag("is_foreign"),
     CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
+    _ranges("counters", "fence", "last_seq", "last_node"),
+    _ranges("instants", "started_us", "ended_us"),
     Index("ix_runs_task", "task_id"),
 )
 
@@ -351,6 +366,7 @@ taints = Table(
     metadata,
     Column("run_id", Text, primary_key=True),
     _number("tainted_us", None),
+    _ranges("tainted_us", "tainted_us"),
 )
 
 surfaces = Table(
@@ -371,6 +387,7 @@ events = Table(
     _text("data", "{}"),
     PrimaryKeyConstraint("run_id", "seq"),
     CheckConstraint("seq >= 1", name="seq"),
+    _ranges("numbers", "seq", "time_us"),
     sqlite_with_rowid=False,
 )
 
@@ -384,7 +401,9 @@ nodes = Table(
     _text("payload", "{}"),
     _number("created_us", None),
     PrimaryKeyConstraint("run_id", "number"),
+    _one_of("kind", NodeKind),
     CheckConstraint("number >= 1 AND parent >= 0 AND parent < number", name="number"),
+    _ranges("numbers", "number", "created_us"),
 )
 
 calls = Table(
@@ -405,6 +424,7 @@ calls = Table(
     PrimaryKeyConstraint("run_id", "tool_call_id"),
     _one_of("status", CallStatus),
     _flag("is_write"),
+    _ranges("position", "position"),
 )
 
 waits = Table(
@@ -430,6 +450,7 @@ permission_requests = Table(
     # The request as it was raised, without its identity: that is the run's row.
     _text("body", None),
     _one_of("state", RequestState),
+    _ranges("created_us", "created_us"),
     Index("ix_permission_requests_pending", "session_id", "ordinal", **_where("state = 'pending'")),
     Index(
         "ix_permission_requests_call",
@@ -471,6 +492,7 @@ consumptions = Table(
     _text("run_id", None),
     _text("tool_call_id", None),
     _number("consumed_us"),
+    _ranges("consumed_us", "consumed_us"),
 )
 
 signing_keys = Table(
@@ -523,6 +545,7 @@ reports = Table(
     _number("time_us", None),
     _number("is_taken"),
     _flag("is_taken"),
+    _ranges("time_us", "time_us"),
     Index("ix_reports_new", "ordinal", **_where("is_taken = 0")),
 )
 

@@ -9,11 +9,12 @@ from shared.errors import ConflictError, LeaseLostError
 from shared.runs.events import EventType
 from shared.runs.status import RunEvent, RunStatus
 from shared.sessions.session import ProcessState
-from shared.tasks.lost import WORKER_GONE
+from shared.tasks.lost import ABANDONED, WORKER_GONE
 from shared.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from shared.tasks.step import (
     Advance,
     Backlog,
+    BadWorker,
     Cap,
     ClaimMode,
     Held,
@@ -213,8 +214,12 @@ class MemorySteps:
         worker = self.rows.workers.get(worker_id)
         if worker is None or worker.state is ProcessState.GONE or worker.beat != beat:
             return None
-        held = self.rows.leased_by(worker_id)
         self.rows.workers[worker_id] = replace(worker, state=ProcessState.GONE)
+        return self._lose(worker_id, max_lost_leases, because, now_us)
+
+    def _lose(self, worker_id: str, max_lost_leases: int, because: str, now_us: int) -> frozenset[str]:
+        """Free all leases of a worker that is gone; return the sessions concerned."""
+        held = self.rows.leased_by(worker_id)
         for step in held:
             # The fence grows here already, so that nobody can mistake the next holder for this one.
             lost = replace(step, lost_leases=step.lost_leases + 1, lost_to=because, fence=step.fence + 1)
@@ -225,6 +230,14 @@ class MemorySteps:
             else:
                 self._free(lost, StepEvent.EXPIRE, EventType.STEP_LEASE_EXPIRED, because, now_us)
         return frozenset(step.session_id for step in held)
+
+    @transaction
+    def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
+        alive = {worker.id for worker in self.rows.workers.values() if worker.state is not ProcessState.GONE}
+        left = {step.worker_id for step in self.rows.steps.values() if step.status.is_leased} - alive
+        return [
+            BadWorker(each, ABANDONED, self._lose(each, max_lost_leases, ABANDONED, now_us)) for each in sorted(left)
+        ]
 
     def _held(self, worker_id: str, lease: Held) -> Step | None:
         step = self.rows.steps.get(lease.step_key)

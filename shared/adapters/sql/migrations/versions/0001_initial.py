@@ -29,6 +29,8 @@ _UNSETTLED = "status = 'failed' AND is_settled = 0"
 _DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 _UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
+_MAX_COUNT = 9_007_199_254_740_991
+
 _TABLES = (
     "owners",
     "sessions",
@@ -104,6 +106,10 @@ def _flag(column: str) -> CheckConstraint:
     return CheckConstraint(f"{column} IN (0, 1)", name=column)
 
 
+def _ranges(name: str, *columns: str) -> CheckConstraint:
+    return CheckConstraint(" AND ".join(f"{column} BETWEEN 0 AND {_MAX_COUNT}" for column in columns), name=name)
+
+
 def _where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
@@ -138,6 +144,7 @@ def _make_processes_and_sessions() -> None:
         _text("project_id"),
         _one_of("answer_mode", "attached", "inbox", "none"),
         _flag("is_closed"),
+        _ranges("last_claimed", "last_claimed"),
         Index("ix_sessions_owner", "owner_id", **_where("is_closed = 0")),
         Index("ix_sessions_last_claimed", "last_claimed"),
     )
@@ -184,6 +191,8 @@ def _make_processes_and_sessions() -> None:
         _number("beat"),
         _text("credential"),
         _one_of("state", "live", "draining", "gone"),
+        CheckConstraint("id <> ''", name="id"),
+        _ranges("numbers", "pid", "slots", "started_us", "protocol", "beat"),
         Index("ix_workers_credential", "credential"),
         Index("ix_workers_alive", "ordinal", **_where("state <> 'gone'")),
     )
@@ -275,8 +284,9 @@ def _make_tasks() -> None:
         _one_of("outcome", "clean", "partial"),
         _flag("is_settled"),
         _flag("is_paused"),
-        CheckConstraint("open_deps >= 0", name="open_deps"),
-        CheckConstraint("fence >= 0 AND lost_leases >= 0", name="counters"),
+        _flag("is_unparked"),
+        _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
+        _ranges("instants", "started_us", "ended_us", "ready_us"),
         CheckConstraint(
             "kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"
         ),
@@ -361,12 +371,15 @@ def _make_runs() -> None:
         ),
         _flag("is_foreign"),
         CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
+        _ranges("counters", "fence", "last_seq", "last_node"),
+        _ranges("instants", "started_us", "ended_us"),
         Index("ix_runs_task", "task_id"),
     )
     op.create_table(
         "taints",
         Column("run_id", Text, primary_key=True),
         _number("tainted_us", None),
+        _ranges("tainted_us", "tainted_us"),
     )
     op.create_table(
         "surfaces",
@@ -382,6 +395,7 @@ def _make_runs() -> None:
         _text("data", "{}"),
         PrimaryKeyConstraint("run_id", "seq"),
         CheckConstraint("seq >= 1", name="seq"),
+        _ranges("numbers", "seq", "time_us"),
         sqlite_with_rowid=False,
     )
     op.create_table(
@@ -393,7 +407,9 @@ def _make_runs() -> None:
         _text("payload", "{}"),
         _number("created_us", None),
         PrimaryKeyConstraint("run_id", "number"),
+        _one_of("kind", "system", "user", "assistant", "tool_result", "result", "memory_context", "skill"),
         CheckConstraint("number >= 1 AND parent >= 0 AND parent < number", name="number"),
+        _ranges("numbers", "number", "created_us"),
     )
     op.create_table(
         "calls",
@@ -412,6 +428,7 @@ def _make_runs() -> None:
         PrimaryKeyConstraint("run_id", "tool_call_id"),
         _one_of("status", "started", "ended", "unknown"),
         _flag("is_write"),
+        _ranges("position", "position"),
     )
     op.create_table(
         "waits",
@@ -434,6 +451,7 @@ def _make_consent() -> None:
         _number("created_us"),
         _text("body", None),
         _one_of("state", "pending", "decided", "withdrawn", "expired"),
+        _ranges("created_us", "created_us"),
         Index("ix_permission_requests_pending", "session_id", "ordinal", **_where("state = 'pending'")),
         Index(
             "ix_permission_requests_call",
@@ -468,6 +486,7 @@ def _make_consent() -> None:
         _text("run_id", None),
         _text("tool_call_id", None),
         _number("consumed_us"),
+        _ranges("consumed_us", "consumed_us"),
     )
     op.create_table(
         "signing_keys",
@@ -513,6 +532,7 @@ def _make_audit() -> None:
         _number("time_us", None),
         _number("is_taken"),
         _flag("is_taken"),
+        _ranges("time_us", "time_us"),
         Index("ix_reports_new", "ordinal", **_where("is_taken = 0")),
     )
 

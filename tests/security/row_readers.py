@@ -1,0 +1,116 @@
+"""Everything of an owner, a client and a worker that reads rows which workers write: the parts of the fuzz test."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from orchestrator import metrics
+from orchestrator.cli.checks import check_database
+from orchestrator.cli.finding import Level
+from orchestrator.cli.runs import run_json
+from orchestrator.client import all_events, view_of
+from orchestrator.expander import Expander
+from orchestrator.http.shapes import EventShape, NodeShape, RunDetail, RunShape, StepShape, respond
+from orchestrator.outcome import outcome_of
+from orchestrator.reaper import Reaper
+from orchestrator.record import lines_of
+from orchestrator.scheduler import Scheduler
+from orchestrator.workers import list_workers
+from shared.adapters.sql.engine import parse_url
+from shared.adapters.sql.figures import SqlFigures
+from shared.jsontext import dump
+from shared.settings import Settings
+from tests.integration.bad_deployment import Deployment
+
+
+@asynccontextmanager
+async def while_reading(what: str) -> AsyncIterator[None]:
+    """Say in an error which reader met it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while reading: {what}")
+        raise
+
+
+async def sweep(deployment: Deployment) -> None:
+    """Do what an owner's sweep does: reports, dead and malformed workers, the session's steps, its questions."""
+    bench = deployment.bench
+    store, owner_id = bench.store, bench.ownership.owner_id
+    async with while_reading("reports"):
+        while await store.take_reports(owner_id, now_us=bench.clock.now_us()):
+            pass
+    lease = timedelta(seconds=15)
+    async with while_reading("workers, as the reaper"):
+        await Reaper(store, store, bench.clock, lease, max_lost_leases=1000, owner_id=owner_id).sweep()
+    async with while_reading("the session, as the scheduler"):
+        expander = Expander(store, store, bench.clock)
+        await Scheduler(store, store, expander, bench.clock).look(bench.ownership)
+    async with while_reading("questions, as the desk"):
+        await bench.desk.review([bench.session_id])
+        await store.open_questions(bench.session_id, limit=1000)
+        await store.pending(bench.session_id)
+        await store.questions(session_id=bench.session_id, include_closed=True)
+        [use async for use in _uses(deployment)]
+
+
+async def _uses(deployment: Deployment) -> AsyncIterator[object]:
+    for use in await deployment.bench.store.uses():
+        yield use
+
+
+async def read_processes(deployment: Deployment) -> None:
+    """Do what ``workers list``, the metrics and ``doctor`` do."""
+    store, url = deployment.bench.store, deployment.urls.orchestrator
+    await store.workers(include_gone=True)
+    figures = SqlFigures(parse_url(url))
+    try:
+        async with while_reading("workers list"):
+            dump((await list_workers(store, store, figures)).as_json())
+        async with while_reading("metrics"):
+            metrics.text(await metrics.look(store, figures, deployment.bench.clock))
+    finally:
+        await figures.close()
+    async with while_reading("doctor"):
+        found = await check_database(Settings(database_url=url))
+        assert found.level is Level.OK, found
+
+
+async def read_runs(deployment: Deployment, limit: int) -> None:
+    """Do what the lists and pages of runs do, and show the newest ones whole."""
+    store = deployment.bench.store
+    for run in await store.run_page(limit=limit):
+        async with while_reading(f"run {run.id}"):
+            respond(RunShape.of(run))
+            respond(RunDetail.of(run))
+            dump(run_json(run))
+            await store.is_tainted(run.id)
+            await store.calls(run.id)
+        async with while_reading(f"the events of run {run.id}"):
+            events = await all_events(store, run.id)
+            [respond(EventShape.model_validate(event.envelope())) for event in events]
+            [dump(line) for lines in lines_of(events).values() for line in lines]
+        async with while_reading(f"the nodes of run {run.id}"):
+            [respond(NodeShape.of(node)) for node in await store.node_page(run.id, limit=1000)]
+
+
+async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
+    """Do what ``tasks show`` and the API's task do, and what dependents are told of each step."""
+    store = deployment.bench.store
+    for task in await store.tasks(limit=limit):
+        async with while_reading(f"task {task.id}"):
+            view = await view_of(store, task.id)
+            dump((await outcome_of(store, view, folder)).as_json())
+        for step in view.steps:
+            async with while_reading(f"step {step.key}"):
+                respond(StepShape.of(step))
+                await store.result(step.key)
+
+
+async def read_everything(deployment: Deployment, folder: Path, *, limit: int) -> None:
+    """Read all that stands; of runs and tasks the newest. Nothing raises, whatever a worker wrote."""
+    await sweep(deployment)
+    await read_processes(deployment)
+    await read_runs(deployment, limit)
+    await read_tasks(deployment, limit, folder)

@@ -1,0 +1,365 @@
+"""Every column that a worker's database role may write, with hostile values in it: no reader and no neighbour stops.
+
+The columns are those that PostgreSQL's catalogue names, so one that is added later fails here until it is covered. A
+process with the role writes what the database accepts; what the row checks refuse is then written past them, by the
+server's superuser.
+"""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from shared.adapters.sql.limits import LIMITS
+from shared.audit.entry import AuditKind
+from shared.permissions.request import Choice
+from shared.runs.events import EventType
+from shared.tasks.status import StepStatus
+from shared.testing.builders import make_step, make_task, open_worker
+from tests.contract.databases import empty_postgres
+from tests.contract.scene import completed
+from tests.integration.bad_deployment import Deployment, claim_one, deployed
+from tests.integration.consent import Callback
+from tests.integration.roles import WORKER, RoleUrls, plain, with_roles
+from tests.security.row_readers import read_everything, read_runs, read_tasks
+from tests.servers import PostgresServer
+
+SEED: Final = 20261122
+MADE: Final = 8
+"""Documents that are made by chance, besides those that are written out."""
+SHOWN: Final = 6
+"""Runs and tasks that are read whole after each value."""
+
+TEXTS: Final = (
+    "",
+    "not json",
+    "{",
+    "null",
+    "true",
+    "5",
+    '"x"',
+    "[]",
+    "{}",
+    '["x", 5]',
+    "[" * 150 + "]" * 150,
+    '{"a":' * 300 + "1" + "}" * 300,
+    "[" * 5000 + "]" * 5000,
+    '{"a": 1e999}',
+    '{"a": 123456789012345678901234567890}',
+    '{"a": ' + "9" * 5000 + "}",
+    '{"a": "\\ud800"}',
+    '{"a": "\\u0000"}',
+    '{"a": NaN}',
+    '{"a": 1, "a": 2}',
+    '{"v": 1, "message": 5}',
+    '{"v": 1, "message": {"parts": 5}}',
+    '{"v": 1, "message": {"parts": [{"part_kind": "text", "content": {}}]}}',
+    '{"v": 1, "denials": 5, "unknown_effects": {"a": 1}, "output": []}',
+    '{"what": [], "tool": {}, "tool_call_id": {"a": 1}, "deliverable": {"name": 5}, "error": [], "message": {}}',
+    '{"deliverable": {"name": "../../x", "path": [], "digest": "x"}}',
+    '{"requests": "many", "cost_usd": "NaN"}',
+    '{"requests": 1e308, "tool_calls": -1}',
+    '{"cost_usd": "1E+999999"}',
+    '{"type": [], "message": {}, "retryable": "yes"}',
+    '{"open_input": 5}',
+    "\x1b]52;c;cm0gLXJm\x07\u202e",
+    "x" * 1_100_000,
+    '{"a": "' + "x" * 1_100_000 + '"}',
+    "completed",
+    "gone",
+    "wrk_none",
+)
+NUMBERS: Final = (-(2**63), -1, 0, 1, 2, 2**31, 2**53, 2**53 + 1, 253_402_300_800_000_000, 2**63 - 1)
+
+NEXT: Final = "(SELECT coalesce(max({0}), 0) + 1 FROM {1} WHERE run_id = %(own)s)"
+UNIQUE: Final = "'x' || gen_random_uuid()"
+OWN: Final = "%(own)s"
+INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "workers": {
+        "id": UNIQUE,
+        "node_name": "'n'",
+        "host": "'h'",
+        "pid": "1",
+        "slots": "1",
+        "pools": "'[\"default\"]'",
+        "capabilities": "'[]'",
+        "started_us": "1",
+        "protocol": "1",
+        "state": "'live'",
+        "beat": "1",
+        "credential": "(SELECT credential FROM workers WHERE id = %(own_worker)s)",
+    },
+    "taints": {"run_id": OWN, "tainted_us": "1"},
+    "events": {
+        "run_id": OWN,
+        "seq": NEXT.format("seq", "events"),
+        "type": "'tool_completed'",
+        "time_us": "1",
+        "data": "'{}'",
+    },
+    "nodes": {
+        "run_id": OWN,
+        "number": NEXT.format("number", "nodes"),
+        "parent": "0",
+        "kind": "'result'",
+        "payload": "'{\"v\": 1}'",
+        "created_us": "1",
+    },
+    "calls": {
+        "run_id": OWN,
+        "tool_call_id": UNIQUE,
+        "position": "0",
+        "tool": "'t'",
+        "effect_id": "'e'",
+        "is_write": "1",
+        "input_digest": "''",
+        "inputs": "'{}'",
+        "facts": "'{}'",
+        "decision_id": "''",
+        "status": "'started'",
+        "result": "NULL",
+    },
+    "permission_requests": {
+        "id": UNIQUE,
+        "run_id": OWN,
+        "session_id": "%(session)s",
+        "tool_call_id": UNIQUE,
+        "created_us": "1",
+        "body": "'{}'",
+    },
+    "consumptions": {"decision_id": UNIQUE, "run_id": OWN, "tool_call_id": "'c'", "consumed_us": "1"},
+    "reports": {"run_id": OWN, "type": "'security'", "data": "'{}'", "time_us": "1"},
+}
+"""A row of each table as a worker may insert it, column by column: one of them at a time is exchanged."""
+UPDATES: Final[Mapping[str, str]] = {
+    "sessions": "true",
+    "caps": "true",
+    "steps": "key = %(own_step)s",
+    "runs": "id = %(own)s",
+    "workers": "id = %(own_worker)s",
+    "calls": "run_id = %(own)s",
+    "permission_requests": "run_id = %(own)s",
+}
+"""The rows of each table that a worker may change."""
+LAST: Final = (*("run_id", "open_deps", "fence", "starts", "holder_run_id", "outcome", "end_reason"), "state", "status")
+"""Columns that decide who holds what are written last: once the run is let go, nothing else of it is accepted."""
+COUNTED: Final = (
+    "UPDATE runs SET last_seq = (SELECT coalesce(max(seq), 0) FROM events WHERE run_id = %(own)s),"
+    " last_node = (SELECT coalesce(max(number), 0) FROM nodes WHERE run_id = %(own)s) WHERE id = %(own)s"
+)
+LET_GO: Final = (
+    "UPDATE runs SET status = 'queued', worker_id = '' WHERE id = %(own)s",
+    "UPDATE steps SET status = 'ready', worker_id = '', holder_run_id = '' WHERE key = %(own_step)s",
+)
+COMPLETED: Final = "UPDATE steps SET status = 'completed', outcome = 'clean', ended_us = 1 WHERE key = %(own_step)s"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A column that the role may write, how, and of which type it is."""
+
+    table: str
+    verb: str
+    column: str
+    type: str
+
+    def statement(self) -> str:
+        if self.verb == "UPDATE":
+            assert self.table in UPDATES, f"say in UPDATES which rows of {self.table} a worker may change"
+            return f"UPDATE {self.table} SET {self.column} = %(value)s WHERE {UPDATES[self.table]}"
+        row = INSERTS.get(self.table, {})
+        assert self.column in row, f"say in INSERTS what a worker inserts into {self.table}.{self.column}"
+        values = ("%(value)s" if column == self.column else value for column, value in row.items())
+        return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(values)})"
+
+    @property
+    def is_json(self) -> bool:
+        return "json" in LIMITS[self.table][self.column]
+
+
+def places(url: str) -> list[Place]:
+    """Return what the catalogue says that the worker's role may write, what decides who holds what last."""
+    with psycopg.connect(plain(url)) as connection:
+        rows = connection.execute(
+            "SELECT given.table_name, given.privilege_type, given.column_name, columns.data_type"
+            " FROM information_schema.column_privileges AS given JOIN information_schema.columns"
+            " USING (table_schema, table_name, column_name)"
+            " WHERE given.grantee = %s AND given.table_schema = current_schema()"
+            " AND given.privilege_type IN ('INSERT', 'UPDATE')",
+            (WORKER,),
+        ).fetchall()
+    found = [Place(*row) for row in rows]
+    return sorted(found, key=lambda place: (place.column in LAST or place.column == "worker_id", place))
+
+
+def made(random: Random, depth: int = 0) -> Any:
+    """Return a JSON value by chance; its keys are those that readers look for."""
+    keys = ("v", "message", "parts", "tool", "tool_call_id", "error", "type", "output", "denials", "what", "requests")
+    leaves: Sequence[Callable[[], Any]] = (
+        *(lambda: None, lambda: random.random() < 0.5, lambda: random.randint(-(2**70), 2**70)),
+        *(
+            lambda: random.choice(keys),
+            lambda: "\ud83d\ude00" * random.randint(0, 3),
+            lambda: random.uniform(-1, 1e300),
+        ),
+    )
+    kind = random.randint(0, 9)
+    if depth > 4 or kind < 4:
+        return random.choice(leaves)()
+    if kind < 6:
+        return [made(random, depth + 1) for _ in range(random.randint(0, 4))]
+    return {random.choice(keys): made(random, depth + 1) for _ in range(random.randint(0, 5))}
+
+
+def texts() -> list[str]:
+    random = Random(SEED)
+    return [*TEXTS, *(json.dumps({"v": 1, "a": made(random), "message": made(random)}) for _ in range(MADE))]
+
+
+@pytest.fixture(scope="module")
+def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
+    with postgres_session_server.fresh_database("soong_hostile_rows") as url:
+        yield with_roles(url)
+
+
+@pytest.fixture
+async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
+    empty_postgres(role_urls.admin)
+    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
+        yield opened
+
+
+def test_every_column_that_a_worker_may_write_has_a_limit_and_is_covered(role_urls: RoleUrls) -> None:
+    found = places(role_urls.worker)
+
+    assert {(place.table, place.column) for place in found} == {
+        (table, column) for table, columns in LIMITS.items() for column in columns
+    }
+    assert {place.type for place in found} <= {"text", "bigint"}, "say which values of that type are hostile"
+    assert all(place.statement() for place in found)
+
+
+@dataclass
+class Attack:
+    """One run of the fuzz: how often a value was written, by place, and what readers said of it."""
+
+    deployment: Deployment
+    folder: Path
+    written: Counter[Place] = field(default_factory=Counter)
+    malformed: Counter[str] = field(default_factory=Counter)
+
+    async def begin(self) -> str:
+        """Give the bad worker a step of its own that another waits for, beside a neighbour's; return the task."""
+        deployment, bench = self.deployment, self.deployment.bench
+        task = make_task(bench.session_id, make_step("mine"), make_step("after", depends_on=("mine",)))
+        await bench.store.create_task(task)
+        deployment.own_worker = await open_worker(deployment.own_store)
+        deployment.own = await claim_one(deployment.own_store, deployment.own_worker, bench)
+        neighbour = make_task(bench.session_id, make_step("neighbour"))
+        await bench.store.create_task(neighbour)
+        return neighbour.id
+
+    async def drain(self) -> None:
+        """Let honest workers claim and end all that is ready, as they do: a claim of malformed rows fails."""
+        bench = self.deployment.bench
+        worker = await open_worker(bench.store)
+        wish: dict[str, Any] = {"pools": ("default",), "capabilities": (), "live_workers": 1}
+        for _ in range(10):
+            now_us = bench.clock.now_us()
+            advance = await bench.store.advance(worker, (), claim=20, **wish, now_us=now_us)
+            if not advance.claims:
+                break
+            self.malformed["claim"] += sum(bool(claim.malformed) for claim in advance.claims)
+            for claim in advance.claims:
+                await bench.store.nodes(claim.identity.run_id)
+                await bench.store.calls(claim.identity.run_id)
+            ends = [completed(claim, "done") for claim in advance.claims]
+            await bench.store.advance(worker, ends, claim=0, **wish, now_us=now_us)
+
+    async def look(self, neighbour: str, value: object) -> None:
+        """Read everything, let honest workers work, and read it again; then the neighbour's step has completed."""
+        try:
+            await read_everything(self.deployment, self.folder, limit=SHOWN)
+            await self.drain()
+            await read_everything(self.deployment, self.folder, limit=SHOWN)
+        except Exception as error:
+            error.add_note(f"after {str(value)[:200]!r} was written")
+            raise
+        step = await self.deployment.bench.store.step(f"{neighbour}/neighbour")
+        assert step.status is StepStatus.COMPLETED, f"after {str(value)[:200]!r}"
+
+    async def count_malformed(self) -> None:
+        """Count by kind what readers say is malformed, of all that stands, and of what the audit log tells."""
+        store = self.deployment.bench.store
+        for run in await store.run_page(limit=10_000):
+            self.malformed["run"] += bool(run.malformed)
+            self.malformed["node"] += sum("malformed_row" in node.payload for node in await store.nodes(run.id))
+            events = await store.events(run.id, limit=10_000)
+            told = [event for event in events if event.type == EventType.SECURITY]
+            self.malformed["event"] += sum(event.data.get("what") == "malformed_row" for event in told)
+        for task in await store.tasks(limit=10_000):
+            steps = await store.steps(task.id)
+            self.malformed["step"] += sum(
+                step.error is not None and step.error.type == "malformed_row" for step in steps
+            )
+        for entry in await store.audit(kinds=[AuditKind.SECURITY], limit=10_000):
+            if entry.data.get("what") == "malformed_row":
+                self.malformed[str(entry.data.get("row", ""))] += 1
+
+
+@pytest.mark.spec("OPS-12.d")
+async def test_no_value_that_the_database_takes_from_a_worker_stops_anybody(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    attack = Attack(deployment, tmp_path)
+    all_places = places(deployment.urls.worker)
+    for number, text in enumerate(texts()):
+        neighbour = await attack.begin()
+        for place in all_places:
+            value = text if place.type == "text" else NUMBERS[number % len(NUMBERS)]
+            told = await deployment.try_(place.statement(), value=value)
+            attack.written[place] += told.get("rows", 0) > 0
+        await deployment.try_(COUNTED)
+        for statement in LET_GO if number % 2 else (COMPLETED,):
+            await deployment.try_(statement)
+        await attack.look(neighbour, text)
+    await read_runs(deployment, 10_000)
+    await read_tasks(deployment, 10_000, tmp_path)
+    await attack.count_malformed()
+
+    documents = {place for place in all_places if place.is_json}
+    assert {place for place in documents if not attack.written[place]} == set()
+    assert attack.malformed["report"]
+    assert attack.malformed["event"]
+    assert attack.malformed["node"]
+
+
+@pytest.mark.spec("OPS-12.d")
+async def test_no_value_that_is_written_past_the_row_checks_stops_anybody(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    attack = Attack(deployment, tmp_path)
+    documents = [place for place in places(deployment.urls.worker) if place.is_json]
+    with psycopg.connect(plain(deployment.urls.admin), autocommit=True) as admin:
+        for text in texts():
+            neighbour = await attack.begin()
+            for place in documents:
+                values = {**deployment.names, "value": text}
+                attack.written[place] += admin.execute(place.statement().encode(), values).rowcount > 0
+            admin.execute(COUNTED.encode(), deployment.names)
+            admin.execute(COMPLETED.encode(), deployment.names)
+            await attack.look(neighbour, text)
+        await read_runs(deployment, 10_000)
+        await read_tasks(deployment, 10_000, tmp_path)
+    await attack.count_malformed()
+
+    assert {place for place in documents if not attack.written[place]} == set()
+    assert {
+        kind for kind in ("report", "worker", "run", "step", "node", "event", "claim") if not attack.malformed[kind]
+    } == (set())

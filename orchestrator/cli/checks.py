@@ -18,6 +18,7 @@ from orchestrator.cli.boundary_checks import (
     existing,
 )
 from orchestrator.cli.finding import Finding, Level
+from orchestrator.cli.work_checks import check_steps, check_workers
 from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from orchestrator.embedded.redis import OLDEST, find_redis
 from orchestrator.embedded.service_file import read_record
@@ -46,6 +47,8 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_runtime_folder,
         check_service,
         check_database,
+        check_workers,
+        check_steps,
         check_redis,
         check_ripgrep,
         check_tool_files,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from shared.sandbox.process import HAS_KEEPER
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
+STEADY_AFTER_S: Final = 30.0
+"""A child that lived this long has proved itself: its next death is the first of a new row."""
 
 EXIT_USAGE: Final = 2
 HOPELESS_STARTS: Final = 3
@@ -47,10 +50,15 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     deaths: int = 0
     last_exit: int | None = None
+    last_words: str = ""
+    """How it last ended, for people."""
+    ends: int = 0
+    """How often it has ended without being told to, in all; a restart followed each."""
     failed_starts: int = 0
     """How often in a row a worker ended before it was ready."""
     problem: str = ""
     """What kept a worker from starting, in its own words."""
+    _spawned_s: float = 0.0
     _report: int = -1
     _own_pid: int = 0
     _is_ready: bool = False
@@ -95,6 +103,7 @@ class Child:
 
     async def spawn(self, folder: Path) -> None:
         """Start it, with ``folder`` as its working directory. Raises: OSError."""
+        self._spawned_s = time.monotonic()
         argv, pass_fds, environment, status = self.argv, self.pass_fds, self.environment, -1
         self.close()
         if self.is_worker:
@@ -120,7 +129,8 @@ class Child:
     def note_end(self, code: int, *, is_steady: bool) -> None:
         """Take note of its end. One that was steady had proved itself: its end is the first of a new row."""
         self._read_report()
-        self.last_exit = code
+        self.last_exit, self.last_words = code, self.ending(code)
+        self.ends += 1
         self.deaths = 1 if is_steady else self.deaths + 1
         self.failed_starts = 0 if self._is_ready else self.failed_starts + 1
 
@@ -148,9 +158,16 @@ class Child:
 
     def facts(self) -> dict[str, str | int]:
         """Return what there is to say of it."""
-        said = "" if self.last_exit is None else exit_words(self.last_exit)
-        standing = {"state": self.state, "problem": self.problem}
-        return {"name": self.name, "pid": self.pid, "deaths": self.deaths, "last_exit": said, **standing}
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "state": self.state,
+            "up_s": int(time.monotonic() - self._spawned_s) if self.is_running else 0,
+            "ends": self.ends,
+            "deaths": self.deaths,
+            "last_exit": self.last_words,
+            "problem": self.problem,
+        }
 
     def close(self) -> None:
         """Forget the report of the last start."""

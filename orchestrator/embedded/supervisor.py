@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.embedded import leash
-from orchestrator.embedded.child import Child, exit_words
+from orchestrator.embedded.child import STEADY_AFTER_S, Child, exit_words
 from orchestrator.embedded.environment import child_environment, module_command
 from orchestrator.embedded.folders import REDIS_SOCKET
 from orchestrator.embedded.redis import RedisProgram, redis_arguments
@@ -26,8 +26,6 @@ log = get_logger(__name__)
 
 PARENT_FD = "SOONG_PARENT_FD"
 REDIS_START_LIMIT_S = 20.0
-STEADY_AFTER_S = 30.0
-"""A child that lived this long has proved itself: its next death is the first of a new row."""
 FAMILY_ENDS_S = SWEEP_LIMIT_S + 2.0
 """How long a keeper may take to end its family; what it could not end by then, nobody here can."""
 

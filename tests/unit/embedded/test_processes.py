@@ -111,6 +111,18 @@ def test_the_bundled_redis_is_used_when_the_system_has_none(monkeypatch: pytest.
     assert program.version >= (6, 2, 0)
 
 
+def test_a_server_beside_this_python_is_named_as_that_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _program(tmp_path / "redis-server", "Redis server v=6.2.14 sha=0")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert str(find_redis()) == f"{tmp_path}/redis-server 6.2.14 (of this Python's environment)"
+    assert find_redis({str(tmp_path)}).path == f"{tmp_path}/redis-server"
+
+
 @pytest.mark.parametrize(
     ("says", "name"), [("Redis server v=7.2.4 sha=0", "redis-server"), ("Server v=8.0.1 sha=0", "valkey-server")]
 )

@@ -1,0 +1,176 @@
+"""The checks of ``soong doctor`` on what runs: workers that die or no longer beat, steps beyond their time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.cli.finding import Finding, Level
+from orchestrator.cli.program import program
+from orchestrator.embedded.health import ChildHealth, ServiceHealth, health_of
+from orchestrator.embedded.service_file import read_record
+from shared.clock import SystemClock
+from shared.errors import NotFoundError, SoongError
+from shared.permissions.request import Question
+from shared.sessions.session import ProcessState, Worker
+from shared.settings import Settings
+from shared.store import Store
+from shared.tasks.figures import Holding
+
+GRACE_S: Final = 10.0
+"""Beyond a step's time limit: its run is being ended, and that is written."""
+NAMED: Final = 3
+_LOOK_EVERY_S: Final = 0.2
+_MOST_QUESTIONS: Final = 10_000
+
+
+async def check_workers(settings: Settings) -> Finding:
+    """Workers that the service starts again and again, and workers whose heartbeat has stopped."""
+    record = None if settings.database_url else read_record(settings.home)
+    health = None
+    if record is not None and record.is_process_alive:
+        health = await health_of(record.control)
+    if health is not None and (finding := _dying(settings, health)) is not None:
+        return finding
+    if not _has_rows(settings):
+        return Finding("workers", Level.OK, "no service has run in this home")
+    try:
+        silent, live = await _silent_workers(settings)
+    except SoongError:
+        return Finding("workers", Level.OK, "not looked at: the database does not answer")
+    if silent:
+        says = f"no heartbeat within {_patience_s(settings):g} s: {_named(silent)}"
+        remedy = "its process is stopped, or a step keeps its interpreter busy; end it by its pid: its steps run again"
+        return Finding("workers", Level.WARN, says, remedy)
+    return Finding("workers", Level.OK, f"{live} live; none has ended by itself" if health else f"{live} live")
+
+
+async def check_steps(settings: Settings) -> Finding:
+    """Steps that still run although their time limit has passed."""
+    if not _has_rows(settings):
+        return Finding("steps", Level.OK, "nothing has run in this home")
+    try:
+        held, late = await _late_steps(settings)
+    except SoongError:
+        return Finding("steps", Level.OK, "not looked at: the database does not answer")
+    if late:
+        ids = sorted({step.holding.step_key.partition("/")[0] for step in late})
+        remedy = (
+            f"its function or tool does not end when it is cancelled: {program()} tasks cancel {ids[0]}; "
+            f"{program()} workers list names the worker, whose process can be ended"
+        )
+        return Finding("steps", Level.WARN, _named([step.words for step in late]), remedy)
+    return Finding("steps", Level.OK, f"{held} run, none beyond its time limit")
+
+
+def _dying(settings: Settings, health: ServiceHealth) -> Finding | None:
+    """Return what is wrong with the workers that an embedded service keeps, if anything is."""
+    ended = [child for child in health.workers if child.ends]
+    if not ended and not health.is_hopeless:
+        return None
+    log = health.log or str(settings.home / "logs")
+    says = _named([child.words for child in ended])
+    if health.is_hopeless:
+        problem = health.problem or says or "each has failed again and again"
+        return Finding("workers", Level.FAIL, f"no worker starts: {problem}", f"correct that, or read why in {log}")
+    level = Level.FAIL if any(child.is_dying for child in ended) else Level.WARN
+    return Finding("workers", level, says, f"{_remedy(ended)}; the log is {log}")
+
+
+def _remedy(ended: Sequence[ChildHealth]) -> str:
+    if any("SIGKILL" in child.last_exit for child in ended):
+        return "give the machine more memory, or the service fewer slots (SOONG_WORKERS, SOONG_SLOTS)"
+    return f"a step's function or library ends the process: {program()} tasks list shows which task lost its worker"
+
+
+async def _silent_workers(settings: Settings) -> tuple[list[str], int]:
+    """Watch those that hold steps; return the ones whose beat has not grown, and how many workers live."""
+    from orchestrator.client_bootstrap import open_rows
+
+    store = await open_rows(settings)
+    try:
+        live = await _live(store)
+        silent = {worker.id: worker for worker in live if worker.busy}
+        deadline_s = asyncio.get_running_loop().time() + _patience_s(settings)
+        while silent and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now = {worker.id: worker.beat for worker in await _live(store)}
+            silent = {key: one for key, one in silent.items() if now.get(key) == one.beat}
+        return [f"{one.node_name} (pid {one.pid} on {one.host}, {one.busy} steps)" for one in silent.values()], len(
+            live
+        )
+    finally:
+        await store.close()
+
+
+async def _live(store: Store) -> list[Worker]:
+    return [worker for worker in await store.workers() if worker.state is not ProcessState.GONE]
+
+
+@dataclass(frozen=True, slots=True)
+class _LateStep:
+    """A step that is held beyond its time limit."""
+
+    holding: Holding
+    ran_s: float
+    limit_s: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.holding.step_key} runs for {self.ran_s:.0f} s; its limit is {self.limit_s:g} s"
+
+
+async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
+    """Return how many steps are held, and those beyond their limit; the time of waiting for answers does not count."""
+    from orchestrator.client_bootstrap import open_figures, open_rows
+
+    figures, store = open_figures(settings), await open_rows(settings)
+    try:
+        holdings, now_us = await figures.holdings(), SystemClock().now_us()
+        late = [one for one in [await _late(store, holding, now_us) for holding in holdings] if one is not None]
+        return len(holdings), late
+    finally:
+        await store.close()
+        await figures.close()
+
+
+async def _late(store: Store, holding: Holding, now_us: int) -> _LateStep | None:
+    try:
+        step = await store.step(holding.step_key)
+    except NotFoundError:
+        return None  # removed since
+    limit_s = step.spec.get("timeout_s")
+    if not isinstance(limit_s, int | float) or holding.started_us is None:
+        return None
+    ran_s = (now_us - holding.started_us) / 1_000_000
+    if ran_s <= limit_s + GRACE_S:
+        return None
+    ran_s -= await _asking_s(store, holding, now_us)
+    return _LateStep(holding, ran_s, limit_s) if ran_s > limit_s + GRACE_S else None
+
+
+async def _asking_s(store: Store, holding: Holding, now_us: int) -> float:
+    """Return for how long the run has waited for people."""
+    asked = await store.questions(session_id=holding.session_id, include_closed=True, limit=_MOST_QUESTIONS)
+    own = [one for one in asked if one.request.identity.run_id == holding.run_id]
+    return sum(_end_us(one, now_us) - one.request.created_us for one in own) / 1_000_000
+
+
+def _end_us(question: Question, now_us: int) -> int:
+    if question.decision is not None:
+        return question.decision.decided_us
+    return now_us if question.answer is None else question.answer.answered_us
+
+
+def _patience_s(settings: Settings) -> float:
+    return 2 * settings.beat_s
+
+
+def _has_rows(settings: Settings) -> bool:
+    return not settings.is_embedded or (settings.home / "soong.db").exists()
+
+
+def _named(words: Sequence[str]) -> str:
+    """Return some of them and how many there are besides."""
+    more = f" (and {len(words) - NAMED} more)" if len(words) > NAMED else ""
+    return "; ".join(words[:NAMED]) + more

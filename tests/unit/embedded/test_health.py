@@ -1,0 +1,31 @@
+"""What a service says of the workers that it keeps, for people."""
+
+import pytest
+
+from orchestrator.embedded.child import STEADY_AFTER_S
+from orchestrator.embedded.health import ChildHealth
+
+
+@pytest.mark.parametrize(
+    ("child", "is_dying", "words"),
+    [
+        (
+            ChildHealth("worker-1", 1, 1, "exit code 7", 4),
+            False,
+            "worker-1 ended once without being told to, last by exit code 7; it runs since 4 s",
+        ),
+        (
+            ChildHealth("worker-2", 5, 3, "exit code 7"),
+            True,
+            "worker-2 ended 5 times without being told to, 3 of them in a row, last by exit code 7",
+        ),
+        (
+            ChildHealth("worker-1", 3, 3, "exit code 7", int(STEADY_AFTER_S)),
+            False,
+            "worker-1 ended 3 times without being told to, last by exit code 7; it runs since 30 s",
+        ),
+    ],
+    ids=["once", "again and again", "steady since"],
+)
+def test_a_worker_is_dying_until_it_has_proved_itself(child: ChildHealth, is_dying: bool, words: str) -> None:
+    assert (child.is_dying, child.words) == (is_dying, words)

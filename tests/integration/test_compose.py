@@ -47,7 +47,7 @@ def test_no_container_has_more_than_it_needs(name: str) -> None:
     assert not any("docker.sock" in volume for volume in service.get("volumes", []))
 
 
-@pytest.mark.spec("OPS-12")
+@pytest.mark.spec("OPS-12.b")
 def test_what_decides_is_written_by_no_container_and_the_key_is_the_orchestrators() -> None:
     assert {name: mounts(name).get(HOME) for name in ("orchestrator", "worker", "api")} == {
         "orchestrator": "ro",
@@ -59,7 +59,7 @@ def test_what_decides_is_written_by_no_container_and_the_key_is_the_orchestrator
     assert "SOONG_SIGNING_KEY_FILE" in SERVICES["orchestrator"]["environment"]
 
 
-@pytest.mark.spec("OPS-12")
+@pytest.mark.spec("OPS-12.b")
 def test_workers_write_data_and_projects_and_nothing_else() -> None:
     assert {path for path, mode in mounts("worker").items() if mode == "rw"} == {DATA, PROJECTS}
     assert {name: mounts(name).get(DATA) for name in SERVICES if DATA in mounts(name)} == {

@@ -320,7 +320,7 @@ async def test_metadata_that_cannot_be_kept_makes_the_answer_a_failure_and_no_ye
         assert "metadata" in verdict.reason
 
 
-@pytest.mark.spec("PER-16")
+@pytest.mark.spec("PER-16.a")
 async def test_a_yes_to_a_delegation_is_a_yes_to_nothing_inside_it(open_bench: OpenBench) -> None:
     """mastra-ai/mastra#20934: who approved a delegation had approved, unseen, the dangerous call inside it."""
     callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.DENY])

@@ -25,7 +25,7 @@ async def claim_as(bench: Bench, role: Role) -> tuple[Claim, str]:
     return await bench.claim_for(worker_id), worker_id
 
 
-@pytest.mark.spec("PER-01", "PER-13", "CARD-3")
+@pytest.mark.spec("PER-01.b", "PER-13", "CARD-3")
 @pytest.mark.parametrize("choice", list(Choice))
 @pytest.mark.parametrize("role", list(Role))
 async def test_every_role_asks_the_same_callback_and_every_decision_resumes(

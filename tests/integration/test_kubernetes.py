@@ -121,7 +121,7 @@ def writable(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.spec("OPS-12")
+@pytest.mark.spec("OPS-12.b")
 def test_what_decides_is_a_config_map_and_workers_write_data_and_projects_alone() -> None:
     data, projects = ("/var/lib/soong/data", "soong-data"), ("/projects", "soong-projects")
     for name in ("soong-orchestrator", "soong-worker", "soong-api"):

@@ -211,7 +211,7 @@ FORBIDDEN = {
 }
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12", "OPS-12.b")
 async def test_a_worker_may_do_nothing_else(at_work: RoleUrls) -> None:
     allowed = []
     options = f"-c {SETTING}={CREDENTIAL}"

@@ -122,6 +122,9 @@ class Site:
         return end, list(await self.store.events(claim.identity.run_id))
 
 
+REFUSED = EventType.TOOL_DENIED
+
+
 def error_of(end: StepEnd) -> str:
     assert isinstance(end.output, Mapping)
     return str(end.output["error"])
@@ -143,6 +146,20 @@ async def test_an_allow_rule_of_the_clients_configuration_lets_a_worker_write(tm
     assert (decided.data["author"], decided.data["source"]) == ("rule", "config.toml")
     types = [event.type for event in events]
     assert types.index(EventType.PERMISSION_DECIDED) < types.index(EventType.TOOL_STARTED)
+
+
+@pytest.mark.spec("ETS-01.g")
+async def test_a_tool_that_has_vanished_is_an_error_of_its_call_and_the_run_goes_on(tmp_path: Path) -> None:
+    """The run's stored set has it, and the worker that took the run up has it no more."""
+    site = Site(tmp_path, worker_config='[tools]\nhidden = ["code.list_dir"]')
+    vanished: JsonObject = {"call": "code.list_dir", "with": {}, "save": "gone"}
+
+    end, events = await site.run(vanished, READ, tools=["code.read_file", "code.list_dir"])
+
+    ended = [(event.type, event.data["tool"]) for event in events if event.type in (REFUSED, EventType.TOOL_COMPLETED)]
+    assert ended == [(REFUSED, "code.list_dir"), (EventType.TOOL_COMPLETED, "code.read_file")]
+    assert "tool_not_available" in repr([event.data for event in events if event.type == REFUSED])
+    assert (end.end_reason, error_of(end)) == (EndReason.COMPLETED, "")
 
 
 @pytest.mark.spec("PER-10", "PER-18")

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
 
 from shared.jsontext import JsonObject
 from shared.permissions.request import Choice
 from shared.sessions.session import AnswerMode
 from shared.tasks.status import StepStatus
 from shared.testing.builders import make_answer
+from shared.wire.jobs import queue_key, queue_of
 from tests.system.deployment import Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
@@ -129,6 +131,21 @@ async def service(flower: Flower, redis_tcp_url: str, tmp_path: Path) -> AsyncIt
 
         await deployment.until(answers, within_s=40)
         yield deployment
+
+
+@pytest.mark.spec("CARD-5.b")
+async def test_flower_shows_the_queue_of_each_pool_with_what_waits_in_it(
+    flower: Flower, service: Deployment, redis_tcp_url: str
+) -> None:
+    with redis.Redis.from_url(redis_tcp_url) as client:
+        client.lpush(queue_key("default"), "{}", "{}", "{}")
+
+    async def is_shown() -> bool:
+        page = await asyncio.to_thread(flower.page, "/broker")
+        row = re.search(rf"<td>{re.escape(queue_of('default'))}</td>\s*<td[^>]*>(.*?)</td>", page, re.DOTALL)
+        return row is not None and re.sub(r"<[^>]*>", "", row[1]).strip() == "3"
+
+    await service.until(is_shown, within_s=20)
 
 
 @pytest.mark.spec("OPS-08.a", "OPS-08.b", "OPS-08.c", "OPS-02.a", "OPS-02.c")

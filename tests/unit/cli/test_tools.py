@@ -130,7 +130,7 @@ def test_of_many_close_tools_three_are_named(project: Path) -> None:
     assert "did you mean code.read_file" in by_last_word.stderr
 
 
-@pytest.mark.spec("ETS-08.b", "ETS-01.e")
+@pytest.mark.spec("ETS-08.b", "ETS-01.b", "ETS-01.e")
 def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
     catalogue = Catalogue.of(load_settings(agent_home=project.parent / "soong"))
     step = PlanStep("a", allowed_tools=("code.write_file", "code.search"))

@@ -458,6 +458,18 @@ async def test_the_gate_is_told_traits_target_and_risk_of_this_very_call(tmp_pat
     assert (seen[0].effect_id, bench.log.starts[0].is_write) == ("run_1/call_1", True)
 
 
+@pytest.mark.spec("PER-11.c")
+async def test_a_classifier_of_ones_own_raises_a_risk_and_lowers_none() -> None:
+    declared = make_tool("mcp.x.run", permission=Permission.WRITE, traits=lambda _: Traits(is_destructive=False))
+    read = make_tool("mcp.x.look", permission=Permission.READONLY, traits=lambda _: Traits(is_read_only=True))
+    bench = make_bench([declared, read], classify=lambda tool: Risk.CRITICAL if tool.name == read.name else Risk.READ)
+
+    await bench.call(declared.name)
+    await bench.call(read.name)
+
+    assert [asked.risk for asked in bench.gate.asked] == [Risk.WRITE, Risk.CRITICAL]
+
+
 @pytest.mark.parametrize(
     ("verdict", "type"), [("deny", ErrorType.PERMISSION_DENIED), (RuntimeError(), ErrorType.PERMISSION_DENIED)], ids=str
 )

@@ -110,7 +110,7 @@ def fails(step_id: str, **more: Json) -> dict[str, Json]:
 
 
 # -- what they are
-@pytest.mark.spec("ETS-06.a", "ETS-07", "REG-05.j", "REG-07.d", "DAG-01.d", "DAG-01.e")
+@pytest.mark.spec("ETS-06.a", "ETS-07", "REG-05.j", "REG-07.d", "DAG-01.b", "DAG-01.d", "DAG-01.e")
 def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_run_alone() -> None:
     tools = {tool.name: tool for tool in registry_of(Surroundings()).definitions()}
 
@@ -147,6 +147,7 @@ def test_each_of_them_is_internal_and_reads_only(planning: Planning) -> None:
 
 
 # -- making
+@pytest.mark.spec("DAG-01.a")
 async def test_templates_can_be_made_into_tasks_as_they_stand(planning: Planning) -> None:
     told = await planning.do("plan_template")
     assert "on_failure" in told["plan"]
@@ -157,6 +158,7 @@ async def test_templates_can_be_made_into_tasks_as_they_stand(planning: Planning
         await planning.do("task_cancel", task_id=made["id"])
 
 
+@pytest.mark.spec("DAG-01.b")
 async def test_created_task_runs_under_the_agent_and_waits_for_its_word(planning: Planning) -> None:
     made = await planning.do(
         "task_create",
@@ -176,6 +178,7 @@ async def test_created_task_runs_under_the_agent_and_waits_for_its_word(planning
     assert ended["status"] == "completed"
 
 
+@pytest.mark.spec("DAG-01.b")
 async def test_the_same_call_made_again_makes_no_second_task(planning: Planning) -> None:
     first = await planning.try_to("task_create", call_id="again", title="t", steps=[echo("a")])
     second = await planning.try_to("task_create", call_id="again", title="t", steps=[echo("a")])
@@ -219,7 +222,7 @@ async def test_a_wrong_plan_is_refused_by_name_and_nothing_is_made(
 
 
 # -- failures wait for the agent
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05.e")
 async def test_dependents_of_a_failure_wait_until_the_agent_decides(planning: Planning) -> None:
     made = await planning.do("task_create", title="t", steps=[fails("bad"), echo("after", "bad"), echo("other")])
     await planning.until("bad", StepStatus.FAILED)
@@ -230,7 +233,7 @@ async def test_dependents_of_a_failure_wait_until_the_agent_decides(planning: Pl
     await planning.until("after", StepStatus.SKIPPED)
 
 
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05.e")
 async def test_the_agent_lets_a_failed_step_be_tried_again(planning: Planning) -> None:
     flaky = fails("flaky", inputs={"times": 1, "ok": True})
     await planning.do("task_create", title="t", steps=[flaky, echo("after", "flaky")])
@@ -240,6 +243,25 @@ async def test_the_agent_lets_a_failed_step_be_tried_again(planning: Planning) -
 
     await planning.until("after", StepStatus.COMPLETED)
     assert (await planning.do("task_get", task_id=planning.task_id, step_id="flaky"))["attempt"] == 2
+
+
+@pytest.mark.spec("DAG-05.e")
+async def test_the_agent_gives_a_failed_step_to_another_agent_or_cancels_what_waits(planning: Planning) -> None:
+    work = {"id": "work", "instructions": "Nobody here runs agents.", "model": "some:model", "agent": "writer"}
+    made = await planning.do("task_create", title="t", steps=[work, echo("after", "work")])
+    await planning.until("work", StepStatus.FAILED)
+    store = planning.service.store
+
+    await planning.do("task_update", task_id=made["id"], retry_steps=[{"step": "work", "agent": "reviewer"}])
+    async with asyncio.timeout(10):
+        while (step := (await store.steps(made["id"]))[0]).attempt < 2 or step.status is not StepStatus.FAILED:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    waiting = (await store.steps(made["id"]))[1].status
+    await planning.do("task_update", task_id=made["id"], cancel_steps=["after"], reason="not needed")
+    await planning.until("after", StepStatus.CANCELLED)
+
+    assert (step.definition, waiting) == ("reviewer", StepStatus.PENDING)
+    assert (await store.run(step.run_id)).identity.definition == "reviewer"
 
 
 @pytest.mark.spec("DAG-05")
@@ -262,6 +284,7 @@ async def test_when_the_agents_run_has_ended_its_tasks_are_settled_like_any_othe
 
 
 # -- growing
+@pytest.mark.spec("DAG-01.b")
 async def test_a_task_grows_by_what_a_step_found(planning: Planning) -> None:
     made = await planning.do("task_create", title="t", steps=[echo("look", inputs={"found": ["x", "y"]})])
     await planning.until("look", StepStatus.COMPLETED)
@@ -313,7 +336,7 @@ async def test_a_task_with_open_steps_is_not_completed(planning: Planning) -> No
     assert "have not ended (a)" in result.error.message
 
 
-@pytest.mark.spec("DAG-06")
+@pytest.mark.spec("DAG-01.b", "DAG-06")
 @pytest.mark.parametrize(("tool", "status"), [("task_cancel", "cancelled"), ("task_fail", "failed")])
 async def test_a_task_is_stopped_with_what_runs_of_it(planning: Planning, tool: str, status: str) -> None:
     slow = {"id": "a", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 30}}

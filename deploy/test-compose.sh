@@ -16,6 +16,9 @@ compose() {
   if docker compose version >/dev/null 2>&1; then docker compose -p "$project" "$@"; else docker-compose -p "$project" "$@"; fi
 }
 say() { printf '\n== %s\n' "$*"; }
+quietly() { # quietly COMMAND…: its output is shown if it fails
+  local said; said="$("$@" 2>&1)" || { tail -n 20 <<<"$said" >&2; return 1; }
+}
 fail() { compose logs --tail 8 orchestrator worker >&2 || true; printf "\nFAILED: %s\n" "$*" >&2; exit 1; }
 finish() {
   give_away "$(id -u):$(id -g)"
@@ -42,9 +45,9 @@ mkdir -p deploy/config/tools deploy/config/skills deploy/config/hooks
 printf '[[permission.rules]]\neffect = "deny"\ntools = "code.run_command"\n' >deploy/config/config.toml
 printf 'raise SystemExit(0)\n' >deploy/config/hooks/check.py
 chmod -R go+rX,go-w deploy/config
-compose build >/dev/null 2>&1 || fail "docker compose build"
+quietly compose build || fail "docker compose build"
 give_away 0:0
-compose up --detach --scale worker=4 >/dev/null 2>&1 || fail "docker compose up"
+quietly compose up --detach --scale worker=4 || fail "docker compose up"
 until_true 120 is_healthy || fail "no four workers within two minutes"
 soong doctor
 

@@ -188,13 +188,14 @@ def _read_call(reader: _Reader, fields: Fields) -> Call:
     if arguments is not None and not isinstance(arguments, Mapping):
         reader.report((*fields.path, "with"), f"the arguments are {kind_of(arguments)}", "write a mapping")
         arguments = None
-    save = fields.text("save")
+    save, item_name = fields.text("save"), fields.text("as", "item")
+    over = reader.expression(fields, "for_each")
     return Call(
         tool=reader.tool(fields),
         arguments=arguments or {},
         save=reader.set_name(save) if save else "",
-        over=reader.expression(fields, "for_each"),
-        item_name=reader.set_name(fields.text("as", "item")),
+        over=over,
+        item_name=item_name if over is None else reader.set_name(item_name),  # a call without items sets none
         when=reader.when(fields),
     )
 

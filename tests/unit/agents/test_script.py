@@ -211,6 +211,9 @@ def test_errors_of_calls_are_values_that_conditions_see() -> None:
         pytest.param([{"finish": {"$mop": 1}}], (0, "finish"), "no operation '$mop'", id="operation"),
         pytest.param([{"finish": "${inputs.b}"}], (0, "finish"), "has no input 'b'", id="input"),
         pytest.param([{"finish": "${x}"}], (0, "finish"), "names what nothing sets", id="name"),
+        pytest.param(
+            [{"call": "t.x", "with": {"n": "${item}"}}], (0, "with", "n"), "names what nothing sets", id="no-items"
+        ),
         pytest.param([{"finish": "${"}], (0, "finish"), "malformed", id="malformed"),
         pytest.param([{"set": {}, "when": {"mtches": [1, 2]}}], (0, "when"), "no comparison 'mtches'", id="comparison"),
         pytest.param(

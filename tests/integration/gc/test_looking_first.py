@@ -14,12 +14,15 @@ from sqlalchemy import text
 from orchestrator.automatic_retention import AutomaticRetention, RetentionSettings
 from orchestrator.client_bootstrap import open_collector, open_retention
 from orchestrator.retention import Limits
+from shared.adapters.sql.store import open_store
+from shared.clock import SystemClock
 from shared.errors import UsageError
 from shared.jsontext import JsonObject
 from shared.runs.events import NewEvent
 from shared.settings import load_settings
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
+from tests.servers import PostgresServer
 
 ANY_AGE = -1e9
 """The files are as old as this machine's clock says, the rows as the scene's clock says."""
@@ -205,6 +208,30 @@ async def test_a_service_with_the_setting_collects_by_itself_and_by_default_neve
     assert not RetentionSettings.of(load_settings(agent_home=tmp_path)).is_on
     assert RetentionSettings.of(load_settings(agent_home=tmp_path, gc_older_than="0s")).is_on
     assert RetentionSettings.of(load_settings(agent_home=tmp_path, gc_keep="1GiB")).is_on
+
+
+@pytest.mark.spec("OPS-10.d")
+async def test_a_service_whose_role_may_not_remove_rows_says_so_once_and_collects_no_more(
+    postgres_session_server: PostgresServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with postgres_session_server.fresh_database("soong_gc_service") as url:
+        await (await open_store(url, migrate=True)).close()
+        with connected(url) as connection, connection.begin():
+            connection.execute(text("DROP ROLE IF EXISTS gc_service"))
+            connection.execute(text("CREATE ROLE gc_service LOGIN"))
+            connection.execute(text("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO gc_service"))
+        settings = load_settings(
+            agent_home=tmp_path, database_url=url.replace("postgres@", "gc_service@"), gc_keep="1GiB", gc_every_s=0.01
+        )
+        clock = SystemClock()
+        automatic = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
+        async with asyncio.timeout(30):
+            await automatic.run()
+
+        assert capsys.readouterr().out.count("gc_not_possible") == 1
+        with connected(url) as connection, connection.begin():
+            connection.execute(text("DROP OWNED BY gc_service"))
+            connection.execute(text("DROP ROLE gc_service"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("gc_older_than", "soon"), ("gc_keep", "lots")])

@@ -10,6 +10,7 @@ import typer
 from orchestrator.cli.console import emit, output, say, table
 from orchestrator.cli.ids import deployment, open_store
 from orchestrator.keys import OVERLAP, Ended, KeyRing
+from orchestrator.provenance import check_person
 from shared.clock import SystemClock, rfc3339
 from shared.errors import NotFoundError, UsageError
 from shared.jsontext import Json
@@ -57,9 +58,12 @@ def retire(
 
 
 @asynccontextmanager
-async def _ring(settings: Settings) -> AsyncIterator[KeyRing]:
+async def _ring(settings: Settings, change: str = "") -> AsyncIterator[KeyRing]:
+    """Open the keys; ``change`` is what is about to be done to them, which a person alone may."""
     store = await open_store(settings)
     try:
+        if change:
+            await check_person(store, change)
         yield KeyRing(store, settings.key_file, SystemClock(), settings.principal)
     finally:
         await store.close()
@@ -94,7 +98,7 @@ def _cells(row: dict[str, Json]) -> list[str]:
 
 
 async def _rotate(overlap: timedelta, reason: str) -> None:
-    async with _ring(load_settings()) as ring:
+    async with _ring(load_settings(), "exchange the signing key") as ring:
         ended = await ring.rotate(reason=reason, overlap=overlap)
     output(ended.successor)
     if ended.key_id:
@@ -105,7 +109,7 @@ async def _rotate(overlap: timedelta, reason: str) -> None:
 
 
 async def _adopt(reason: str) -> None:
-    async with _ring(load_settings()) as ring:
+    async with _ring(load_settings(), "publish a signing key") as ring:
         key_id = await ring.adopt(reason=reason)
     output(key_id)
     say(f"{key_id} is published; orchestrators that have this key file sign with it from now on")
@@ -113,7 +117,7 @@ async def _adopt(reason: str) -> None:
 
 async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
     settings = load_settings()
-    async with _ring(settings) as ring:
+    async with _ring(settings, "end a signing key") as ring:
         found = [key.id for key in await ring.keys() if key.id.startswith(text)]
         if not found:
             raise NotFoundError("key", text)

@@ -172,6 +172,15 @@ class Spy:
     def token(self) -> None:
         self.soong("tokens", "create", "--principal", "local", "--right", "approve")
 
+    def rotate(self) -> None:
+        self.soong("keys", "rotate")
+
+    def adopt(self) -> None:
+        self.soong("keys", "adopt")
+
+    def retire(self) -> None:
+        self.soong("keys", "retire", "key_", "--now")
+
     # -- what they share
     def say(self, code: int, words: str) -> None:
         with Path(self.config["report"]).open("a", encoding="utf-8") as report:

@@ -58,6 +58,8 @@ CONSENTED = {
     "http_rule": "belongs to a run",
 }
 """What each way of saying yes beforehand is told."""
+KEYS = {"rotate": "exchange the signing key", "adopt": "publish a signing key", "retire": "end a signing key"}
+"""What no program of a run may do to the deployment's keys."""
 PRIVILEGED = ("namespace", "other_proc", "enter", "unmark")
 
 ASKING = """
@@ -99,7 +101,7 @@ async def service() -> AsyncIterator[Service]:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def attempts(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Attempts:
     """What the spy was told on every way but the one that kills its keeper."""
-    ways = [*ANSWERED, *CONSENTED, "token"]
+    ways = [*ANSWERED, *CONSENTED, "token", *KEYS]
     if os.geteuid():
         ways = [way for way in ways if way not in PRIVILEGED]
     return await attempted(service, tmp_path_factory.mktemp("spy"), ways)
@@ -189,6 +191,13 @@ async def test_a_program_of_a_run_allows_nothing_beforehand(attempts: Attempts, 
 
 async def test_a_program_of_a_run_makes_no_token(attempts: Attempts) -> None:
     assert OF_A_RUN in attempts.words("token")
+
+
+@pytest.mark.parametrize("way", KEYS)
+async def test_a_program_of_a_run_changes_no_signing_key(attempts: Attempts, service: Service, way: str) -> None:
+    assert OF_A_RUN in attempts.words(way)
+    assert KEYS[way] in attempts.words(way)
+    assert [key["state"] for key in service.cli.json("keys", "list")] == ["active"]
 
 
 async def test_what_outlives_its_keeper_answers_nothing(service: Service, tmp_path: Path) -> None:

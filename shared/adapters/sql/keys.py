@@ -25,10 +25,11 @@ PUBLISH: Final = Statement(
     """,
 )
 PUBLISH_FIRST: Final = Statement(
+    # Two transactions do not see each other's row; the one that is_first refuses waits for the other's end.
     "publish first: the key of a deployment that has none",
     """
-    INSERT INTO signing_keys (id, public_key, created_us)
-    SELECT :id, :public_key, :created_us WHERE NOT EXISTS (SELECT 1 FROM signing_keys)
+    INSERT INTO signing_keys (id, public_key, created_us, is_first)
+    SELECT :id, :public_key, :created_us, 1 WHERE NOT EXISTS (SELECT 1 FROM signing_keys)
     ON CONFLICT DO NOTHING RETURNING id
     """,
 )
@@ -74,7 +75,13 @@ KEY: Final = Statement(
 _retired = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 0)
 _revoked = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 1)
 _KEYS = (
-    select(signing_keys, _retired.label("retired_us"), _revoked.label("revoked_us"))
+    select(
+        signing_keys.c.id,
+        signing_keys.c.public_key,
+        signing_keys.c.created_us,
+        _retired.label("retired_us"),
+        _revoked.label("revoked_us"),
+    )
     .outerjoin(key_retirements, key_retirements.c.key_id == signing_keys.c.id)
     .group_by(signing_keys.c.id)
 )

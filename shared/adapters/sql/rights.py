@@ -231,7 +231,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         new=f"{_YES} AND {_of_run('consumptions', _RUNNING)}",
     ),
     # Public keys. The private one is a file that only orchestrators have.
-    "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us")),
+    "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us", "is_first")),
     "key_retirements": WorkerRight(reads=True, never=("key_id", "is_revoked", "retired_us", "principal", "reason")),
     # Evidence is written by those who decide. A worker leaves reports, and can neither read nor take one back.
     "audit": WorkerRight(

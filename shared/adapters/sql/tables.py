@@ -21,6 +21,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 
@@ -501,7 +502,11 @@ signing_keys = Table(
     Column("id", Text, primary_key=True),
     Column("public_key", LargeBinary, nullable=False),
     _number("created_us"),
+    # 1 of the key that the first owner published, else null: of two that start at once one inserts it.
+    Column("is_first", _Big),
     CheckConstraint("length(public_key) = 32", name="public_key"),
+    CheckConstraint("is_first = 1", name="is_first"),
+    UniqueConstraint("is_first", name="uq_signing_keys_is_first"),
 )
 
 key_retirements = Table(

@@ -14,6 +14,7 @@ from sqlalchemy import (
     LargeBinary,
     PrimaryKeyConstraint,
     Text,
+    UniqueConstraint,
     text,
 )
 
@@ -493,7 +494,10 @@ def _make_consent() -> None:
         Column("id", Text, primary_key=True),
         Column("public_key", LargeBinary, nullable=False),
         _number("created_us"),
+        Column("is_first", _Big),
         CheckConstraint("length(public_key) = 32", name="public_key"),
+        CheckConstraint("is_first = 1", name="is_first"),
+        UniqueConstraint("is_first", name="uq_signing_keys_is_first"),
     )
     op.create_table(
         "key_retirements",

@@ -1,0 +1,61 @@
+"""Of two owners that start a deployment at once, each with a key file of its own, one publishes its key."""
+
+import asyncio
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from orchestrator.deployment_key import open_key
+from shared.adapters.sql.store import open_store
+from shared.clock import SystemClock
+from shared.errors import InvalidConfigError
+
+LIMIT_S = 20.0
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_the_second_of_two_first_owners_waits_and_is_told_that_its_key_is_not_published(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    store = await open_store(postgres_url, migrate=True)
+    plain_url = make_url(postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    first = "INSERT INTO signing_keys (id, public_key, created_us, is_first) VALUES ('key_a', %s, 1, 1)"
+    try:
+        async with await psycopg.AsyncConnection.connect(plain_url) as other:
+            await other.execute(first, [b"a" * 32])  # the first owner, in the middle of its transaction
+
+            second = asyncio.create_task(open_key(store, tmp_path / "signing.key", SystemClock()))
+            await until_done_or_waiting(second, plain_url)
+            assert not second.done(), "it decides by what it cannot see"
+            await other.commit()
+            with pytest.raises(InvalidConfigError, match="not among the published keys"):
+                await second
+
+        assert [key.id for key in await store.signing_keys()] == ["key_a"]
+    finally:
+        await store.close()
+
+
+async def test_owners_that_start_at_once_publish_one_key(postgres_url: str, tmp_path: Path) -> None:
+    stores = [await open_store(postgres_url, migrate=True) for _ in range(4)]
+    try:
+        keys = [open_key(store, tmp_path / f"{n}.key", SystemClock()) for n, store in enumerate(stores)]
+        opened = await asyncio.gather(*keys, return_exceptions=True)
+
+        refused = [one for one in opened if isinstance(one, InvalidConfigError)]
+        assert (len(await stores[0].signing_keys()), len(refused)) == (1, 3)
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def until_done_or_waiting(task: "asyncio.Task[object]", url: str) -> None:
+    """Return when a task is done, or waits for a lock of another transaction."""
+    async with asyncio.timeout(LIMIT_S), await psycopg.AsyncConnection.connect(url, autocommit=True) as looking:
+        while not task.done():
+            rows = await looking.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            if await rows.fetchone() is not None:
+                return
+            await asyncio.sleep(0.02)

@@ -28,6 +28,7 @@ from worker.watching import Unwatched
 log = get_logger(__name__)
 
 EVERY_S = 0.25
+_TITLE_CHARS: Final = 200
 KEEP = 5_000
 
 APPROVAL_WAITING: Final = "task-agent-approval-waiting"
@@ -67,7 +68,8 @@ class FlowerEvents:
 
     def started(self, claim: Claim) -> None:
         identity = claim.identity
-        shown = f"step={_step_of(identity)!r} title={identity.step_title!r} task={identity.task_id}"
+        plan = claim.task_title[:_TITLE_CHARS]
+        shown = f"plan={plan!r} step={_step_of(identity)!r} title={identity.step_title!r} task={identity.task_id}"
         run_id = self._started_now(identity.run_id)
         if claim.is_resumed:  # the one event that leads out of any state that has not ended
             self._put("task-retried", uuid=run_id, exception="", traceback="")

@@ -224,6 +224,7 @@ class Claim:
     project: str
     cwd: str
     policy: JsonObject
+    task_title: str = ""
     is_resumed: bool = False
     malformed: str = ""
     """What is wrong with the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""

@@ -77,6 +77,7 @@ async def test_claim_carries_identity_surface_and_place_from_rows(store: Store) 
     assert (claim.identity, claim.surface, claim.token) == (run.identity, run.surface, run.token)
     assert (claim.project, claim.cwd, claim.policy) == ("/p", "/p/sub", session.policy)
     assert (claim.spec, claim.task_inputs, claim.attempt) == (new.steps[0].spec, {"x": 1}, 1)
+    assert claim.task_title == new.title
     assert not claim.is_resumed
 
 

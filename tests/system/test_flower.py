@@ -241,4 +241,4 @@ async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_i
     page = json.loads(await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}"))
     assert page["exception"] in {None, ""}
     assert page["name"] == f"{AGENT}:asks"
-    assert "title='ask'" in page["args"]
+    assert "plan='Ask' step='asks' title='ask'" in page["args"]

@@ -4,10 +4,10 @@ A map step's value is the list of its children's outputs in item order; it is ga
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from shared.adapters.sql.rows import output_of, unpack
 from shared.adapters.sql.statements import Statement
@@ -31,7 +31,7 @@ CLAIM_CONTEXT: Final = Statement(
     FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
     """,
 )
-TASK_INPUTS: Final = Statement("task inputs", "SELECT id, inputs FROM tasks WHERE id IN @task_ids")
+TASK_CONTEXTS: Final = Statement("task contexts", "SELECT id, inputs, title FROM tasks WHERE id IN @task_ids")
 SURFACES: Final = Statement("surfaces", "SELECT digest, body FROM surfaces WHERE digest IN @digests")
 
 DEPENDENCIES: Final = Statement(
@@ -77,12 +77,15 @@ UNCLEAN_ITEMS: Final = Statement(
 )
 
 
+T = TypeVar("T")
+
+
 class Contexts:
     """What claims are told besides their steps, with the immutable part of it kept parsed. Used by one thread."""
 
     def __init__(self) -> None:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
-        self._inputs: OrderedDict[str, JsonObject] = OrderedDict()
+        self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "Told":
         """Return what is told of the claims of these runs."""
@@ -95,18 +98,18 @@ class Contexts:
         surfaces = {row[12] for row in rows}
         return Told(
             runs,
-            _kept(self._inputs, tasks, lambda missing: tx.rows(TASK_INPUTS, task_ids=missing)),
-            _kept(self._surfaces, surfaces, lambda missing: tx.rows(SURFACES, digests=missing)),
+            _kept(self._tasks, tasks, lambda missing: _tasks(tx, missing)),
+            _kept(self._surfaces, surfaces, lambda missing: _surfaces(tx, missing)),
             {policy: unpack(policy) for policy in {row[15] for row in rows}},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Runs with their sessions by run id, task inputs by task id, surfaces by digest, policies by their text."""
+    """Runs with their sessions by run id, inputs and titles by task id, surfaces by digest, policies by their text."""
 
     runs: Mapping[str, Row]
-    inputs: Mapping[str, JsonObject]
+    tasks: Mapping[str, tuple[JsonObject, str]]
     surfaces: Mapping[str, JsonObject]
     policies: Mapping[str, JsonObject]
 
@@ -124,13 +127,15 @@ class Told:
         starts: int,
     ) -> Claim:
         run = self.runs[run_id]
+        task_inputs, task_title = self.tasks[task_id]
         return Claim(
             step_key=key,
             fence=fence,
             identity=_identity(run),
             kind=StepKind(kind),
             spec=unpack(spec),
-            task_inputs=self.inputs[task_id],
+            task_inputs=task_inputs,
+            task_title=task_title,
             dependencies=dependencies,
             surface=self.surfaces[run[12]],
             token=run[11],
@@ -170,12 +175,22 @@ def _identity(run: Row) -> RunIdentity:
     )
 
 
-def _kept(cache: "OrderedDict[str, JsonObject]", keys: set[str], read: Any) -> dict[str, JsonObject]:
-    """Return the parsed texts of these keys, reading those that are not kept yet."""
+def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObject, str]]:
+    return {row[0]: (unpack(row[1]), row[2]) for row in tx.rows(TASK_CONTEXTS, task_ids=task_ids)}
+
+
+def _surfaces(tx: Transaction, digests: Sequence[str]) -> dict[str, JsonObject]:
+    return {digest: unpack(body) for digest, body in tx.rows(SURFACES, digests=digests)}
+
+
+def _kept(
+    cache: "OrderedDict[str, T]", keys: set[str], read: Callable[[Sequence[str]], Mapping[str, T]]
+) -> dict[str, T]:
+    """Return what these keys name, reading what is not kept yet."""
     missing = sorted(key for key in keys if key not in cache)
     found = {key: cache[key] for key in keys if key in cache}
     if missing:
-        found.update((key, unpack(text)) for key, text in read(missing))
+        found.update(read(missing))
         cache.update((key, found[key]) for key in missing if key in found)
     for key in keys & cache.keys():
         cache.move_to_end(key)

@@ -123,6 +123,7 @@ def _told(rows: Rows, step: Step, *, is_resumed: bool) -> Claim:
         kind=step.kind,
         spec=step.spec,
         task_inputs=rows.task(step.task_id).inputs,
+        task_title=rows.task(step.task_id).title,
         dependencies={result.step_id: result for result in results},
         surface=run.surface,
         token=run.token,

@@ -26,6 +26,7 @@ from shared.errors import (
     SoongError,
     UnavailableError,
 )
+from shared.foreign import words_of
 from shared.log import get_logger
 from shared.permissions.gate import facts_of
 from shared.permissions.grants import Grant, GrantBook
@@ -180,8 +181,9 @@ class SessionDesk:
                 await self._serve(session, lane)
             except (NotOwnerError, UnavailableError):
                 raise
-            except SoongError as error:  # what is wrong with one question must not hold back the others
-                log.error("question_failed", session=self.session_id, tool=lane[0].tool, error=str(error))
+            except Exception as error:  # what is wrong with one question must not hold back the others
+                told = {"session": self.session_id, "tool": lane[0].tool, "error": words_of(error)}
+                log.error("question_failed", **told, exc_info=not isinstance(error, SoongError))
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
         """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
@@ -247,7 +249,9 @@ class SessionDesk:
         return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
 
     def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
-        """See that somebody is being asked; rule when the time for that has run out."""
+        """See that somebody is being asked; rule when that failed, or when the time for it has run out."""
+        if entry.asking is not None and (problem := _problem_of(entry.asking)):
+            return rulings.failed(f"the answer could not be taken: {problem}")
         if self.callback is not None and entry.asking is None:
             responder = DirectResponder(self.tools.store, self.callback, session.principal, self.tools.clock)
             entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
@@ -313,3 +317,9 @@ class SessionDesk:
         for request_id in list(self.open):
             self._forget(request_id)
         self.grants, self.epoch = GrantBook(), None
+
+
+def _problem_of(asking: asyncio.Task[None]) -> str:
+    """Return why asking has ended without an answer; empty while it goes on, or when there is one."""
+    error = asking.exception() if asking.done() and not asking.cancelled() else None
+    return "" if error is None else words_of(error).partition("\n")[0]

@@ -144,3 +144,23 @@ async def test_a_run_that_never_started_goes_on_from_no_nodes(attack: Attack, mo
     await attack.store.take_reports(attack.site.own.owner_id, now_us=1)
     (entry,) = await attack.store.audit(kinds=[AuditKind.SECURITY])
     assert (entry.data["what"], entry.data["run"]) == ("malformed_row", attack.names["run"])
+
+
+MALFORMED_NODES = ("not json", "[]", '{"v": 1e999}', "[" * 5000)
+
+
+@pytest.mark.spec("OPS-12.d", "DAG-09")
+@pytest.mark.parametrize("payload", MALFORMED_NODES)
+async def test_a_run_goes_on_from_no_malformed_node(attack: Attack, payload: str) -> None:
+    """The step was started once and handed back; what its run has as a context is no transcript."""
+    node = {**attack.names, "number": 1, "kind": "system", "payload": payload}
+    with psycopg.connect(plain(attack.urls.admin), autocommit=True) as admin:
+        for statement in (NODE, COUNTED, STARTED, FENCED):
+            admin.execute(statement.encode(), {**node, "nodes": 1})
+
+    assert await attack.outcome() == "malformed_row"
+    assert not attack.evil.exists()
+    await attack.store.take_reports(attack.site.own.owner_id, now_us=1)
+    (entry,) = await attack.store.audit(kinds=[AuditKind.SECURITY])
+    assert (entry.data["what"], entry.data["run"]) == ("malformed_row", attack.names["run"])
+    assert str(entry.data["reason"]).startswith("node 1 of the run is malformed: payload ")

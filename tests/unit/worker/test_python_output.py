@@ -1,0 +1,67 @@
+"""What a function gives is bounded before it is written: every reader of its row takes it (OPS-12)."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from shared.jsontext import Json
+from shared.tasks.status import StepStatus
+from shared.tasks.step import Claim, StepEnd, StepKind
+from shared.testing.builders import make_identity
+from worker.python_step import MAX_OUTPUT_BYTES, PythonSteps
+
+
+def nested(depth: int) -> Json:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value  # type: ignore[no-any-return]  # lists of lists
+
+
+async def echoed(value: Json) -> StepEnd:
+    claim = Claim(
+        step_key="task_1/a",
+        fence=1,
+        identity=make_identity("sess_1"),
+        kind=StepKind.PYTHON,
+        spec={"call": "builtin.echo"},
+        task_inputs={},
+        dependencies={},
+        surface={},
+        token="",
+        attempt=1,
+        project="/p",
+        cwd="/p",
+        policy={},
+    )
+    with ThreadPoolExecutor(1) as threads:
+        return await PythonSteps(threads).run(claim, {"value": value})
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (nested(150), "nested deeper than 100 levels"),
+        (nested(5000), "RecursionError"),
+        (2**1025, "an integer of 1026 bits is too large"),
+        ("x" * MAX_OUTPUT_BYTES, f"a step gives at most {MAX_OUTPUT_BYTES}"),
+    ],
+    ids=["deep", "deeper than can be written", "a large number", "long"],
+)
+async def test_an_output_that_readers_do_not_take_fails_its_step(value: Json, words: str) -> None:
+    end = await echoed(value)
+
+    assert (end.status, end.output) == (StepStatus.FAILED, None)
+    assert end.error is not None
+    assert end.error.type == "execution_failed"
+    assert words in end.error.message
+
+
+@pytest.mark.spec("OPS-12.d")
+async def test_half_a_character_of_an_output_is_replaced_and_all_else_stays() -> None:
+    end = await echoed({"a": "\ud800", "b": [1, 2.5, None, "\U0001f600"]})
+
+    assert end.status is StepStatus.COMPLETED
+    assert end.output == {"value": {"a": "\ufffd", "b": [1, 2.5, None, "\U0001f600"]}}

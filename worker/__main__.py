@@ -17,6 +17,7 @@ from shared.sandbox.privacy import forbid_inspection
 from shared.settings import load_settings
 from shared.startup import collect_seldom
 from shared.terminal import guard_streams
+from shared.texts import require_text
 from worker.python_step import STEP_THREADS
 from worker.recycling import hear_signals
 from worker.starter import StatusPipe
@@ -43,6 +44,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     name = options.pop("name")
     try:
+        require_text("--name", name)
         settings = load_settings(**options)
         from worker.bootstrap import run_worker  # wrong options are told before anything heavy loads
 

@@ -1,5 +1,6 @@
 """A connection pooler that shares server processes is refused by every program of ours; session mode works."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ import soong
 from orchestrator.cli.checks import check_database
 from orchestrator.cli.finding import Level
 from shared.adapters.sql import pooler as probing
+from shared.adapters.sql.database import Database
 from shared.adapters.sql.engine import make_engine, parse_url
 from shared.adapters.sql.pooler import keep_settings, require_own_process
 from shared.adapters.sql.rights import CREDENTIAL
+from shared.adapters.sql.statements import Statement
+from shared.adapters.sql.transaction import Transaction
 from shared.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
 from shared.jsontext import JsonObject
 from shared.settings import load_settings
@@ -151,6 +155,40 @@ def test_a_pooler_with_too_few_server_connections_is_named(postgres_url: str, mo
 def test_options_in_the_url_are_refused() -> None:
     with pytest.raises(InvalidConfigError, match=r"SOONG_DATABASE_URL has options='-cjit=on'.* ALTER ROLE"):
         parse_url("postgresql://soong@db/soong?options=-cjit%3Don")
+
+
+LOOK = Statement("look: a statement that is prepared", "SELECT count(*) FROM workers")
+FORGET = "DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$"
+"""What a server process does that another has prepared the statements of: psycopg does not see it."""
+
+
+@pytest.mark.parametrize("how", ["read", "write"])
+async def test_a_connection_that_has_lost_its_statements_is_replaced(postgres_url: str, how: str) -> None:
+    await asyncio.to_thread(migrate, postgres_url)
+    database = Database(parse_url(postgres_url))
+    run = getattr(database, how)
+
+    before = await run(lambda tx: tx.rows(LOOK))
+    await run(lambda tx: tx.connection.exec_driver_sql(FORGET))
+    after = await run(lambda tx: tx.rows(LOOK))
+    await asyncio.to_thread(database.close)
+
+    assert before == after == [(0,)]
+
+
+@pytest.mark.parametrize("how", ["read", "write"])
+async def test_who_loses_statements_again_and_again_is_told_of_poolers(postgres_url: str, how: str) -> None:
+    await asyncio.to_thread(migrate, postgres_url)
+    database = Database(parse_url(postgres_url))
+
+    def lose(tx: Transaction) -> object:
+        tx.rows(LOOK)
+        tx.connection.exec_driver_sql(FORGET)
+        return tx.rows(LOOK)
+
+    with pytest.raises(UnavailableError, match=r"a connection pooler may have begun .* run `soong doctor`"):
+        await getattr(database, how)(lose)
+    await asyncio.to_thread(database.close)
 
 
 # -- session mode

@@ -225,7 +225,7 @@ class Database:
                 return
         if work.error is not None and is_unavailable(work.error):
             cause = work.error
-            work.error = UnavailableError(f"the database did not answer: {cause}")
+            work.error = UnavailableError(f"the database did not answer: {first_line(cause)}")
             work.error.__cause__ = cause
         elif work.error is not None and is_unstorable(work.error):
             cause = work.error

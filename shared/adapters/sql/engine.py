@@ -61,6 +61,13 @@ _UNSTORABLE: Final = frozenset({"22021", "22P05"})
 """What PostgreSQL says of text that its encoding has not."""
 
 
+_LOST_STATEMENT: Final = frozenset({"26000", "42P05"})
+"""What PostgreSQL says of a prepared statement that it does not know, or knows already. On a connection with a server
+process of its own neither happens; on a new one it does not happen again."""
+
+_LOST_HINT: Final = "a connection pooler may have begun to share server processes: run `soong doctor`"
+
+
 def parse_url(url: str) -> URL:
     """Return the URL of one of the two databases, with the driver that we use.
 
@@ -226,6 +233,8 @@ def our_errors() -> Iterator[None]:
 def is_unavailable(error: BaseException) -> bool:
     """Say whether the database, not the statement, is to blame."""
     found = driver_error(error)
+    if getattr(found, "sqlstate", None) in _LOST_STATEMENT:
+        return True
     if isinstance(found, sqlite3.OperationalError):
         return not str(found).startswith(("no such", "near "))
     if isinstance(found, sqlite3.DatabaseError):
@@ -276,5 +285,7 @@ def driver_error(error: BaseException) -> BaseException:
 
 
 def first_line(error: BaseException) -> str:
-    text = str(driver_error(error)).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    found = driver_error(error)
+    text = str(found).strip()
+    line = text.splitlines()[0] if text else type(error).__name__
+    return f"{line}; {_LOST_HINT}" if getattr(found, "sqlstate", None) in _LOST_STATEMENT else line

@@ -38,6 +38,25 @@ def test_bytes_as_a_shell_passes_them_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [("--name", "--name"), ("--labels", "settings: SOONG_LABELS:"), ("--pools", "settings: SOONG_")],
+)
+def test_an_option_of_a_worker_process_that_is_not_utf_8_is_refused(tmp_path: Path, option: str, named: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "worker", option, b"a\xff"],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SOONG_AGENT_HOME": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith(f"soong worker: {named}")
+    assert r"'a\udcff'" in done.stderr.decode()
+
+
+@pytest.mark.spec("OPS-04")
 @pytest.mark.parametrize("name", ["SOONG_MODEL", "SOONG_LABELS", "SOONG_IMPORT_PATH"])
 def test_a_setting_that_is_not_utf_8_is_refused(tmp_path: Path, name: str) -> None:
     done = soong("config", "show", home=tmp_path, **{name: "a\udcff"})

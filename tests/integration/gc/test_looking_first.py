@@ -157,6 +157,28 @@ async def test_folders_within_folders_without_end_stop_no_collection(place: Plac
 
 
 @pytest.mark.spec("OPS-10.a", "OPS-12.d")
+async def test_links_in_a_run_folder_go_and_what_they_lead_to_stays_and_does_not_count(place: Place) -> None:
+    folder = (await _written_folders(place, await place.ended_task(), size=10))[0]
+    outside = place.home / "outside"
+    outside.mkdir()
+    (outside / "large").write_bytes(b"x" * 100_000)
+    links = {"file": outside / "large", "folder": outside, "nowhere": place.home / "missing"}
+    within = folder / "within"
+    within.mkdir()
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+        (within / name).symlink_to(target)
+    expected = 3 * 10 + 2 * sum(len(str(target)) for target in links.values())
+
+    seen = await place.collector.preview(place.all_ended)
+    done = await place.collector.collect(place.all_ended)
+
+    assert (seen.folder_bytes, done.file_bytes, done.folders) == (expected, expected, 3)
+    assert list((place.home / "runs").iterdir()) == []
+    assert (outside / "large").stat().st_size == 100_000
+
+
+@pytest.mark.spec("OPS-10.a", "OPS-12.d")
 async def test_what_lies_in_the_place_of_an_artifact_keeps_no_other_from_being_removed(place: Place) -> None:
     ref = await place.artifacts.put(b"nothing names it")
     (place.home / "artifacts" / "ab" / ("0" * 62)).mkdir(parents=True)

@@ -1,5 +1,6 @@
 """Builds an orchestrator out of adapters; nothing else in this package names one."""
 
+import asyncio
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +79,9 @@ async def build(settings: Settings) -> Orchestrator:
         ring=ring,
         switchboard=switchboard,
         clock=clock,
-        scheduler=Scheduler(store, store, Expander(store, store, clock, settings.max_children_per_run), clock),
+        scheduler=Scheduler(
+            store, store, Expander(store, store, clock, settings.max_children_per_run, asyncio.to_thread), clock
+        ),
         commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
         desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets),

@@ -5,8 +5,9 @@ decided here, from the results the map step waited for.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from shared.clock import Clock
 from shared.errors import LimitExceededError, TemplateError, UnavailableError
@@ -15,7 +16,7 @@ from shared.runs.store import RunStore
 from shared.sessions.session import Ownership
 from shared.tasks.expansion import expand_map
 from shared.tasks.status import StepStatus
-from shared.tasks.step import MALFORMED, Step, StepError, StepResult
+from shared.tasks.step import MALFORMED, NewStep, Step, StepError, StepResult
 from shared.tasks.store import TaskStore
 from shared.tasks.totals import check_total
 
@@ -23,6 +24,13 @@ log = get_logger(__name__)
 
 MAX_STARTS: Final = 2
 """An expansion that has ended two owners, or failed unforeseen in them, is not begun again."""
+
+Compute: TypeAlias = Callable[[Callable[[], list[NewStep]]], Awaitable[list[NewStep]]]
+
+
+async def at_once(make: Callable[[], list[NewStep]]) -> list[NewStep]:
+    """Compute on the event loop, where everything else waits for it."""
+    return make()
 
 
 @dataclass(slots=True)
@@ -38,6 +46,8 @@ class Expander:
     clock: Clock
     max_children: int = 0
     """Most children of the task's root run, 0 for any number."""
+    compute: Compute = at_once
+    """Makes the children. They may take seconds, in which the owner beats and answers on."""
     max_starts: int = MAX_STARTS
     _begun: set[str] = field(default_factory=set)
     """Map steps that this owner has begun and could not end, because the database was away: begun once, not twice."""
@@ -85,7 +95,7 @@ class Expander:
             await self._fail(ownership, step, StepError(MALFORMED, malformed))
             return
         try:
-            children = expand_map(step, task, dependencies, root.identity)
+            children = await self.compute(lambda: expand_map(step, task, dependencies, root.identity))
             await self._check_total(step, len(children))
         except TemplateError as error:
             await self._fail(ownership, step, StepError(error.code, str(error)))

@@ -17,7 +17,7 @@ from shared.tasks.budget import MIB, Budget
 MAX_CALLS_A_TURN = 200
 MAX_SCRIPT_BYTES = 128 * MIB
 MAX_SCRIPT_LOOKUPS = 20_000_000
-"""Of all turns: half a minute of CPU time."""
+"""Of all turns: a minute or two of CPU time, on a thread."""
 
 
 def script_budget() -> Budget:

@@ -19,7 +19,7 @@ MAX_TOTAL_BYTES: Final = 64 * MIB
 """Of all that is made with one budget, such as the inputs of a step or the values of a script."""
 MAX_EXPANSION_BYTES: Final = 128 * MIB
 """Of all children of one map step: 10,000 of 13 KiB each."""
-MAX_LOOKUPS: Final = 2_000_000
+MAX_LOOKUPS: Final = 1_000_000
 """References that are looked up with one budget: some seconds of CPU time."""
 _NOTED: Final = 1_000
 """Values that are larger are measured once for each budget."""

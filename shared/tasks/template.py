@@ -12,6 +12,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, takewhile
 from typing import TypeAlias
 
 from shared.errors import InvalidJsonError, TemplateError
@@ -27,11 +28,17 @@ _INDEX = re.compile(r"\[(?:(-?[0-9]{1,9})|\"([^\"]*)\")\]")
 _FILTER = re.compile(r"([a-z]+)\s*(?:\((.*)\))?\s*\Z", re.DOTALL)
 MAX_PARTS = 64
 """Of a path."""
+MAX_ROOT_CHARS = 1_000
+"""Of the name at its root: ids and names of items are shorter."""
 MAX_FILTERS = 16
 MAX_REFERENCES = 1_000
 """In one text."""
 _CACHED_CHARS = 1_000
 """Longer templates are parsed each time: thousands of them would fill the memory."""
+_CHARS_A_LOOKUP, _LOOKUPS_A_REFERENCE = 500, 3
+"""What it takes to parse them, in the time of lookups."""
+_ITEMS_A_LOOKUP = 8
+"""That are joined in the time of one lookup."""
 _FILTERS = {"length": False, "json": False, "first": False, "last": False, "join": True, "default": True}
 """Name of each filter, and whether it takes an argument."""
 
@@ -44,18 +51,26 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``parts`` is the path, first part the root; ``text`` what stands between the braces."""
+    """``parts`` is the path, first part the root; ``text`` what stands between the braces.
+
+    ``roots`` are the names that the root may have, longest first: a step's id may itself contain dots.
+    """
 
     text: str
     parts: tuple[str | int, ...]
     filters: tuple[Filter, ...] = ()
+    roots: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, parts: tuple[str | int, ...], filters: tuple[Filter, ...]) -> "Reference":
+        words = tuple(takewhile(lambda part: isinstance(part, str), parts))
+        roots = accumulate(map(str, words), lambda name, word: f"{name}.{word}")
+        return cls(text, parts, filters, tuple(takewhile(lambda name: len(name) <= MAX_ROOT_CHARS, roots))[::-1])
 
     def root_in(self, names: Container[str]) -> str | None:
-        """Return the longest root among ``names``: a step's id may itself contain dots."""
-        words = [part for part in self.parts if isinstance(part, str)]
-        for count in range(len(words), 0, -1):
-            name = ".".join(words[:count])
-            if self.parts[:count] == tuple(words[:count]) and name in names:
+        """Return the longest root among ``names``."""
+        for name in self.roots:
+            if name in names:
                 return name
         return None
 
@@ -66,7 +81,7 @@ class Reference:
             TemplateError: a part of the path is missing, or a filter cannot be applied.
             BudgetExceededError: a filter would make too large a text.
         """
-        budget.step()
+        budget.step(1 + len(self.parts) // 4 + len(self.filters))
         try:
             value = self._walk(scope)
         except TemplateError:
@@ -149,6 +164,15 @@ def _parsed(text: str) -> tuple[str | Reference, ...]:
 _parsed_once = lru_cache(maxsize=4096)(_parsed)
 
 
+def _parsed_within(text: str, budget: Budget) -> tuple[str | Reference, ...]:
+    if len(text) <= _CACHED_CHARS:
+        return parse_template(text)
+    budget.step(len(text) // _CHARS_A_LOOKUP)
+    pieces = parse_template(text)
+    budget.step(len(pieces) * _LOOKUPS_A_REFERENCE // 2)
+    return pieces
+
+
 def render(value: Json, scope: Scope, budget: Budget) -> Json:
     """Return ``value`` with every reference in it looked up, once. Mapping keys are not templates.
 
@@ -174,7 +198,7 @@ def render_text(text: str, scope: Scope, budget: Budget) -> Json:
     """
     if "${" not in text:
         return text
-    pieces = parse_template(text)
+    pieces = _parsed_within(text, budget)
     if len(pieces) == 1 and isinstance(pieces[0], Reference):
         return pieces[0].look_up(scope, budget)
     written: list[str] = []
@@ -197,7 +221,7 @@ def render_head(text: str, scope: Scope, budget: Budget, most: int) -> str:
     if "${" not in text:
         return text[:most]
     written = ""
-    for piece in parse_template(text):
+    for piece in _parsed_within(text, budget):
         if len(written) >= most:
             break
         found = piece if isinstance(piece, str) else piece.look_up(scope, budget)
@@ -240,6 +264,7 @@ def _pieces(value: Json, most: int) -> Iterator[str]:
 
 def joined(items: Sequence[Json], separator: str, budget: Budget) -> str:
     """Return items as one text. Raises: BudgetExceededError, before it is made."""
+    budget.step(len(items) // _ITEMS_A_LOOKUP)
     size = len(separator) * max(0, len(items) - 1)
     for one in items:
         size += len(one) if isinstance(one, str) else budget.size_of(one)
@@ -283,9 +308,8 @@ def _closing(text: str, start: int) -> int:
 
 def _parse_reference(text: str) -> Reference:
     path, *filters = _split_filters(text)
-    return Reference(
-        text.strip(), _parse_path(path.strip(), text), tuple(_parse_filter(item, text) for item in filters)
-    )
+    parsed = tuple(_parse_filter(item, text) for item in filters)
+    return Reference.of(text.strip(), _parse_path(path.strip(), text), parsed)
 
 
 def _split_filters(text: str) -> list[str]:

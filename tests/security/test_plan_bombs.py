@@ -6,6 +6,7 @@ would tell of the machine's load.
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -294,3 +295,38 @@ def test_a_script_that_gathers_in_a_loop_is_not_ended() -> None:
 
     assert list(player.play()) == []
     assert player.output == [{"n": number} for number in range(1_000)]
+
+
+WORK: Mapping[str, Mapping[str, Json]] = {
+    "references": {"inputs": {f"a{number}": "${inputs.x}" for number in range(190)}},
+    "long paths": {"inputs": {f"a{number}": "${inputs.deep" + ".a" * 60 + "}" for number in range(190)}},
+    "many references in a text": {"inputs": {"a": "${inputs.x} " * 900}},
+    "filters": {"inputs": {f"a{number}": "${inputs.x" + "|json" * 15 + "|length}" for number in range(190)}},
+    "joined lists": {"inputs": {f"a{number}": '${inputs.list | join("") | length}' for number in range(190)}},
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_an_expansion_takes_no_more_time_than_an_owner_has_between_two_beats(work: str) -> None:
+    deep: Json = 1
+    for _ in range(61):
+        deep = {"a": deep}
+    inputs: dict[str, Json] = {"x": "y", "deep": deep, "list": ["a"] * 1_000, "items": list(range(9_999))}
+    made = task_with(
+        {"kind": "map", "over": "${inputs.items}", "max_items": 10_000, "step": {**CHILD, **WORK[work]}}, inputs
+    )
+    before = time.process_time()
+
+    with pytest.raises(BudgetExceededError):
+        expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))
+
+    # Without a bound of work the first of them takes twenty seconds, the second ten minutes.
+    assert time.process_time() - before < 15
+
+
+def test_a_map_of_thousands_of_items_with_long_instructions_is_within_its_budget() -> None:
+    child = {"instructions": "do this " * 600 + "${inputs.x} ${item}" * 5}
+    inputs: dict[str, Json] = {"x": "y", "items": list(range(5_000))}
+    made = task_with({"kind": "map", "over": "${inputs.items}", "max_items": 10_000, "step": child}, inputs)
+
+    assert len(expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))) == 5_000

@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -14,6 +18,7 @@ from sqlalchemy import text
 from orchestrator.automatic_retention import AutomaticRetention, RetentionSettings
 from orchestrator.client_bootstrap import open_collector, open_retention
 from orchestrator.retention import Limits
+from shared.adapters.sql.naming import PAGE
 from shared.adapters.sql.store import open_store
 from shared.clock import SystemClock
 from shared.errors import UsageError
@@ -76,16 +81,48 @@ async def test_a_dry_run_says_what_artifacts_would_go_by_kind(place: Place) -> N
     await place.ended_task(
         events=(NewEvent("tool_completed", {"content": [block]}), NewEvent("tool_completed", {"deliverable": written}))
     )
+    after_first_us = place.scene.now_us + 1
+    place.scene.clock.advance(timedelta(days=1))
     await place.ended_task(events=(both,))
     place.scene.clock.advance(timedelta(days=2))
     await place.ended_task(events=(both, NewEvent("tool_completed", {"artifacts": [open_.digest]})))
 
+    of_first = await place.collector.preview(Limits(after_first_us, grace_s=ANY_AGE))
     seen = await place.collector.preview(Limits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
     removed = await place.collector.collect(Limits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
 
     assert seen.artifact_bytes == {"text/plain": 3000, "deliverable": 500, "other": loose.size_bytes}
+    assert (of_first.tasks, of_first.artifact_bytes) == (1, seen.artifact_bytes)
     assert (seen.artifacts, removed.artifacts) == (3, 3)
     assert {one.digest for one in place.artifacts.stored()} == {shared_.digest, open_.digest}
+
+
+@pytest.mark.spec("OPS-10.a")
+async def test_a_dry_run_counts_old_folders_of_calls_without_a_service(place: Place) -> None:
+    for name, changed_s in (("run_old", 1.0), ("run_young", 4e9)):
+        folder = place.home / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "events.jsonl").write_bytes(b"x" * 70)
+        os.utime(folder, (changed_s, changed_s))
+
+    seen = await place.collector.preview(place.all_ended)
+    removed = await place.collector.collect(place.all_ended)
+
+    assert (seen.folders, seen.folder_bytes) == (removed.folders, removed.file_bytes) == (1, 70)
+    assert [path.name for path in (place.home / "runs").iterdir()] == ["run_young"]
+
+
+@pytest.mark.spec("OPS-10.c")
+async def test_an_artifact_that_only_the_last_of_thousands_of_rows_names_stays(place: Place) -> None:
+    refs = [await place.artifacts.put(f"named {number}".encode()) for number in range(3)]
+    names = [sha256(f"row {number}".encode()).hexdigest() for number in range(2 * PAGE + 1)]
+    for number, ref in zip((PAGE - 1, PAGE, 2 * PAGE), refs, strict=True):
+        names[number] = ref.digest
+    await place.ended_task(events=tuple(NewEvent("tool_completed", {"artifacts": [name]}) for name in names))
+
+    await place.collector.collect(Limits(0, grace_s=ANY_AGE))
+
+    assert {one.digest for one in place.artifacts.stored()} == {ref.digest for ref in refs}
 
 
 @pytest.mark.spec("OPS-10.b")
@@ -149,8 +186,9 @@ async def test_folders_within_folders_without_end_stop_no_collection(place: Plac
     others = await _written_folders(place, await place.ended_task())
     _nest(bottomless, 1200)
 
-    seen = await place.collector.preview(place.all_ended)
-    done = await place.collector.collect(place.all_ended)
+    with _few_descriptors(200):
+        seen = await place.collector.preview(place.all_ended)
+        done = await place.collector.collect(place.all_ended)
 
     assert (seen.folders, done.folders) == (6, 6)
     assert not any(folder.exists() for folder in (bottomless, *others))
@@ -191,6 +229,19 @@ async def test_what_lies_in_the_place_of_an_artifact_keeps_no_other_from_being_r
     assert [one.digest for one in place.artifacts.stored()] == [stuck.digest]
     assert done.artifacts == 1
     assert ref.digest != stuck.digest
+
+
+@contextmanager
+def _few_descriptors(more: int) -> Iterator[None]:
+    """Let this process open only so many descriptors more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + more, hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _nest(folder: Path, depth: int) -> None:

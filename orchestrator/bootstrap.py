@@ -21,6 +21,7 @@ from orchestrator.service import Orchestrator, Parts
 from shared.adapters.artifacts import FolderArtifacts
 from shared.adapters.celery_app import make_celery
 from shared.adapters.celery_broker import CeleryBroker
+from shared.adapters.celery_events import CeleryRunEvents
 from shared.adapters.redis.client import RedisClients
 from shared.adapters.redis.ring import RedisRing
 from shared.adapters.redis.switchboard import RedisSwitchboard
@@ -73,6 +74,7 @@ async def build(settings: Settings) -> Orchestrator:
     folders = RunFolders(store, artifacts, RootedFolder(settings.data, RUNS), clock)
     client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
     broker = CeleryBroker(make_celery(settings.redis_url), client)
+    events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
     parts = Parts(
         store=store,
@@ -84,7 +86,7 @@ async def build(settings: Settings) -> Orchestrator:
         ),
         commands=Commands(store, store, store, ring, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
-        desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets),
+        desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events),
         recorder=folders,
         closers=(folders.close, ring.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),

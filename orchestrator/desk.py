@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.deployment_key import DeploymentKey
 from orchestrator.session_desk import DeskTools, SessionDesk
+from orchestrator.unheld_runs import RunEvents, UnheldRuns
 from shared.clock import Clock
 from shared.permissions.grants import Grant
 from shared.permissions.request import PermissionCallback
@@ -33,9 +34,11 @@ class Desk:
         owner_id: Callable[[], str],
         home: str = "",
         redactor: Redactor | None = None,
+        events: RunEvents | None = None,
     ) -> None:
         home, redactor = home or str(Path.home()), redactor or Redactor()
-        self._tools = DeskTools(store, ring, key, clock, settings, owner_id, home, redactor)
+        unheld = UnheldRuns(store, events)
+        self._tools = DeskTools(store, ring, key, clock, settings, owner_id, home, redactor, unheld)
         self._sessions: dict[str, SessionDesk] = {}
         for session_id, callback in (direct or {}).items():
             self._of(session_id).callback = callback

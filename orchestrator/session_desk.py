@@ -17,6 +17,7 @@ from orchestrator.flood import MAX_READ, FloodGate
 from orchestrator.presence import Presence
 from orchestrator.responders import DirectResponder, Lane, lane_of
 from orchestrator.rulings import Ruling
+from orchestrator.unheld_runs import UnheldRuns
 from shared.clock import Clock
 from shared.errors import (
     AlreadyDecidedError,
@@ -51,6 +52,7 @@ LOOK_EVERY_S = 1.0
 class _Open:
     """A question on the desk. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
 
+    run_id: str
     is_proven: bool = False
     asked_s: float | None = None
     attended_s: float | None = None
@@ -69,6 +71,7 @@ class DeskTools:
     owner_id: Callable[[], str]
     home: str
     redactor: Redactor
+    unheld: UnheldRuns
 
     async def sign(self, decision: Decision) -> Decision:
         """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
@@ -164,7 +167,9 @@ class SessionDesk:
                 await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
                 await self.tools.ring.wake_session(self.session_id)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
+            run_id = self.open[request_id].run_id
             self._forget(request_id)
+            await self.tools.unheld.tell(run_id)
         if found is None:
             return
         session = found.session
@@ -172,7 +177,7 @@ class SessionDesk:
         pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
-            self.open.setdefault(request.id, _Open())
+            self.open.setdefault(request.id, _Open(request.identity.run_id))
             lanes.setdefault(lane_of(request), []).append(request)
         if session.answer_mode is AnswerMode.ATTACHED:
             await self._observe(found.responders)

@@ -242,3 +242,32 @@ async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_i
     assert page["exception"] in {None, ""}
     assert page["name"] == f"{AGENT}:asks"
     assert "plan='Ask' step='asks' title='ask'" in page["args"]
+
+
+@pytest.mark.spec("OPS-02.a")
+async def test_a_parked_run_that_is_cancelled_is_no_longer_shown_as_waiting(
+    service: Deployment, flower: Flower, tmp_path: Path
+) -> None:
+    await service.start_workers(1, SOONG_PARK_AFTER_S="0.2")
+    project = tmp_path / "project"
+    project.mkdir()
+    asks = TROUBLED["steps"][0]  # type: ignore[index]  # a list of objects
+    task = await service.submit({"title": "Ask", "steps": [asks]}, project=project, answer_mode=AnswerMode.INBOX)
+
+    async def is_parked() -> bool:
+        return (await service.steps(task))["asks"].status is StepStatus.BLOCKED
+
+    async def shown(state: str) -> bool:
+        (step,) = (await service.steps(task)).values()
+        page = await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}")
+        return bool(page) and json.loads(page)["state"] == state
+
+    await service.until(is_parked)
+    await service.until(lambda: shown("AGENT-APPROVAL-WAITING"))
+    await service.command(task, "cancel")
+
+    await service.until(lambda: shown("REVOKED"))
+    (step,) = (await service.steps(task)).values()
+    page = json.loads(await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}"))
+    (worker,) = await service.store.workers()
+    assert page["worker"] == worker.node_name, "the owner is not listed among the workers"

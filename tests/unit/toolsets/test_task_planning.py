@@ -98,6 +98,9 @@ async def planning() -> AsyncIterator[Planning]:
         # Its root run stands for the run of the agent that plans; a step that nobody takes keeps it going.
         home = make_task(session.id, make_step("held", pool="nobody"))
         await service.store.create_task(home)
+        async with asyncio.timeout(10):
+            while not (await service.store.session(session.id)).owner_id:  # noqa: ASYNC110  # rows have no event
+                await asyncio.sleep(0.005)
         yield Planning(service, session, replace(home.root_run.identity, task_id=home.id))
 
 

@@ -25,7 +25,7 @@ from benchmarks.crowd import Asker, faults_of, plan_of, play
 from benchmarks.fleet import Fleet, fleet
 from benchmarks.handing_over import prepare
 from benchmarks.report import Figure, Finding
-from shared.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import AnswerMode
 from tests.servers import postgres_server, redis_server
 
 NAME: Final = "consent"

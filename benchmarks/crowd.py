@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from orchestrator.client import Client
-from orchestrator.submission import Submission
-from shared.jsontext import Json
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.store import Store
-from shared.tasks.status import TaskStatus
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.submission import Submission
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.storage.store import Store
 
 GRANTS, ALLOWS, DENIES = "grants", "allows", "denies"
 HABITS: Final = (GRANTS, ALLOWS, DENIES)

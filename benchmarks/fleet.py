@@ -15,13 +15,13 @@ import psutil
 import psycopg
 
 from benchmarks.handing_over import ServiceError, environment_of, prepare
-from orchestrator.client import Client
-from orchestrator.client_bootstrap import open_client
-from orchestrator.submission import Submission
-from shared.errors import SoongError
-from shared.jsontext import Json
-from shared.sessions.session import ProcessState
-from shared.settings import Settings, load_settings
+from soong.orchestrator.client.bootstrap import open_client
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.submission import Submission
+from soong.shared.core.errors import SoongError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.sessions.session import ProcessState
 from tests.servers import PostgresServer, redis_server
 
 SLOTS: Final = 8

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.client import Client
-from orchestrator.submission import Submission, submission
-from shared.clock import SystemClock
-from shared.jsontext import Json
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings, load_settings
-from shared.tasks.reading import plan_from_json
-from shared.tasks.status import TaskStatus
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.submission import Submission, submission
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.status import TaskStatus
 
 RUN_LIMIT_S: Final = 300.0
 LOOK_EVERY_S: Final = 0.5

@@ -14,18 +14,18 @@ from typing import Final
 import psycopg
 from sqlalchemy import Table, Text
 
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.adapters.sql.tables import metadata
-from shared.clock import SystemClock
-from shared.ids import ids_from
-from shared.permissions.request import RequestState
-from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
-from shared.runs.status import EndReason
-from shared.sessions.session import CommandKind, ProcessState, Session
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Cap, Claim, NewStep, StepEnd
-from shared.testing.builders import (
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.ids import ids_from
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Cap, Claim, NewStep, StepEnd
+from soong.shared.permissions.request import RequestState
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.model.builders import (
     make_answer,
     make_call,
     make_command,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from benchmarks.workload import Shape, Work, Workload
-from shared.jsontext import Json
+from soong.shared.core.jsontext import Json
 
 
 def plan_of(workload: Workload) -> dict[str, Json]:

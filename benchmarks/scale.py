@@ -25,7 +25,7 @@ from benchmarks.handing_over import complete
 from benchmarks.peer import CeleryWorkbench, celery_workbench
 from benchmarks.report import Figure, Finding
 from benchmarks.workload import Shape, Work, Workload
-from shared.jsontext import Json
+from soong.shared.core.jsontext import Json
 from tests.servers import PostgresServer, postgres_server, redis_server
 
 NAME: Final = "scale"

@@ -17,11 +17,11 @@ from benchmarks.handing_over import ServiceError, complete, environment_of, prep
 from benchmarks.ledger import Ledger
 from benchmarks.plans import plan_of
 from benchmarks.workload import Workload
-from orchestrator.client import Client
-from orchestrator.client_bootstrap import open_client
-from orchestrator.embedded.starter import living_service
-from shared.errors import SoongError
-from shared.settings import Settings, load_settings
+from soong.orchestrator.client.bootstrap import open_client
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import SoongError
+from soong.shared.core.settings import Settings, load_settings
 
 WORKERS = 2
 START_LIMIT_S = 60.0

@@ -7,17 +7,17 @@ from typing import Final
 
 from benchmarks.counters import Counters, PostgresCounters, SqliteCounters, watching
 from benchmarks.past import call_tool, end_of
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.expander import Expander
-from orchestrator.flood import MAX_READ
-from orchestrator.scheduler import Scheduler
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.clock import SystemClock
-from shared.ids import new_id
-from shared.sessions.session import Ownership
-from shared.tasks.step import Claim, NewStep
-from shared.testing.builders import make_owner, make_session, make_step, make_task, make_worker
+from soong.orchestrator.approvals.question_limits import MAX_READ
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.ids import new_id
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.step import Claim, NewStep
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.model.builders import make_owner, make_session, make_step, make_task, make_worker
 
 SLOTS: Final = 16
 CLOCK: Final = SystemClock()

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.clock import SystemClock
-from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.runs.status import EndReason
-from shared.sessions.session import Session
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Advance, Claim, NewStep, StepEnd
-from shared.testing.builders import make_session, make_step, make_task, make_worker
+from soong.shared.core.clock import SystemClock
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Advance, Claim, NewStep, StepEnd
+from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.model.builders import make_session, make_step, make_task, make_worker
 from tests.servers import postgres_server
 
 CLOCK: Final = SystemClock()

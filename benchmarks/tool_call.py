@@ -3,7 +3,7 @@
 The same function, an addition of two integers told as JSON text, is called in turn
 
 - directly, as the handler alone: no parsing, no validation;
-- through the :class:`shared.tools.pipeline.ToolPipeline` without persistence: lookup, strict parsing, validation,
+- through the :class:`soong.shared.tools.pipeline.ToolPipeline` without persistence: lookup, strict parsing, validation,
   traits and risk, digest, policy, time limit, rendering, redaction, a log that keeps nothing;
 - through the same pipeline with the worker's call log over a SQLite store whose commits wait for the disk;
 - through Pydantic AI's own :class:`pydantic_ai.tool_manager.ToolManager`, which parses and validates the arguments of a
@@ -40,19 +40,19 @@ from pydantic_ai.usage import RunUsage
 
 from benchmarks.ledger import SqliteLedger
 from benchmarks.report import Figure, Finding, table
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.clock import SystemClock
-from shared.identity import Role, RunIdentity
-from shared.jsontext import JsonObject
-from shared.permissions.policy import Policy, evaluate
-from shared.permissions.rules import Effect
-from shared.tasks.step import Claim
-from shared.testing.builders import make_session, make_step, make_task, make_worker
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import CallLog, GateCall, StartedCall, ToolCall, Verdict
-from shared.tools.result import ArtifactRef, ToolResult
-from worker.call_log import RunCallLog
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.rules import Effect
+from soong.shared.storage.sql.store import SqlStore, open_store
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import CallLog, GateCall, StartedCall, ToolCall, Verdict
+from soong.shared.tools.result import ArtifactRef, ToolResult
+from soong.worker.call_log import RunCallLog
+from tests.model.builders import make_session, make_step, make_task, make_worker
 
 PART: Final = "tool-call"
 NAME: Final = "T1-tool-call"

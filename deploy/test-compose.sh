@@ -245,7 +245,7 @@ compose exec -T orchestrator find /var/lib/soong/keys -type f
 say "a key that is exchanged behind the operator's back is not published"
 compose exec -T orchestrator python - <<'PY' || fail "the key file cannot be exchanged for the test"
 from pathlib import Path
-from shared.permissions.signing import Signer
+from soong.shared.permissions.signing import Signer
 path = Path("/var/lib/soong/keys/signing.key")
 path.with_suffix(".ours").write_bytes(path.read_bytes())
 Signer.generate().save(path)

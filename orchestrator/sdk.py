@@ -7,27 +7,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.client import Client, View
-from orchestrator.embedded.service_file import ServiceRecord
-from orchestrator.embedded.starter import attach
-from orchestrator.hindrances import Hindrances
-from orchestrator.outcome import TaskOutcome, outcome_of
-from orchestrator.preview import preview_of
-from orchestrator.provenance import check_person
-from orchestrator.submission import Submission, program_folder, submission
-from shared.errors import InvalidConfigError, UnavailableError
-from shared.jsontext import Json
-from shared.permissions.consent import Preview, StepGrant
-from shared.permissions.request import PermissionCallback
-from shared.sessions.session import AnswerMode, CommandKind
-from shared.settings import Settings, load_settings
-from shared.tasks.plan import Plan
-from shared.tasks.reading import load_plan, plan_from_json
-from shared.tasks.service import TaskService
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Task
-from shared.texts import require_text
+from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client, View
+from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
+from soong.orchestrator.client.preview import preview_of
+from soong.orchestrator.client.stall_reasons import Hindrances
+from soong.orchestrator.client.submission import Submission, program_folder, submission
+from soong.orchestrator.embedded.service_file import ServiceRecord
+from soong.orchestrator.embedded.starter import attach
+from soong.shared.core.errors import InvalidConfigError, UnavailableError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.texts import require_text
+from soong.shared.engine.sessions.session import AnswerMode, CommandKind
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.consent import Preview, StepGrant
+from soong.shared.permissions.request import PermissionCallback
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""
@@ -304,7 +304,7 @@ def _with_program_folder(settings: Settings) -> Settings:
 
 @contextlib.asynccontextmanager
 async def _client(settings: Settings) -> AsyncIterator[Client]:
-    from orchestrator.client_bootstrap import open_client
+    from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(settings)
     try:

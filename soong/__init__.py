@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.direct.bootstrap import call_tool, open_tools
-    from orchestrator.direct.session import DirectSession
-    from orchestrator.outcome import Deliverable, Denial, ExitCode, TaskOutcome
-    from orchestrator.sdk import Soong
-    from shared.errors import (
+    from soong.orchestrator.client.outcome import Deliverable, Denial, ExitCode, TaskOutcome
+    from soong.orchestrator.direct.bootstrap import call_tool, open_tools
+    from soong.orchestrator.direct.session import DirectSession
+    from soong.orchestrator.sdk import Soong
+    from soong.shared.core.errors import (
         ConflictError,
         InvalidPlanError,
         NotFoundError,
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
         UnavailableError,
         UsageError,
     )
-    from shared.permissions.consent import Asked, Preview, StepGrant, StepPreview
-    from shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
-    from shared.tasks.functions import StepContext, step_function
-    from shared.tasks.status import StepStatus, TaskStatus
-    from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
-    from shared.tools.hooks import HookCall, PostOutcome, PreOutcome
-    from shared.tools.registry import ToolRegistry
-    from shared.tools.result import ErrorType, ToolError, ToolResult
-    from shared.tools.sdk_hooks import post_hook, pre_hook
-    from shared.tools.toolset import Toolset
+    from soong.shared.engine.tasks.functions import StepContext, step_function
+    from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+    from soong.shared.permissions.consent import Asked, Preview, StepGrant, StepPreview
+    from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+    from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
+    from soong.shared.tools.hooks.chain import HookCall, PostOutcome, PreOutcome
+    from soong.shared.tools.hooks.sdk import post_hook, pre_hook
+    from soong.shared.tools.registry import ToolRegistry
+    from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+    from soong.shared.tools.toolset import Toolset
 
 _HOMES = {
-    "orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
-    "orchestrator.direct.session": ("DirectSession",),
-    "orchestrator.outcome": ("Deliverable", "Denial", "ExitCode", "TaskOutcome"),
-    "orchestrator.sdk": ("Soong",),
-    "shared.errors": (
+    "soong.orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
+    "soong.orchestrator.direct.session": ("DirectSession",),
+    "soong.orchestrator.client.outcome": ("Deliverable", "Denial", "ExitCode", "TaskOutcome"),
+    "soong.orchestrator.sdk": ("Soong",),
+    "soong.shared.core.errors": (
         "ConflictError",
         "InvalidPlanError",
         "NotFoundError",
@@ -40,16 +40,16 @@ _HOMES = {
         "UnavailableError",
         "UsageError",
     ),
-    "shared.permissions.consent": ("Asked", "Preview", "StepGrant", "StepPreview"),
-    "shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
-    "shared.tasks.functions": ("StepContext", "step_function"),
-    "shared.tasks.status": ("StepStatus", "TaskStatus"),
-    "shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
-    "shared.tools.hooks": ("HookCall", "PostOutcome", "PreOutcome"),
-    "shared.tools.registry": ("ToolRegistry",),
-    "shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
-    "shared.tools.sdk_hooks": ("post_hook", "pre_hook"),
-    "shared.tools.toolset": ("Toolset",),
+    "soong.shared.permissions.consent": ("Asked", "Preview", "StepGrant", "StepPreview"),
+    "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
+    "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
+    "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
+    "soong.shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
+    "soong.shared.tools.hooks.chain": ("HookCall", "PostOutcome", "PreOutcome"),
+    "soong.shared.tools.registry": ("ToolRegistry",),
+    "soong.shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
+    "soong.shared.tools.hooks.sdk": ("post_hook", "pre_hook"),
+    "soong.shared.tools.toolset": ("Toolset",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -9,35 +9,35 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
 
-from orchestrator.commands import Commands
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.expander import Expander
-from orchestrator.scheduler import Scheduler
-from orchestrator.service import Orchestrator, Parts
-from shared.clock import SystemClock
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import PermissionCallback
-from shared.sessions.session import Session
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.expansion import new_task
-from shared.tasks.functions import known_functions
-from shared.tasks.inputs import BoundStep
-from shared.tasks.plan import Known
-from shared.tasks.planner import Planner
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import Claim, StepEnd, Task
-from shared.testing.builders import make_session
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.wire.capabilities import functions_needed
-from worker.flower import NoFlower
-from worker.incarnation import Incarnation
-from worker.interruption import Interruption
-from worker.pump import Pump
-from worker.python_step import PythonSteps
-from worker.run import Runner
-from worker.slots import Slots
-from worker.time_limit import TimeLimit
+from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.step import Claim, StepEnd, Task
+from soong.shared.engine.wire.capabilities import functions_needed
+from soong.shared.permissions.request import PermissionCallback
+from soong.shared.storage.store import Store
+from soong.worker.claim_loop import Pump
+from soong.worker.flower import NoFlower
+from soong.worker.function_step import PythonSteps
+from soong.worker.incarnation import Incarnation
+from soong.worker.run import Runner
+from soong.worker.slots import Slots
+from soong.worker.stop_signal import Interruption
+from soong.worker.time_limit import TimeLimit
+from tests.model.builders import make_session
+from tests.model.memory.notifier import MemorySwitchboard
 
 FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 

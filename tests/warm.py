@@ -30,8 +30,8 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 IMPORTED: Final = (
-    "orchestrator.bootstrap", "orchestrator.cli.main", "orchestrator.cli.orchestrator", "orchestrator.cli.tools",
-    "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "worker.bootstrap",
+    "soong.orchestrator.owner.bootstrap", "soong.orchestrator.cli.main", "soong.orchestrator.cli.orchestrator",
+    "soong.orchestrator.cli.tools", "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "soong.worker.bootstrap",
 )  # fmt: skip
 MESSAGE_BYTES: Final = 1 << 20
 MOST_DESCRIPTORS: Final = 8

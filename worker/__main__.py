@@ -1,4 +1,4 @@
-"""``python -P -m worker``: started by ``soong worker`` and by the embedded service.
+"""``python -P -m soong.worker``: started by ``soong worker`` and by the embedded service.
 
 Always with ``-P``: in a project folder with its own ``worker/`` or ``celery.py`` the user's code would be imported
 instead of ours.
@@ -10,17 +10,17 @@ import os
 import sys
 import threading
 
-from shared.errors import SoongError, UsageError
-from shared.foreign import words_of
-from shared.sandbox.family import mark_family
-from shared.sandbox.privacy import forbid_inspection
-from shared.settings import load_settings
-from shared.startup import collect_seldom
-from shared.terminal import guard_streams
-from shared.texts import require_text
-from worker.python_step import STEP_THREADS
-from worker.recycling import hear_signals
-from worker.starter import StatusPipe
+from soong.shared.core.errors import SoongError, UsageError
+from soong.shared.core.foreign import words_of
+from soong.shared.core.settings import load_settings
+from soong.shared.core.startup import collect_seldom
+from soong.shared.core.terminal import guard_streams
+from soong.shared.core.texts import require_text
+from soong.shared.sandbox.family import mark_family
+from soong.shared.sandbox.hardening import forbid_inspection
+from soong.worker.function_step import STEP_THREADS
+from soong.worker.recycling import hear_signals
+from soong.worker.starter import StatusPipe
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -46,7 +46,7 @@ def main() -> int:
     try:
         require_text("--name", name)
         settings = load_settings(**options)
-        from worker.bootstrap import run_worker  # wrong options are told before anything heavy loads
+        from soong.worker.bootstrap import run_worker  # wrong options are told before anything heavy loads
 
         return run_worker(settings, name, status)
     except SoongError as error:

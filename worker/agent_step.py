@@ -11,51 +11,51 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from shared.agents.definition import AgentDefinitionRegistry, AgentLimits, builtin_definitions
-from shared.agents.model import is_warm, resolve_model, warm_up
-from shared.agents.ports import AgentEnd, AgentTask
-from shared.clock import Clock
-from shared.config import Config
-from shared.errors import InvalidConfigError, NotFoundError, UsageError
-from shared.jsontext import Json, JsonObject
-from shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
-from shared.permissions.policy import Policy, policy_for
-from shared.permissions.scope import is_too_wide
-from shared.permissions.withheld import withheld_by_rule
-from shared.permissions.writable import writable_by_rule
-from shared.runs.events import NewEvent
-from shared.runs.status import EndReason
-from shared.sandbox.programs import DEFAULT_NAMES
-from shared.sandbox.redact import Redactor, redactor
-from shared.settings import Settings, secret_values
-from shared.store import Store
-from shared.tasks.inputs import BoundStep
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held, StepEnd
-from shared.tools.command_hooks import hooks_of
-from shared.tools.definition import ToolDefinition, Workplace
-from shared.tools.execution import unbroken
-from shared.tools.hooks import Hooks
-from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
-from shared.tools.ports import ArtifactStore, Gate
-from shared.tools.registry import ToolRegistry
-from shared.tools.sdk_hooks import registered_hooks
-from shared.tools.surface import Surface, narrow
-from shared.toolsets.sources import Surroundings, make_registry
-from shared.toolsets.tasks import TaskTools
-from shared.wire.ring import Ring
-from worker.abilities import abilities
-from worker.call_log import RunCallLog
-from worker.further import FurtherSteps
-from worker.gate import DecisionInbox, WorkerGate
-from worker.incarnation import Incarnation
-from worker.interruption import Interruption
-from worker.parking import Parking, ParkingLot, WatchedCalls
-from worker.python_step import failed
-from worker.time_limit import TimeLimit, UntimedGate
-from worker.told_runs import ToldRuns
-from worker.transcript import RunTranscript
-from worker.watching import AgentWatcher, Unwatched
+from soong.shared.agents.definition import AgentDefinitionRegistry, AgentLimits, builtin_definitions
+from soong.shared.agents.model import is_warm, resolve_model, warm_up
+from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.core.clock import Clock
+from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.settings import Settings, secret_values
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.shared.engine.wire.notifier import Ring
+from soong.shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.policy import Policy, policy_for
+from soong.shared.permissions.scope import is_too_wide
+from soong.shared.permissions.withheld import withheld_by_rule
+from soong.shared.permissions.writable import writable_by_rule
+from soong.shared.sandbox.programs import DEFAULT_NAMES
+from soong.shared.sandbox.redact import Redactor, redactor
+from soong.shared.storage.store import Store
+from soong.shared.tools.definition import ToolDefinition, Workplace
+from soong.shared.tools.execution import unbroken
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.command import hooks_of
+from soong.shared.tools.hooks.sdk import registered_hooks
+from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from soong.shared.tools.ports import ArtifactStore, Gate
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.surface import Surface, narrow
+from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.tasks import TaskTools
+from soong.worker.additional_steps import FurtherSteps
+from soong.worker.call_log import RunCallLog
+from soong.worker.capabilities import abilities
+from soong.worker.function_step import failed
+from soong.worker.incarnation import Incarnation
+from soong.worker.notifying_runs import ToldRuns
+from soong.worker.parking import Parking, ParkingLot, WatchedCalls
+from soong.worker.permission_gate import DecisionInbox, WorkerGate
+from soong.worker.stop_signal import Interruption
+from soong.worker.telemetry import AgentWatcher, Unwatched
+from soong.worker.time_limit import TimeLimit, UntimedGate
+from soong.worker.transcript import RunTranscript
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class AgentRuns:
             return failed(claim, "worker_incompatible", str(error))
         except (NotFoundError, UsageError) as error:
             return failed(claim, "invalid_input", str(error))
-        from shared.agents.loop import run_agent  # the model library costs half a second; only agent steps pay it
+        from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agent steps pay it
 
         self.inbox.worker_id = self.incarnation.worker_id
         run_id, fence = claim.identity.run_id, claim.fence

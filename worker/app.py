@@ -15,12 +15,12 @@ from celery import Celery, signals
 from celery.exceptions import InvalidTaskError
 from celery.worker.strategy import default
 
-from shared.adapters.celery_app import make_celery
-from shared.log import get_logger
-from shared.settings import Settings
-from shared.wire.jobs import DISPATCH_TASK, queue_of
-from worker.process import LoopThread, WorkerProcess
-from worker.recycling import Wear
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.engine.wire.jobs import DISPATCH_TASK, queue_of
+from soong.shared.storage.celery.app import make_celery
+from soong.worker.process import LoopThread, WorkerProcess
+from soong.worker.recycling import Wear
 
 log = get_logger(__name__)
 

@@ -8,32 +8,32 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-from shared.adapters.artifacts import FolderArtifacts
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.adapters.sql.store import open_store
-from shared.clock import SystemClock
-from shared.config import Config, load_config
-from shared.errors import InvalidConfigError
-from shared.log import configure
-from shared.sandbox.redact import Redactor, redactor
-from shared.sandbox.rooted import RootedFolder
-from shared.settings import ARTIFACTS, Settings, secret_values
-from shared.store import Store
-from shared.toolsets.modules import import_own
-from worker.agent_step import AgentRuns
-from worker.app import ParentPipe, make_worker_celery, run_celery
-from worker.flower import FlowerEvents, NoFlower
-from worker.gate import DecisionInbox
-from worker.incarnation import Incarnation
-from worker.process import LoopThread, WorkerProcess
-from worker.pulse import Pulse
-from worker.python_step import STEP_THREADS, PythonSteps
-from worker.recycling import Wear, begin_anew
-from worker.run import Runner
-from worker.starter import StatusPipe
-from worker.watching import AgentWatcher
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import Config, load_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.log import configure
+from soong.shared.core.settings import ARTIFACTS, Settings, secret_values
+from soong.shared.sandbox.redact import Redactor, redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
+from soong.shared.toolsets.modules import import_own
+from soong.worker.agent_step import AgentRuns
+from soong.worker.app import ParentPipe, make_worker_celery, run_celery
+from soong.worker.flower import FlowerEvents, NoFlower
+from soong.worker.function_step import STEP_THREADS, PythonSteps
+from soong.worker.incarnation import Incarnation
+from soong.worker.permission_gate import DecisionInbox
+from soong.worker.process import LoopThread, WorkerProcess
+from soong.worker.pulse import Pulse
+from soong.worker.recycling import Wear, begin_anew
+from soong.worker.run import Runner
+from soong.worker.starter import StatusPipe
+from soong.worker.telemetry import AgentWatcher
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001

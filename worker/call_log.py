@@ -13,18 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.clock import Clock
-from shared.errors import LeaseLostError, UnavailableError
-from shared.jsontext import Json, JsonObject
-from shared.log import get_logger
-from shared.permissions.taint import reads_untrusted
-from shared.runs.call_events import ended_event, result_nodes, started_event
-from shared.runs.events import EventType, NewEvent
-from shared.runs.store import CallRow, RunStore
-from shared.sandbox.redact import Redactor
-from shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
-from shared.tools.result import ErrorType, ToolResult
-from worker.interruption import Interruption
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.store import CallRow, RunStore
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.worker.stop_signal import Interruption
 
 log = get_logger(__name__)
 

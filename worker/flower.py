@@ -18,12 +18,12 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from shared.identity import RunIdentity
-from shared.log import get_logger
-from shared.runs.status import EndReason
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd
-from worker.watching import Unwatched
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.worker.telemetry import Unwatched
 
 log = get_logger(__name__)
 

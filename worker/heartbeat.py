@@ -10,10 +10,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-from shared.clock import Clock
-from shared.errors import UnavailableError
-from shared.log import get_logger
-from shared.sessions.store import Heart
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.sessions.store import Heart
 
 log = get_logger(__name__)
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
 
-from shared.clock import Clock
-from shared.errors import ConflictError, UnavailableError
-from shared.ids import new_id
-from shared.log import get_logger
-from shared.sessions.session import ProcessState, Worker
-from shared.sessions.store import SessionStore
-from shared.store import insist
-from shared.wire.jobs import PROTOCOL, reads
-from worker.pump import Supply
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import ConflictError, UnavailableError
+from soong.shared.core.ids import new_id
+from soong.shared.core.log import get_logger
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.wire.jobs import PROTOCOL, reads
+from soong.shared.storage.store import insist
+from soong.worker.claim_loop import Supply
 
 log = get_logger(__name__)
 

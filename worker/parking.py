@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.clock import Clock
-from shared.errors import SoongError
-from shared.log import get_logger
-from shared.tasks.step import Held
-from shared.tasks.store import TaskStore
-from shared.tools.definition import ToolDefinition
-from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, ToolResult
-from shared.tools.schedule import Executor
-from worker.interruption import Interruption
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import SoongError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.schedule import Executor
+from soong.worker.stop_signal import Interruption
 
 log = get_logger(__name__)
 

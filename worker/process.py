@@ -13,21 +13,21 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-from shared.clock import Clock
-from shared.errors import SoongError, UnavailableError
-from shared.log import get_logger
-from shared.sessions.session import ProcessState
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.step import Claim, StepEnd
-from shared.wire.ring import Ring, Switchboard
-from worker.further import FurtherSteps
-from worker.heartbeat import Heartbeat, Pace
-from worker.incarnation import Incarnation
-from worker.pulse import Pulse
-from worker.pump import Pump
-from worker.recycling import Wear
-from worker.slots import RunWatcher, Slots, StepRunner
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.storage.store import Store
+from soong.worker.additional_steps import FurtherSteps
+from soong.worker.claim_loop import Pump
+from soong.worker.heartbeat import Heartbeat, Pace
+from soong.worker.incarnation import Incarnation
+from soong.worker.pulse import Pulse
+from soong.worker.recycling import Wear
+from soong.worker.slots import RunWatcher, Slots, StepRunner
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Signs of life for the keeper of this process: the event loop moves (:mod:`shared.sandbox.keeper`).
+"""Signs of life for the keeper of this process: the event loop moves (:mod:`soong.shared.sandbox.subreaper`).
 
 A C call that holds the interpreter's lock stops every thread of the process, so nothing in it can notice that. The
 keeper is another process: when the signs stop for ``SOONG_HANG_S``, it ends this one.

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shared.log import get_logger
-from shared.sandbox import keeper
-from shared.settings import Settings
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.sandbox import subreaper
 
 log = get_logger(__name__)
 
@@ -110,7 +110,7 @@ def begin_anew(wear: Wear, parent: Callable[[], None]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     if wear.is_told_to_stop:
         return
-    keeper.end_own_descendants()  # what steps have left behind ends with this worker, not with the next one
+    subreaper.end_own_descendants()  # what steps have left behind ends with this worker, not with the next one
     parent()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,25 +8,25 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from shared.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
-from shared.foreign import contained, place_of
-from shared.jsontext import Json
-from shared.log import get_logger
-from shared.runs.status import EndReason
-from shared.sandbox.redact import Redactor
-from shared.tasks.inputs import BoundStep, bind_step
-from shared.tasks.outcomes import with_report
-from shared.tasks.step import Claim, StepEnd, StepKind
-from worker.interruption import Interruption
-from worker.python_step import PythonSteps, crashed, failed, malformed
-from worker.time_limit import TimeLimit
-from worker.transcript import clean_end
+from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
+from soong.shared.core.foreign import contained, place_of
+from soong.shared.core.jsontext import Json
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.failure_report import with_report
+from soong.shared.engine.tasks.plan.inputs import BoundStep, bind_step
+from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
+from soong.shared.sandbox.redact import Redactor
+from soong.worker.function_step import PythonSteps, crashed, failed, malformed
+from soong.worker.stop_signal import Interruption
+from soong.worker.time_limit import TimeLimit
+from soong.worker.transcript import clean_end
 
 log = get_logger(__name__)
 
 
 class AgentSteps(Protocol):
-    """Runs a child agent (:mod:`worker.agent_step`)."""
+    """Runs a child agent (:mod:`soong.worker.agent_step`)."""
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd: ...
 

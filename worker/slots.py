@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from shared.clock import Clock
-from shared.errors import LeaseLostError, UnavailableError
-from shared.foreign import place_of
-from shared.log import get_logger
-from shared.runs.status import EndReason
-from shared.tasks.outcomes import with_report
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held, StepEnd, StepError
-from shared.tasks.store import TaskStore
-from worker.further import FurtherSteps
-from worker.interruption import Interruption, Stop
-from worker.pump import Lease, Pump, retry_s
-from worker.python_step import crashed
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.foreign import place_of
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.failure_report import with_report
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, StepEnd, StepError
+from soong.shared.engine.tasks.store import TaskStore
+from soong.worker.additional_steps import FurtherSteps
+from soong.worker.claim_loop import Lease, Pump, retry_s
+from soong.worker.function_step import crashed
+from soong.worker.stop_signal import Interruption, Stop
 
 log = get_logger(__name__)
 

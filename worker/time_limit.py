@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from shared.tools.ports import Gate, GateCall, Verdict
+from soong.shared.tools.ports import Gate, GateCall, Verdict
 
 
 class TimeLimit:

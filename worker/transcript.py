@@ -8,20 +8,20 @@ until the call ends.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shared.clock import Clock
-from shared.errors import ForgedError
-from shared.runs.events import EventType, NewEvent, NewNode, Node
-from shared.runs.store import CallRow, RunStore
-from shared.sandbox.redact import Redactor
-from shared.tasks.step import MALFORMED, StepEnd
-from shared.tools.bounds import UnfitError, check_incoming
-from shared.tools.ports import CallInputs, ToolCall, effect_id_of
-from worker.call_log import RunCallLog
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import ForgedError
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.store import CallRow, RunStore
+from soong.shared.engine.tasks.step import MALFORMED, StepEnd
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.ports import CallInputs, ToolCall, effect_id_of
+from soong.shared.tools.value_limits import UnfitError, check_incoming
+from soong.worker.call_log import RunCallLog
 
 
 @dataclass(slots=True)
 class RunTranscript:
-    """Implements ``shared.agents.ports.Transcript``; what the call log has kept back goes first."""
+    """Implements ``soong.shared.agents.ports.Transcript``; what the call log has kept back goes first."""
 
     runs: RunStore
     log: RunCallLog

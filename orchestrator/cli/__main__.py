@@ -1,6 +1,6 @@
-"""``python -P -m orchestrator.cli``: how our own processes are started, whatever folder they are started in."""
+"""``python -P -m soong.orchestrator.cli``: how our own processes are started, whatever folder they are started in."""
 
-from orchestrator.cli.main import main
+from soong.orchestrator.cli.main import main
 
 if __name__ == "__main__":
     main()

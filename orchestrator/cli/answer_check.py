@@ -3,11 +3,11 @@
 import os
 import resource
 
-from orchestrator.cli.finding import Finding, Level
-from orchestrator.provenance import is_run_here
-from shared.sandbox.family import HAS_MARK
-from shared.sandbox.keeper import RLIMIT_LOCKS
-from shared.settings import Settings
+from soong.orchestrator.approvals.provenance import is_run_here
+from soong.orchestrator.cli.finding import Finding, Level
+from soong.shared.core.settings import Settings
+from soong.shared.sandbox.family import HAS_MARK
+from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 
 _NOT_KNOWN = "one that another service starts for it (at, systemd-run, tmux, ssh, a container) is not recognised"
 

@@ -8,8 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from orchestrator.cli.commands import COMMANDS, GROUPS, Entry
-from orchestrator.cli.verbosity import Verbosity, choose, chosen
+from soong.orchestrator.cli.commands import COMMANDS, GROUPS, Entry
+from soong.orchestrator.cli.verbosity import Verbosity, choose, chosen
 
 COMPLETE_VARIABLE = "_SOONG_COMPLETE"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -116,8 +116,8 @@ def _options(
 
 
 def _mount(app: typer.Typer, name: str, entry: Entry) -> None:
-    module = import_module(f"orchestrator.cli.{entry.module}")
-    from shared.log import configure  # after the command's own imports, which a bare --help does not pay
+    module = import_module(f"soong.orchestrator.cli.{entry.module}")
+    from soong.shared.core.log import configure  # after the command's own imports, which a bare --help does not pay
 
     # A client tells what matters in sentences; what its parts log belongs neither into those nor on standard output.
     configure("info" if chosen() is Verbosity.VERBOSE else "error", process="cli")

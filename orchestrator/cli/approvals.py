@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import emit, output, say
-from shared.clock import SystemClock
-from shared.errors import UsageError
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.console import emit, output, say
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from orchestrator.approval import Approval
-    from shared.permissions.request import Choice, Question
-    from shared.store import Store
+    from soong.orchestrator.approvals.approval import Approval
+    from soong.shared.permissions.request import Choice, Question
+    from soong.shared.storage.store import Store
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -68,7 +68,7 @@ def allow(
     wait_s: float = _WAIT,
 ) -> None:
     """Allow the call, once."""
-    from shared.permissions.request import Choice
+    from soong.shared.permissions.request import Choice
 
     choice = Choice.ALLOW_FOR_SESSION if for_session else Choice.ALLOW_ONCE
     raise typer.Exit(asyncio.run(_answer(question, choice, reason, wait_s)))
@@ -77,7 +77,7 @@ def allow(
 @app.command()
 def deny(question: str = _ID, *, reason: str = _REASON, wait_s: float = _WAIT) -> None:
     """Deny the call; the run goes on and is told the reason."""
-    from shared.permissions.request import Choice
+    from soong.shared.permissions.request import Choice
 
     raise typer.Exit(asyncio.run(_answer(question, Choice.DENY, reason, wait_s)))
 
@@ -89,7 +89,7 @@ def watch(
     is_json: bool = typer.Option(False, "--json", help="Answer nothing: print questions and their ends as JSON lines."),
 ) -> None:
     """Show questions as they come and answer them here; Ctrl-C leaves, and answers nothing."""
-    from orchestrator.cli.approvals_watch import watch_questions
+    from soong.orchestrator.cli.approvals_watch import watch_questions
 
     raise typer.Exit(asyncio.run(watch_questions(load_settings(), session, is_json=is_json)))
 
@@ -101,9 +101,9 @@ async def find_question(store: "Store", text: str) -> "Question":
         NotFoundError: there is none.
         UsageError: there are several.
     """
-    from orchestrator.cli.ids import fits
-    from orchestrator.endings import question_of
-    from shared.errors import NotFoundError
+    from soong.orchestrator.approvals.question_status import question_of
+    from soong.orchestrator.cli.ids import fits
+    from soong.shared.core.errors import NotFoundError
 
     try:
         return await question_of(store, text)
@@ -120,9 +120,9 @@ async def find_question(store: "Store", text: str) -> "Question":
 
 
 async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
-    from orchestrator.approval import question_json
-    from orchestrator.cli.approvals_text import list_text
-    from orchestrator.cli.ids import open_store
+    from soong.orchestrator.approvals.approval import question_json
+    from soong.orchestrator.cli.approvals_text import list_text
+    from soong.orchestrator.cli.ids import open_store
 
     store = await open_store(load_settings())
     try:
@@ -139,7 +139,7 @@ async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
 
 
 async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
-    from orchestrator.cli.approvals_text import show_text
+    from soong.orchestrator.cli.approvals_text import show_text
 
     approval = await read_approval(load_settings(), text)
     if is_json:
@@ -150,11 +150,11 @@ async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
 
 async def read_approval(settings: Settings, text: str) -> "Approval":
     """Read all about the question that a person names. Raises: NotFoundError, UsageError, UnavailableError."""
-    from orchestrator.approval import approval_of
-    from orchestrator.catalogue import Catalogue
-    from orchestrator.cli.ids import open_store
-    from orchestrator.target_now import Lookout
-    from shared.permissions.configured import configured_write_roots
+    from soong.orchestrator.approvals.approval import approval_of
+    from soong.orchestrator.approvals.target_check import Lookout
+    from soong.orchestrator.cli.ids import open_store
+    from soong.orchestrator.client.catalog import Catalogue
+    from soong.shared.permissions.configured import configured_write_roots
 
     store = await open_store(settings)
     try:
@@ -167,7 +167,7 @@ async def read_approval(settings: Settings, text: str) -> "Approval":
 
 
 async def _answer(text: str, choice: "Choice", reason: str, wait_s: float) -> int:
-    from orchestrator.cli.approvals_answer import Answering, open_answering
+    from soong.orchestrator.cli.approvals_answer import Answering, open_answering
 
     settings = load_settings()
     answering: Answering = await open_answering(settings)

@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from orchestrator.cli.console import visible
-from orchestrator.cli.ids import deployment, open_store
-from orchestrator.cli.program import program
-from orchestrator.cli.question_text import short_id
-from orchestrator.endings import CHOICES, ending_of, question_of
-from orchestrator.provenance import provenance_here
-from orchestrator.remote_responder import why_not
-from orchestrator.rulings import offers_session
-from shared.clock import Clock, SystemClock
-from shared.errors import AlreadyDecidedError, InvalidConfigError
-from shared.permissions.policy import Policy, policy_for
-from shared.permissions.provenance import Provenance
-from shared.permissions.request import Answer, Choice, Question
-from shared.sessions.session import Session
-from shared.settings import Settings
-from shared.store import Store
-from shared.wire.ring import Ring
+from soong.orchestrator.approvals.decide import offers_session
+from soong.orchestrator.approvals.provenance import provenance_here
+from soong.orchestrator.approvals.question_status import CHOICES, ending_of, question_of
+from soong.orchestrator.approvals.remote_responder import why_not
+from soong.orchestrator.cli.console import visible
+from soong.orchestrator.cli.ids import deployment, open_store
+from soong.orchestrator.cli.question_text import short_id
+from soong.orchestrator.client.program import program
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.wire.notifier import Ring
+from soong.shared.permissions.policy import Policy, policy_for
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import Answer, Choice, Question
+from soong.shared.storage.store import Store
 
 LOOK_EVERY_S: Final = 0.1
 CHANNEL: Final = "cli"
@@ -124,7 +124,7 @@ async def open_answering(settings: Settings) -> Answering:
     known = await deployment(settings)
     if not known.redis_url:
         return Answering(store, None, settings, closers=(store.close,))
-    from orchestrator.client_bootstrap import open_ring  # Redis, only where somebody could hear it
+    from soong.orchestrator.client.bootstrap import open_ring  # Redis, only where somebody could hear it
 
     ring, closers = open_ring(known)
     return Answering(store, ring, settings, closers=(*closers, store.close))

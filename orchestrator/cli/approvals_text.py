@@ -4,14 +4,22 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from orchestrator.approval import Approval
-from orchestrator.cli.console import folded, is_terminal, visible
-from orchestrator.cli.program import program
-from orchestrator.cli.question_text import age_text, facts_of, grant_text, input_lines, quoted, short_id, step_text
-from orchestrator.endings import WAITS, ending_of
-from shared.clock import rfc3339
-from shared.identity import RunIdentity
-from shared.permissions.request import Question
+from soong.orchestrator.approvals.approval import Approval
+from soong.orchestrator.approvals.question_status import WAITS, ending_of
+from soong.orchestrator.cli.console import folded, is_terminal, visible
+from soong.orchestrator.cli.question_text import (
+    age_text,
+    facts_of,
+    grant_text,
+    input_lines,
+    quoted,
+    short_id,
+    step_text,
+)
+from soong.orchestrator.client.program import program
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.identity import RunIdentity
+from soong.shared.permissions.request import Question
 
 VALUE_CHARS: Final = 300
 BLOCK_CHARS: Final = 4_000

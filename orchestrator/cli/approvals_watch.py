@@ -7,18 +7,18 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.approval import question_json
-from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import emit, say, visible
-from orchestrator.cli.ids import deployment, open_store
-from orchestrator.cli.watch import Interrupts
-from orchestrator.endings import question_of
-from orchestrator.remote_responder import why_not
-from shared.errors import UnavailableError, UsageError
-from shared.permissions.request import PermissionRequest
-from shared.sessions.session import Session
-from shared.settings import Settings
-from shared.store import Store
+from soong.orchestrator.approvals.approval import question_json
+from soong.orchestrator.approvals.question_status import question_of
+from soong.orchestrator.approvals.remote_responder import why_not
+from soong.orchestrator.cli.asking import why_nobody_is_asked
+from soong.orchestrator.cli.console import emit, say, visible
+from soong.orchestrator.cli.ids import deployment, open_store
+from soong.orchestrator.cli.watch import Interrupts
+from soong.shared.core.errors import UnavailableError, UsageError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import Session
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.storage.store import Store
 
 LOOK_EVERY_S: Final = 1.0
 
@@ -46,9 +46,9 @@ async def _answer(settings: Settings, session_id: str) -> None:
     if nobody := why_nobody_is_asked():
         raise UsageError(f"{nobody}; use --json to look, `soong approvals allow ID` to answer")
     known = await _living(settings)
-    from orchestrator.cli.prompt import TerminalPrompt, terminal_console
-    from orchestrator.cli.question_text import whole_reader
-    from orchestrator.client_bootstrap import open_client
+    from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console
+    from soong.orchestrator.cli.question_text import whole_reader
+    from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(known)
     try:

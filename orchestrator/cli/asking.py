@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from orchestrator.cli.console import is_terminal
-from orchestrator.provenance import is_run_here
+from soong.orchestrator.approvals.provenance import is_run_here
+from soong.orchestrator.cli.console import is_terminal
 
 NO_TERMINAL: Final = "standard input and output are not a terminal"
 OF_A_RUN: Final = "a run started this command, and runs do not answer for people"

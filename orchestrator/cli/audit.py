@@ -8,11 +8,11 @@ from typing import Final
 
 import typer
 
-from orchestrator.cli.console import emit, output, say
-from orchestrator.cli.ids import open_store
-from shared.audit.entry import AuditKind
-from shared.errors import UsageError
-from shared.settings import load_settings
+from soong.orchestrator.cli.console import emit, output, say
+from soong.orchestrator.cli.ids import open_store
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import load_settings
+from soong.shared.permissions.audit_log.entry import AuditKind
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -66,7 +66,7 @@ def since_us(text: str, now: datetime) -> int:
 
 
 async def _export(from_us: int, session_id: str, kinds: list[str]) -> None:
-    from orchestrator.audit import entries
+    from soong.orchestrator.client.audit import entries
 
     store = await open_store(load_settings())
     try:
@@ -77,7 +77,7 @@ async def _export(from_us: int, session_id: str, kinds: list[str]) -> None:
 
 
 async def _verify(seen: list[str], *, is_json: bool) -> int:
-    from orchestrator.audit import verify as check
+    from soong.orchestrator.client.audit import verify as check
 
     store = await open_store(load_settings())
     try:

@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli.finding import Finding, Level
-from shared.access.standing import Standing
-from shared.config import CONFIG_FILE, load_config
-from shared.errors import InvalidConfigError, SoongError
-from shared.settings import Settings
-from shared.toolsets.declarative.folder import TOOLS_FOLDER
+from soong.orchestrator.cli.finding import Finding, Level
+from soong.shared.core.config import CONFIG_FILE, load_config
+from soong.shared.core.errors import InvalidConfigError, SoongError
+from soong.shared.core.settings import Settings
+from soong.shared.permissions.access.database_rights import Standing
+from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER
 
 MIN_FREE_BYTES = 200 * 1024 * 1024
 ROLES = "give each part a role of its own: soong migrate --grant-worker … (docs/operations.md)"
@@ -113,7 +113,7 @@ def _configuration(settings: Settings) -> Iterator[Path]:
 
 
 async def _standing(settings: Settings) -> Standing | None:
-    from orchestrator.client_bootstrap import standing_of
+    from soong.orchestrator.client.bootstrap import standing_of
 
     return await asyncio.to_thread(standing_of, settings)
 

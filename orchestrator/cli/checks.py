@@ -9,24 +9,30 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from orchestrator.cli.answer_check import check_answers
-from orchestrator.cli.boundary_checks import (
+from soong.orchestrator.cli.answer_check import check_answers
+from soong.orchestrator.cli.boundary_checks import (
     MIN_FREE_BYTES,
     check_boundary,
     check_configuration,
     check_data,
     existing,
 )
-from orchestrator.cli.finding import Finding, Level
-from orchestrator.cli.work_checks import check_steps, check_workers
-from orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
-from orchestrator.embedded.redis import OLDEST, find_redis
-from orchestrator.embedded.service_file import read_record
-from orchestrator.embedded.starter import living_service
-from shared.errors import InvalidConfigError, SchemaVersionError, SoongError, UnavailableError, UnsupportedPoolerError
-from shared.sandbox.descriptors import PathRefusedError
-from shared.sandbox.programs import find_own_program
-from shared.settings import Settings
+from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.cli.work_checks import check_steps, check_workers
+from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
+from soong.orchestrator.embedded.redis import OLDEST, find_redis
+from soong.orchestrator.embedded.service_file import read_record
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import (
+    InvalidConfigError,
+    SchemaVersionError,
+    SoongError,
+    UnavailableError,
+    UnsupportedPoolerError,
+)
+from soong.shared.core.settings import Settings
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.sandbox.programs import find_own_program
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse.sshfs"}
@@ -143,7 +149,7 @@ async def check_database(settings: Settings) -> Finding:
     """The database answers and has this program's schema."""
     if settings.is_embedded and not (settings.home / "soong.db").exists():
         return Finding("database", Level.OK, "none yet; it is made at the first start")
-    from orchestrator.client_bootstrap import open_rows
+    from soong.orchestrator.client.bootstrap import open_rows
 
     where = "the home's SQLite file" if settings.is_embedded else "SOONG_DATABASE_URL"
     try:
@@ -215,9 +221,9 @@ async def check_ripgrep(_settings: Settings) -> Finding:
 
 async def check_tool_files(settings: Settings) -> Finding:
     """A broken definition in ``tools/`` of the home keeps every worker from starting."""
-    from shared.config import load_config
-    from shared.toolsets.declarative.definition import Bounds
-    from shared.toolsets.declarative.folder import read_tool_files
+    from soong.shared.core.config import load_config
+    from soong.shared.toolsets.declarative.definition import Bounds
+    from soong.shared.toolsets.declarative.folder import read_tool_files
 
     try:
         bounds = Bounds.of(load_config(settings.home))
@@ -237,13 +243,13 @@ async def check_modules(settings: Settings) -> Finding:
     The folder where the check is called counts as a project. File tools refuse to write such modules; a command that
     was allowed is not kept from it.
     """
-    from shared.config import load_config
-    from shared.permissions.configured import configured_write_roots, policy_of
-    from shared.permissions.writable import writable_by_rule
-    from shared.sandbox.paths import is_below
-    from shared.toolsets.code import code_tools
-    from shared.toolsets.controls import module_files, program_files
-    from shared.toolsets.import_folders import look_in
+    from soong.shared.core.config import load_config
+    from soong.shared.permissions.configured import configured_write_roots, policy_of
+    from soong.shared.permissions.writable import writable_by_rule
+    from soong.shared.sandbox.paths import is_below
+    from soong.shared.toolsets.code import code_tools
+    from soong.shared.toolsets.controls import module_files, program_files
+    from soong.shared.toolsets.import_folders import look_in
 
     try:
         config = load_config(settings.home)

@@ -80,7 +80,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Entry]]] = {
         "worker": Entry("worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
         "workers": Entry("workers", "List the workers and what each holds.", ("soong workers list",)),
         "caps": Entry(
-            "caps",
+            "limits",
             "Limit how much runs at once, by pool, model, agent definition or session.",
             ("soong caps set pool:default 8", "soong caps list"),
         ),

@@ -6,9 +6,9 @@ from pathlib import PurePath
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not in its list of exports
 
-from orchestrator.cli.application import COMPLETE_VARIABLE
-from orchestrator.cli.console import emit_text
-from shared.errors import UsageError
+from soong.orchestrator.cli.application import COMPLETE_VARIABLE
+from soong.orchestrator.cli.console import emit_text
+from soong.shared.core.errors import UsageError
 
 
 class Shell(StrEnum):

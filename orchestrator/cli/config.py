@@ -5,9 +5,9 @@ from typing import Final
 
 import typer
 
-from orchestrator.cli.console import emit, output, table
-from shared.config import CONFIG_FILE, load_config
-from shared.settings import Settings, load_settings, source_of, without_password
+from soong.orchestrator.cli.console import emit, output, table
+from soong.shared.core.config import CONFIG_FILE, load_config
+from soong.shared.core.settings import Settings, load_settings, source_of, without_password
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _URLS: Final = frozenset({"database_url", "redis_url"})

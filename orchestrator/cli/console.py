@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TextIO, TypedDict
 
-from orchestrator.cli.verbosity import Verbosity, chosen
-from shared.errors import Offence
-from shared.inert import inert, inert_json
-from shared.jsontext import Json
+from soong.orchestrator.cli.verbosity import Verbosity, chosen
+from soong.shared.core.errors import Offence
+from soong.shared.core.inert import inert, inert_json
+from soong.shared.core.jsontext import Json
 
 
 class _Form(TypedDict, total=False):

@@ -1,32 +1,17 @@
 """How a task is watched: a live picture on a terminal, one line a change elsewhere."""
 
 import sys
-import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from orchestrator.cli.console import cut, one_line, say, visible
-from orchestrator.cli.program import program
-from orchestrator.cli.verbosity import Verbosity, chosen
-from orchestrator.client import View
-from shared.sessions.session import ProcessState
-from shared.tasks.pulling import waiting_for_a_puller
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, Step
+from soong.orchestrator.cli.console import cut, one_line, say, visible
+from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, pull_text, seconds_of, time_text
+from soong.orchestrator.cli.verbosity import Verbosity, chosen
+from soong.orchestrator.client.client import View
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Outcome, Step
 
-SYMBOLS = {
-    StepStatus.PENDING: "·",
-    StepStatus.READY: "○",
-    StepStatus.CLAIMED: "▸",
-    StepStatus.RUNNING: "▸",
-    StepStatus.BLOCKED: "?",
-    StepStatus.EXPANDING: "…",
-    StepStatus.WAITING: "…",
-    StepStatus.COMPLETED: "✓",
-    StepStatus.FAILED: "✗",
-    StepStatus.CANCELLED: "⊘",
-    StepStatus.SKIPPED: "-",
-}
 TOLD = frozenset(
     {
         StepStatus.RUNNING,
@@ -38,10 +23,6 @@ TOLD = frozenset(
         StepStatus.SKIPPED,
     }
 )
-
-
-WAITS_FOR_CONSENT = "waits for consent, without a slot"
-"""What is said of a step whose run is parked."""
 
 
 class Display(Protocol):
@@ -104,34 +85,9 @@ def make_display(*, is_plain: bool) -> Display:
     """Return the live picture when standard output is a terminal, else lines."""
     if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
         return Lines()
-    from orchestrator.cli.live import Live  # rich, only for terminals
+    from soong.orchestrator.cli.live import Live  # rich, only for terminals
 
     return Live()
-
-
-def pull_text(view: View) -> str:
-    """Say what to do about steps that nobody is there to pull; empty when there are none."""
-    number = 0 if view.task.status.is_terminal else waiting_for_a_puller(view.steps)
-    if not number:
-        return ""
-    steps = "1 step waits" if number == 1 else f"{number} steps wait"
-    return f"{steps} for a puller: {program()} tasks dispatch {view.task.id}"
-
-
-def seconds_of(step: Step) -> float | None:
-    """Return how long a step has run or ran."""
-    if step.started_us is None:
-        return None
-    return max(0.0, ((step.ended_us or time.time_ns() // 1000) - step.started_us) / 1_000_000)
-
-
-def time_text(seconds: float | None) -> str:
-    """Return a duration for people."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
 def status_text(step: Step) -> str:
@@ -139,11 +95,6 @@ def status_text(step: Step) -> str:
     if step.status is StepStatus.BLOCKED:
         return f"{step.status} (waits for consent)"
     return f"{step.status} ({step.outcome})" if step.outcome is Outcome.PARTIAL else str(step.status)
-
-
-def counted(status: StepStatus) -> str:
-    """Return what steps of a status are called where they are counted."""
-    return "waiting for consent" if status is StepStatus.BLOCKED else str(status)
 
 
 def _facts(step: Step) -> str:

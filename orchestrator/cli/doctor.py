@@ -5,11 +5,11 @@ import os
 
 import typer
 
-from orchestrator.cli.checks import run_checks
-from orchestrator.cli.console import emit, output
-from orchestrator.cli.finding import Finding, Level
-from shared.inert import inert
-from shared.settings import load_settings
+from soong.orchestrator.cli.checks import run_checks
+from soong.orchestrator.cli.console import emit, output
+from soong.orchestrator.cli.finding import Finding, Level
+from soong.shared.core.inert import inert
+from soong.shared.core.settings import load_settings
 
 MARKS = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 

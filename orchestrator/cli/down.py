@@ -4,11 +4,11 @@ import asyncio
 
 import typer
 
-from orchestrator.cli.console import say
-from orchestrator.embedded.control import ControlClient
-from orchestrator.embedded.starter import living_service
-from shared.errors import UnavailableError
-from shared.settings import load_settings
+from soong.orchestrator.cli.console import say
+from soong.orchestrator.embedded.control import ControlClient
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import load_settings
 
 
 def command(

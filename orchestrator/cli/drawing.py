@@ -6,8 +6,8 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from shared.inert import inert
-from shared.terminal import drawing_stream
+from soong.shared.core.inert import inert
+from soong.shared.core.terminal import drawing_stream
 
 
 class TerminalConsole(Console):

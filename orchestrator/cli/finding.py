@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shared.jsontext import Json
+from soong.shared.core.jsontext import Json
 
 
 class Level(StrEnum):

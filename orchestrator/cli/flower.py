@@ -8,15 +8,15 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.cli.console import say
-from orchestrator.cli.flower_process import PORT_TAKEN
-from orchestrator.embedded import leash
-from orchestrator.embedded.control import ControlClient
-from orchestrator.embedded.environment import child_environment, module_command
-from orchestrator.embedded.folders import prepare_home
-from orchestrator.embedded.starter import living_service
-from shared.errors import UsageError
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.console import say
+from soong.orchestrator.cli.flower_process import PORT_TAKEN
+from soong.orchestrator.embedded import die_with_parent
+from soong.orchestrator.embedded.control import ControlClient
+from soong.orchestrator.embedded.environment import child_environment, module_command
+from soong.orchestrator.embedded.folders import prepare_home
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
 
 AUTH_FILE = "flower.auth"
 LOOPBACK = "127.0.0.1"
@@ -62,7 +62,9 @@ def read_auth(file: Path, *, may_make: bool) -> str:
 
 async def _serve(settings: Settings, file: Path, user: str, address: str, port: int) -> int:
     service, control = await _service(settings)
-    argv = leash.command(module_command("orchestrator.cli.flower_process", str(file), address, str(port)))
+    argv = die_with_parent.command(
+        module_command("soong.orchestrator.cli.flower_process", str(file), address, str(port))
+    )
     child = await asyncio.create_subprocess_exec(
         *argv,
         env=child_environment(service),

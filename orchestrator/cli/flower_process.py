@@ -1,4 +1,4 @@
-"""The process that Flower runs in: ``python -P -m orchestrator.cli.flower_process AUTH_FILE ADDRESS PORT``.
+"""The process that Flower runs in: ``python -P -m soong.orchestrator.cli.flower_process AUTH_FILE ADDRESS PORT``.
 
 Its options are set here and nowhere else: no command line, no FLOWER_ variables, so nobody opens it by accident.
 """
@@ -15,9 +15,9 @@ def main(auth_file: str, address: str, port: str) -> int:
     from flower.options import options
     from flower.urls import settings as flower_settings
 
-    from orchestrator.client_bootstrap import open_broker
-    from shared.settings import load_settings
-    from shared.terminal import guard_streams
+    from soong.orchestrator.client.bootstrap import open_broker
+    from soong.shared.core.settings import load_settings
+    from soong.shared.core.terminal import guard_streams
 
     guard_streams()
     options.basic_auth = [Path(auth_file).read_text(encoding="utf-8").strip()]

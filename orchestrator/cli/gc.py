@@ -6,13 +6,13 @@ from typing import TypeVar
 
 import typer
 
-from orchestrator.cli.console import emit, output, say
-from orchestrator.retention import Collected, GarbageCollector, Limits, Preview
-from orchestrator.retention_words import bytes_text, read_age, read_size
-from shared.clock import SystemClock
-from shared.errors import UsageError
-from shared.jsontext import Json
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.console import emit, output, say
+from soong.orchestrator.retention.amounts import bytes_text, read_age, read_size
+from soong.orchestrator.retention.collector import Collected, GarbageCollector, Limits, Preview
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def text_of(done: Collected) -> str:
 
 
 async def _with_collector(settings: Settings, work: Callable[[GarbageCollector], Awaitable[T]]) -> T:
-    from orchestrator.client_bootstrap import open_collector
+    from soong.orchestrator.client.bootstrap import open_collector
 
     if settings.is_embedded and not (settings.home / "soong.db").exists():
         raise UsageError(f"nothing has run in {str(settings.home)!r} yet; start with `soong run PLAN`")

@@ -1,12 +1,12 @@
 """Finding rows by the ids that people type."""
 
-from orchestrator.embedded.starter import living_service
-from shared.errors import NotFoundError, UnavailableError, UsageError
-from shared.runs.record import Run
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Task
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import NotFoundError, UnavailableError, UsageError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.storage.store import Store
 
 MANY = 1000
 
@@ -20,7 +20,7 @@ async def open_store(settings: Settings) -> Store:
     """
     if settings.is_embedded and not (settings.home / "soong.db").exists():
         raise UsageError(f"nothing has run in {str(settings.home)!r} yet; start with `soong run PLAN`")
-    from orchestrator.client_bootstrap import open_rows
+    from soong.orchestrator.client.bootstrap import open_rows
 
     return await open_rows(settings)
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import typer
 
-from orchestrator.cli.console import emit, output, say, table
-from orchestrator.cli.ids import deployment, open_store
-from orchestrator.keys import OVERLAP, Ended, KeyRing
-from orchestrator.provenance import check_person
-from shared.clock import SystemClock, rfc3339
-from shared.errors import NotFoundError, UsageError
-from shared.jsontext import Json
-from shared.settings import Settings, load_settings
+from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.cli.console import emit, output, say, table
+from soong.orchestrator.cli.ids import deployment, open_store
+from soong.orchestrator.client.keys import OVERLAP, Ended, KeyRing
+from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -137,7 +137,7 @@ async def _tell(settings: Settings, ended: Ended) -> None:
     reachable = await deployment(settings)
     if not ended.lapsed or not reachable.redis_url:
         return
-    from orchestrator.client_bootstrap import open_client
+    from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(reachable)
     try:

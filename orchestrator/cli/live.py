@@ -9,14 +9,14 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.console import cut, one_line, visible
-from orchestrator.cli.display import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
-from orchestrator.cli.program import program
-from orchestrator.cli.prompt import terminal_console
-from orchestrator.client import View
-from shared.sessions.session import ProcessState
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Step
+from soong.orchestrator.cli.console import cut, one_line, visible
+from soong.orchestrator.cli.prompt import terminal_console
+from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
+from soong.orchestrator.client.client import View
+from soong.orchestrator.client.program import program
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step
 
 STYLES = {
     StepStatus.RUNNING: "cyan",

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from orchestrator.cli.console import one_line
-from orchestrator.client import View
+from soong.orchestrator.cli.console import one_line
+from soong.orchestrator.client.client import View
 
 
 @dataclass(slots=True)

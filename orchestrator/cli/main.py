@@ -14,13 +14,13 @@ from typing import NoReturn
 
 from typer import Abort, TyperException
 
-from orchestrator.cli.application import COMPLETE_VARIABLE, build, words_to_complete
-from orchestrator.cli.console import complain, emit_error
-from orchestrator.cli.verbosity import Verbosity, chosen
-from shared.errors import InvalidPlanError, SoongError, UsageError
-from shared.startup import collect_seldom
-from shared.terminal import guard_streams
-from shared.texts import require_text
+from soong.orchestrator.cli.application import COMPLETE_VARIABLE, build, words_to_complete
+from soong.orchestrator.cli.console import complain, emit_error
+from soong.orchestrator.cli.verbosity import Verbosity, chosen
+from soong.shared.core.errors import InvalidPlanError, SoongError, UsageError
+from soong.shared.core.startup import collect_seldom
+from soong.shared.core.terminal import guard_streams
+from soong.shared.core.texts import require_text
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

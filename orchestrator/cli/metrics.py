@@ -2,9 +2,9 @@
 
 import asyncio
 
-from orchestrator.cli.console import emit_text
-from orchestrator.cli.ids import open_store
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.console import emit_text
+from soong.orchestrator.cli.ids import open_store
+from soong.shared.core.settings import Settings, load_settings
 
 
 def command() -> None:
@@ -13,9 +13,9 @@ def command() -> None:
 
 
 async def _text(settings: Settings) -> bytes:
-    from orchestrator.client_bootstrap import open_figures
-    from orchestrator.metrics import look, text
-    from shared.clock import SystemClock
+    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.owner.metrics import look, text
+    from soong.shared.core.clock import SystemClock
 
     store = await open_store(settings)
     figures = open_figures(settings)

@@ -7,8 +7,8 @@ import asyncio
 
 import typer
 
-from orchestrator.cli.console import say
-from shared.settings import load_settings
+from soong.orchestrator.cli.console import say
+from soong.shared.core.settings import load_settings
 
 _WORKER = typer.Option("", "--grant-worker", metavar="ROLE", help="Give this PostgreSQL role a worker's rights.")
 _ORCHESTRATOR = typer.Option(
@@ -22,8 +22,8 @@ def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client:
 
     Rights are given anew each time, so that they are this version's; run it as the owner of the tables.
     """
-    from orchestrator.client_bootstrap import migrate  # SQLAlchemy, not needed for --help
-    from orchestrator.embedded.folders import prepare_home
+    from soong.orchestrator.client.bootstrap import migrate  # SQLAlchemy, not needed for --help
+    from soong.orchestrator.embedded.folders import prepare_home
 
     settings = load_settings()
     if settings.is_embedded:

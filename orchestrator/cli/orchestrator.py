@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import typer
 
-from orchestrator.cli.console import say
-from orchestrator.logs import configure_logs
-from shared.clock import SystemClock
-from shared.errors import UsageError
-from shared.settings import Settings, load_settings
-from shared.store import Store
+from soong.orchestrator.cli.console import say
+from soong.orchestrator.client.logs import configure_logs
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.storage.store import Store
 
 
 def command(
@@ -34,7 +34,7 @@ def command(
 
 
 async def _serve(settings: Settings) -> None:
-    from orchestrator.bootstrap import build  # Celery and SQLAlchemy, not needed for --help
+    from soong.orchestrator.owner.bootstrap import build  # Celery and SQLAlchemy, not needed for --help
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -55,9 +55,9 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
     if not settings.metrics_port:
         yield
         return
-    from orchestrator.client_bootstrap import open_figures
-    from orchestrator.metrics import look, text
-    from orchestrator.metrics_endpoint import MetricsEndpoint
+    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.owner.metrics import look, text
+    from soong.orchestrator.owner.metrics_endpoint import MetricsEndpoint
 
     figures, clock = open_figures(settings), SystemClock()
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from orchestrator.cli.console import emit, output
-from orchestrator.cli.ids import find_task, open_store
-from shared.errors import UsageError
-from shared.identity import Role
-from shared.ids import step_key
-from shared.inert import inert
-from shared.settings import load_settings
+from soong.orchestrator.cli.console import emit, output
+from soong.orchestrator.cli.ids import find_task, open_store
+from soong.shared.core.errors import UsageError
+from soong.shared.core.identity import Role
+from soong.shared.core.ids import step_key
+from soong.shared.core.inert import inert
+from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from orchestrator.explanation import Explainer
-    from shared.permissions.explain import CallExplanation, EffectivePolicy
+    from soong.orchestrator.client.explanation import Explainer
+    from soong.shared.permissions.explain import CallExplanation, EffectivePolicy
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -55,10 +55,10 @@ def explain(
     Nothing is called, and no service is needed. What was consented to for a step stands in the policy of its session:
     --task shows it.
     """
-    from orchestrator.catalogue import Catalogue
-    from orchestrator.cli.tool_arguments import read_arguments
-    from orchestrator.explanation import Explainer
-    from shared.toolsets.sources import Surroundings
+    from soong.orchestrator.cli.tool_arguments import read_arguments
+    from soong.orchestrator.client.catalog import Catalogue
+    from soong.orchestrator.client.explanation import Explainer
+    from soong.shared.toolsets.sources import Surroundings
 
     if name is None and (words or text is not None):
         raise UsageError("arguments of which tool? Name it with --tool")
@@ -87,7 +87,7 @@ def explain(
 
 async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
     """Return an explainer of the session of a task, and of one of its steps where the text names one."""
-    from shared.permissions.policy import Policy
+    from soong.shared.permissions.policy import Policy
 
     task_text, _, step_id = text.partition("/")
     store = await open_store(load_settings())

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from shared.errors import UsageError
-from shared.tasks.plan import Known, Plan
-from shared.tasks.reading import load_plan, parse_plan
+from soong.shared.core.errors import UsageError
+from soong.shared.engine.tasks.plan.plan import Known, Plan
+from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
 
 
 def read_plan(path: Path, known: Known) -> Plan:

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import emit, output, say
-from shared.inert import inert
-from shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
-from shared.permissions.rules import Effect
+from soong.orchestrator.cli.asking import why_nobody_is_asked
+from soong.orchestrator.cli.console import emit, output, say
+from soong.shared.core.inert import inert
+from soong.shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
+from soong.shared.permissions.rules import Effect
 
 ALLOW: Final = frozenset({"1", "a", "y", "yes", "allow"})
 LATER: Final = frozenset({"2", "l", "n", "no", "later", "ask"})

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.cli.console import output, say
-from orchestrator.submission import existing_folder
-from shared.sandbox.marked_project import mark_project
+from soong.orchestrator.cli.console import output, say
+from soong.orchestrator.client.submission import existing_folder
+from soong.shared.sandbox.marked_project import mark_project
 
 
 def command(folder: Path = typer.Argument(Path(), help="The project's folder.")) -> None:

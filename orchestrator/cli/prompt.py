@@ -19,10 +19,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.console import cut, folded, visible
-from orchestrator.cli.drawing import TerminalConsole
-from orchestrator.cli.program import program
-from orchestrator.cli.question_text import (
+from soong.orchestrator.approvals.full_input import WholeInput
+from soong.orchestrator.approvals.remote_responder import AnotherFirstError, NoMoreAnswersError
+from soong.orchestrator.cli.console import cut, folded, visible
+from soong.orchestrator.cli.drawing import TerminalConsole
+from soong.orchestrator.cli.question_text import (
     GOES_ON,
     MARGIN,
     VALUE_CHARS,
@@ -32,12 +33,11 @@ from orchestrator.cli.question_text import (
     quoted,
     short_id,
 )
-from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
-from orchestrator.whole_input import WholeInput
-from shared.clock import Clock, SystemClock
-from shared.errors import SoongError
-from shared.inert import inert
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.orchestrator.client.program import program
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.errors import SoongError
+from soong.shared.core.inert import inert
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 
 LEAST_PREVIEW_ROWS: Final = 6
 OTHER_ROWS: Final = 20

@@ -9,13 +9,13 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from orchestrator.cli.console import compact, folded, visible
-from orchestrator.whole_input import WholeInput, read_whole_input
-from shared.identity import RunIdentity
-from shared.inert import inert
-from shared.jsontext import Json
-from shared.permissions.request import PermissionRequest
-from shared.runs.store import RunStore
+from soong.orchestrator.approvals.full_input import WholeInput, read_whole_input
+from soong.orchestrator.cli.console import compact, folded, visible
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.inert import inert
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.permissions.request import PermissionRequest
 
 VALUE_CHARS: Final = 300
 SHORT_ID_CHARS: Final = 8

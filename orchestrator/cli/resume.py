@@ -7,18 +7,18 @@ from typing import Final, TypeAlias
 
 import typer
 
-from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import say, visible
-from orchestrator.cli.run import attached
-from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
-from orchestrator.client import Client
-from shared.errors import UsageError
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings, load_settings
-from shared.store import Store
-from shared.tasks.service import TaskService
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Task
+from soong.orchestrator.cli.asking import why_nobody_is_asked
+from soong.orchestrator.cli.console import say, visible
+from soong.orchestrator.cli.run import attached
+from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
+from soong.orchestrator.client.client import Client
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.storage.store import Store
 
 LAST: Final = ""
 """Stands for the newest task that has not completed, where an id is expected."""
@@ -50,7 +50,7 @@ def command(
 
 async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
     """Let a task go on by what ``begin`` asks of its owner, and follow it; return the exit code."""
-    from orchestrator.cli.ids import open_store  # late: SQLAlchemy
+    from soong.orchestrator.cli.ids import open_store  # late: SQLAlchemy
 
     store = await open_store(settings)
     try:
@@ -65,7 +65,7 @@ async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: boo
     except InterruptedBeforeStartError:
         say("\ninterrupted before anything was started")
         return 130
-    from orchestrator.client_bootstrap import open_client
+    from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)
@@ -79,7 +79,7 @@ async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: boo
 
 
 async def _wanted(store: Store, text: str) -> Task:
-    from orchestrator.cli.ids import find_task, newest_open_task
+    from soong.orchestrator.cli.ids import find_task, newest_open_task
 
     return await (newest_open_task(store) if text == LAST else find_task(store, text))
 

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.cli.asking import why_nobody_is_asked
-from orchestrator.cli.console import emit, output, say, visible
-from orchestrator.cli.plan_file import read_plan
-from orchestrator.cli.program import program
-from orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
-from orchestrator.embedded.service_file import read_record
-from orchestrator.embedded.starter import Attachment, attach
-from orchestrator.outcome import ExitCode
-from orchestrator.provenance import check_person_now
-from orchestrator.submission import Submission, submission
-from shared.agents.model import SCRIPT, resolve_model
-from shared.clock import SystemClock
-from shared.errors import UsageError
-from shared.permissions.consent import Preview, StepGrant
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings, load_settings
-from shared.tasks.expansion import models_of
+from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.cli.asking import why_nobody_is_asked
+from soong.orchestrator.cli.console import emit, output, say, visible
+from soong.orchestrator.cli.plan_file import read_plan
+from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.outcome import ExitCode
+from soong.orchestrator.client.program import program
+from soong.orchestrator.client.submission import Submission, submission
+from soong.orchestrator.embedded.service_file import read_record
+from soong.orchestrator.embedded.starter import Attachment, attach
+from soong.shared.agents.model import SCRIPT, resolve_model
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.expansion import models_of
+from soong.shared.permissions.consent import Preview, StepGrant
 
 
 class Answer(StrEnum):
@@ -76,7 +76,7 @@ def command(
     mode = answer_mode(answer, is_detached=detach, allows=bool(allow or allowed_steps))
     grants: Sequence[StepGrant] = ()
     if is_previewed or allowed_steps:
-        from orchestrator.preview import preview_of
+        from soong.orchestrator.client.preview import preview_of
 
         preview = preview_of(read, inputs, project=project, allow=allow, catalogue=catalogue, settings=settings)
         grants = _consented(preview, allowed_steps, is_shown=is_previewed, is_json=is_json)
@@ -98,7 +98,7 @@ def command(
 
 def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_json: bool) -> Sequence[StepGrant]:
     """Return what is consented to step by step; end here when nothing is to be run."""
-    from orchestrator.cli.preview import StoppedError, consented
+    from soong.orchestrator.cli.preview import StoppedError, consented
 
     try:
         grants = consented(preview, steps, is_shown=is_shown, is_json=is_json)
@@ -161,7 +161,9 @@ async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, i
     except InterruptedBeforeStartError:
         say("\ninterrupted before anything was started")
         return 130
-    from orchestrator.client_bootstrap import open_client  # SQLAlchemy and Redis, imported while the service starts
+    from soong.orchestrator.client.bootstrap import (
+        open_client,  # SQLAlchemy and Redis, imported while the service starts
+    )
 
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)

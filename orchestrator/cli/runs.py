@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 
 import typer
 
-from orchestrator.cli.console import compact, emit, one_line, output, table
-from orchestrator.cli.display import time_text
-from orchestrator.cli.ids import deployment, find_run, find_task, open_store
-from orchestrator.tail import Listen, RunTail, deaf
-from shared.clock import rfc3339
-from shared.jsontext import Json
-from shared.runs.events import Event
-from shared.runs.record import Run
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.console import compact, emit, one_line, output, table
+from soong.orchestrator.cli.ids import deployment, find_run, find_task, open_store
+from soong.orchestrator.cli.step_words import time_text
+from soong.orchestrator.client.tail import Listen, RunTail, deaf
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.runs.record import Run
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -135,7 +135,7 @@ async def _listening(settings: Settings) -> AsyncIterator[Listen]:
     if not settings.redis_url:
         yield deaf
         return
-    from orchestrator.client_bootstrap import open_ears  # Redis, only for those who follow
+    from soong.orchestrator.client.bootstrap import open_ears  # Redis, only for those who follow
 
     ears = open_ears(settings)
     try:

@@ -7,11 +7,11 @@ from functools import partial
 
 import typer
 
-from orchestrator.cli.console import say
-from orchestrator.embedded.starter import Attachment, attach
-from orchestrator.listening import address_of, is_loopback, listen
-from orchestrator.logs import configure_logs
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.console import say
+from soong.orchestrator.client.logs import configure_logs
+from soong.orchestrator.embedded.listening import address_of, is_loopback, listen
+from soong.orchestrator.embedded.starter import Attachment, attach
+from soong.shared.core.settings import Settings, load_settings
 
 PORT = 8437
 
@@ -37,7 +37,7 @@ def command(
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    from orchestrator.http.running import run  # FastAPI and uvicorn, not needed for --help
+    from soong.orchestrator.http.running import run  # FastAPI and uvicorn, not needed for --help
 
     attachment = await attach(settings, may_start=False)
     try:

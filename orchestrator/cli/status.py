@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import typer
 
-from orchestrator.cli.console import emit, one_line, output
-from orchestrator.cli.display import time_text
-from orchestrator.cli.ids import open_store
-from orchestrator.embedded.control import ask_once
-from orchestrator.embedded.starter import living_service
-from shared.clock import SystemClock, rfc3339
-from shared.errors import UnavailableError, UsageError
-from shared.jsontext import Json
-from shared.sessions.session import ProcessState, Worker
-from shared.settings import Settings, load_settings
-from shared.tasks.figures import Figures
-from shared.tasks.step import Task
+from soong.orchestrator.cli.console import emit, one_line, output
+from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.step_words import time_text
+from soong.orchestrator.embedded.control import ask_once
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.errors import UnavailableError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.metrics import Figures
+from soong.shared.engine.tasks.step import Task
 
 TASKS_SHOWN = 5
 _SERVING = frozenset({ProcessState.LIVE, ProcessState.DRAINING})
@@ -92,7 +92,7 @@ async def status_of(settings: Settings) -> Status:
         store = await open_store(settings)
     except UsageError:  # nothing has run in this home yet
         return Status(service, str(settings.home))
-    from orchestrator.client_bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import open_figures
 
     figures = open_figures(settings)
     try:

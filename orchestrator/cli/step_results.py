@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator, Mapping
 
-from orchestrator.outcome import StepReport, TaskOutcome
-from shared.inert import inert
-from shared.jsontext import Json
-from shared.tasks.step import Outcome, Step
+from soong.orchestrator.client.outcome import StepReport, TaskOutcome
+from soong.shared.core.inert import inert
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.step import Outcome, Step
 
 INDENT = "  "
 

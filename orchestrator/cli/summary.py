@@ -1,13 +1,14 @@
 """How a task's outcome is told to people: a table of its steps, what it wrote, what was denied, what to try next."""
 
-from orchestrator.cli.console import compact, one_line, table, visible
-from orchestrator.cli.display import SYMBOLS, pull_text, seconds_of, status_text, time_text
-from orchestrator.cli.program import program
-from orchestrator.client import View
-from orchestrator.outcome import TaskOutcome
-from shared.inert import inert
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Step
+from soong.orchestrator.cli.console import compact, one_line, table, visible
+from soong.orchestrator.cli.display import status_text
+from soong.orchestrator.cli.step_words import SYMBOLS, pull_text, seconds_of, time_text
+from soong.orchestrator.client.client import View
+from soong.orchestrator.client.outcome import TaskOutcome
+from soong.orchestrator.client.program import program
+from soong.shared.core.inert import inert
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Step
 
 ROWS_SHOWN = 60
 DENIALS_SHOWN = 10

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import emit, emit_text, output, say, table, visible
-from orchestrator.cli.ids import find_task, open_store
-from shared.clock import rfc3339
-from shared.errors import ConflictError
-from shared.settings import load_settings
+from soong.orchestrator.cli.console import emit, emit_text, output, say, table, visible
+from soong.orchestrator.cli.ids import find_task, open_store
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.errors import ConflictError
+from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from shared.tasks.plan import Plan
-    from shared.tasks.service import TaskService
-    from shared.tasks.status import StepStatus
-    from shared.tasks.step import Task
+    from soong.shared.engine.tasks.plan.plan import Plan
+    from soong.shared.engine.tasks.service import TaskService
+    from soong.shared.engine.tasks.status import StepStatus
+    from soong.shared.engine.tasks.step import Task
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -63,8 +63,8 @@ def validate(
     is_json: bool = _JSON,
 ) -> None:
     """Check a plan and name every problem with its place and remedy. Nothing is written."""
-    from orchestrator.catalogue import Catalogue
-    from orchestrator.cli.plan_file import read_plan
+    from soong.orchestrator.cli.plan_file import read_plan
+    from soong.orchestrator.client.catalog import Catalogue
 
     read = read_plan(plan, Catalogue.of(load_settings()).known())
     if is_json:
@@ -79,7 +79,7 @@ def validate(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of plans, for editors that complete and mark as you type."""
-    from shared.tasks.schema import plan_schema
+    from soong.shared.engine.tasks.plan.schema import plan_schema
 
     emit(plan_schema())
 
@@ -91,10 +91,10 @@ def graph(
     drawing: Drawing = typer.Option(Drawing.MERMAID, "--format", help="Mermaid text, or a picture as SVG."),
 ) -> None:
     """Draw a plan, or a task as it stands."""
-    from orchestrator.catalogue import Catalogue
-    from orchestrator.cli.plan_file import read_plan
-    from shared.tasks.graph import mermaid
-    from shared.tasks.picture import svg
+    from soong.orchestrator.cli.plan_file import read_plan
+    from soong.orchestrator.client.catalog import Catalogue
+    from soong.shared.engine.tasks.plan.graph import mermaid
+    from soong.shared.engine.tasks.plan.picture import svg
 
     statuses: dict[str, StepStatus] = {}
     if plan.startswith("task_") and not Path(plan).exists():
@@ -132,7 +132,7 @@ def dispatch(
     pool: str = typer.Option("", "--pool", help="Queue that they wait in."),
 ) -> None:
     """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
-    from orchestrator.cli.pullers import read_script
+    from soong.orchestrator.cli.pull_workers import read_script
 
     played = None if script is None else read_script(script)
 
@@ -161,7 +161,7 @@ def retry(
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
 ) -> None:
     """Run an ended task again: what did not complete, and what comes of a step. Everything else stays as it is."""
-    from orchestrator.cli.resume import go_on
+    from soong.orchestrator.cli.resume import go_on
 
     def begin(tasks: "TaskService", found: "Task") -> Awaitable[None]:
         return tasks.retry(found, from_step=start, reason="asked for by `soong tasks retry`")
@@ -170,7 +170,7 @@ def retry(
 
 
 async def _list(limit: int, *, is_json: bool) -> None:
-    from orchestrator.cli.display import counted
+    from soong.orchestrator.cli.step_words import counted
 
     store = await open_store(load_settings())
     try:
@@ -207,10 +207,10 @@ async def _list(limit: int, *, is_json: bool) -> None:
 
 
 async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
-    from orchestrator.cli.step_results import results_text
-    from orchestrator.cli.summary import text_of
-    from orchestrator.client import view_of
-    from orchestrator.outcome import outcome_of
+    from soong.orchestrator.cli.step_results import results_text
+    from soong.orchestrator.cli.summary import text_of
+    from soong.orchestrator.client.client import view_of
+    from soong.orchestrator.client.outcome import outcome_of
 
     settings = load_settings()
     store = await open_store(settings)
@@ -226,7 +226,7 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
 
 
 async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
-    from shared.tasks.growth import planned_task
+    from soong.shared.engine.tasks.growth import planned_task
 
     store = await open_store(load_settings())
     try:
@@ -239,8 +239,8 @@ async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
 
 async def _asked(text: str, ask: "Callable[[TaskService, Task], Awaitable[None]]", done: str) -> None:
     """Ask a task's owner for something and say when it is done; a service is started for it if need be."""
-    from orchestrator.client_bootstrap import open_client
-    from orchestrator.embedded.starter import attach
+    from soong.orchestrator.client.bootstrap import open_client
+    from soong.orchestrator.embedded.starter import attach
 
     settings = load_settings()
     store = await open_store(settings)

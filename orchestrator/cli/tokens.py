@@ -5,15 +5,15 @@ import re
 
 import typer
 
-from orchestrator.cli.console import emit, output, say, table
-from orchestrator.cli.ids import open_store
-from orchestrator.provenance import check_person
-from shared.access.token import ApiToken, Right, make_token
-from shared.clock import SystemClock, rfc3339
-from shared.errors import NotFoundError, UsageError
-from shared.jsontext import Json
-from shared.settings import Settings, load_settings
-from shared.store import Store
+from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.cli.console import emit, output, say, table
+from soong.orchestrator.cli.ids import open_store
+from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.permissions.access.token import ApiToken, Right, make_token
+from soong.shared.storage.store import Store
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -116,8 +116,8 @@ async def _revoke(settings: Settings, token_id: str) -> bool:
 async def _open(settings: Settings) -> Store:
     """Open the rows; the first token of a home may be made before anything has run in it."""
     if settings.is_embedded and not (settings.home / "soong.db").exists():
-        from orchestrator.client_bootstrap import migrate
-        from orchestrator.embedded.folders import prepare_home
+        from soong.orchestrator.client.bootstrap import migrate
+        from soong.orchestrator.embedded.folders import prepare_home
 
         prepare_home(settings)
         await migrate(settings)

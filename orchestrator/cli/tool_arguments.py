@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 
-from shared.errors import InvalidJsonError, UsageError
-from shared.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
+from soong.shared.core.errors import InvalidJsonError, UsageError
+from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 
 
 def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: str | None) -> dict[str, Json]:

@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator.cli.console import emit, is_terminal, output, say
-from orchestrator.cli.tool_text import result_json, result_text
-from orchestrator.direct.bootstrap import DirectRequest, open_direct
-from orchestrator.direct.session import DirectSession
-from orchestrator.provenance import is_run_here
-from shared.config import Config
-from shared.ids import new_id
-from shared.jsontext import Json
-from shared.permissions.request import PermissionCallback
-from shared.runs.status import EndReason
-from shared.settings import Settings
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ErrorType, ToolResult
+from soong.orchestrator.approvals.provenance import is_run_here
+from soong.orchestrator.cli.console import emit, is_terminal, output, say
+from soong.orchestrator.cli.tool_text import result_json, result_text
+from soong.orchestrator.direct.bootstrap import DirectRequest, open_direct
+from soong.orchestrator.direct.session import DirectSession
+from soong.shared.core.config import Config
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.permissions.request import PermissionCallback
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ErrorType, ToolResult
 
 EXIT_FAILED = 1
 EXIT_DENIED = 3
@@ -33,8 +33,8 @@ def terminal_callback() -> PermissionCallback | None:
     """Return the person at this terminal as callback; None when nobody is there. Standard output is for the result."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty() or is_run_here():
         return None
-    from orchestrator.cli.drawing import TerminalConsole  # rich, only where somebody is asked
-    from orchestrator.cli.prompt import TerminalPrompt
+    from soong.orchestrator.cli.drawing import TerminalConsole  # rich, only where somebody is asked
+    from soong.orchestrator.cli.prompt import TerminalPrompt
 
     return TerminalPrompt(TerminalConsole(sys.stderr), lambda _is_held: None)
 

@@ -6,15 +6,15 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.cli.console import one_line, table
-from shared.inert import inert
-from shared.jsontext import Json
-from shared.settings import Settings
-from shared.tools import stored
-from shared.tools.definition import Permission, ToolDefinition
-from shared.tools.describing import EVERY_CALL, Argument, arguments_of
-from shared.tools.rendering import for_person
-from shared.tools.result import ArtifactRef, ToolResult
+from soong.orchestrator.cli.console import one_line, table
+from soong.shared.core.inert import inert
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.docs import EVERY_CALL, Argument, arguments_of
+from soong.shared.tools.result import ArtifactRef, ToolResult
+from soong.shared.tools.results import codec
+from soong.shared.tools.results.rendering import for_person
 
 MAX_SHOWN_CHARS = 1_000_000
 """A result is bounded by the pipeline already; this only keeps a broken one from filling a terminal for ever."""
@@ -62,11 +62,9 @@ def result_json(
     tool: str, result: ToolResult, *, run_id: str, run_dir: Path, path_of: Callable[[str], Path]
 ) -> dict[str, Json]:
     """Return a result for programs: the stored form, what it adds to a context, where its record and bytes are."""
-    artifacts = [
-        _with_path(stored_form, path_of) for stored_form in _objects(stored.to_json(tool, result)["artifacts"])
-    ]
+    artifacts = [_with_path(stored_form, path_of) for stored_form in _objects(codec.to_json(tool, result)["artifacts"])]
     return {
-        **stored.to_json(tool, result),
+        **codec.to_json(tool, result),
         "artifacts": artifacts,
         "context_nodes": [asdict(node) for node in result.context_nodes],
         "evidence": list(result.evidence),

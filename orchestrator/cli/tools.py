@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.console import emit, output, say, table
-from orchestrator.cli.tool_arguments import read_arguments
-from shared.errors import UsageError
-from shared.identity import Role
-from shared.settings import Settings, load_settings
-from shared.tools.describing import first_sentence
-from shared.tools.naming import name_matches
-from shared.tools.surface import RunMode, Surface, compute_surface
+from soong.orchestrator.cli.console import emit, output, say, table
+from soong.orchestrator.cli.tool_arguments import read_arguments
+from soong.shared.core.errors import UsageError
+from soong.shared.core.identity import Role
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.tools.docs import first_sentence
+from soong.shared.tools.naming import name_matches
+from soong.shared.tools.surface import RunMode, Surface, compute_surface
 
 if TYPE_CHECKING:
-    from shared.config import Config
-    from shared.tools.definition import ToolDefinition
-    from shared.tools.registry import ToolRegistry
+    from soong.shared.core.config import Config
+    from soong.shared.tools.definition import ToolDefinition
+    from soong.shared.tools.registry import ToolRegistry
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -42,7 +42,7 @@ def list_tools(
     if role is not None:
         tools = registry.select(_surface(registry, config, role).tools)
     if is_json:
-        from orchestrator.cli.tool_text import tool_json
+        from soong.orchestrator.cli.tool_text import tool_json
 
         emit([tool_json(tool, registry.source_of(tool.name)) for tool in tools])
         return
@@ -62,7 +62,7 @@ def list_tools(
 @app.command()
 def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
     """Show a tool: what it is for, its arguments, its limits, how its calls may end."""
-    from orchestrator.cli.tool_text import tool_json, tool_text
+    from soong.orchestrator.cli.tool_text import tool_json, tool_text
 
     settings = load_settings()
     _, registry = _registered(settings)
@@ -132,8 +132,8 @@ def call(
     config, registry = _registered(settings)
     tool = _find(registry, name)
     arguments = read_arguments(tool.name, tool.input_schema, words or [], text)
-    from orchestrator.cli.tool_call import Calling, terminal_callback  # the pipeline: only a call needs it
-    from orchestrator.direct.bootstrap import DirectRequest
+    from soong.orchestrator.cli.tool_call import Calling, terminal_callback  # the pipeline: only a call needs it
+    from soong.orchestrator.direct.bootstrap import DirectRequest
 
     request = DirectRequest(
         project=project,
@@ -149,9 +149,9 @@ def call(
 
 
 def _registered(settings: Settings) -> "tuple[Config, ToolRegistry]":
-    from orchestrator.tool_registry import registry_of
-    from shared.config import load_config
-    from shared.toolsets.sources import Surroundings
+    from soong.orchestrator.client.tool_registry import registry_of
+    from soong.shared.core.config import load_config
+    from soong.shared.toolsets.sources import Surroundings
 
     config = load_config(settings.home)
     return config, registry_of(Surroundings.of(settings, config))
@@ -167,8 +167,8 @@ def _surface(
     allowed: tuple[str, ...] | None = None,
 ) -> Surface:
     """Compute the tool set as it is stored with a run of this role and agent."""
-    from shared.agents.definition import builtin_definitions
-    from shared.permissions.configured import surface_request
+    from soong.shared.agents.definition import builtin_definitions
+    from soong.shared.permissions.configured import surface_request
 
     wanted = agent or ("default_worker_agent" if role is Role.WORKER else "")
     definition = builtin_definitions().get(wanted) if wanted else None

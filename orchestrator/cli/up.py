@@ -4,14 +4,14 @@ import asyncio
 
 import typer
 
-from orchestrator.cli.console import say
-from orchestrator.cli.program import program
-from orchestrator.embedded.service import EmbeddedService, Owner
-from orchestrator.embedded.service_file import ServiceHeldError
-from orchestrator.embedded.starter import EXIT_HELD
-from orchestrator.logs import configure_logs
-from shared.settings import Settings, load_settings
-from shared.store import Store
+from soong.orchestrator.cli.console import say
+from soong.orchestrator.client.logs import configure_logs
+from soong.orchestrator.client.program import program
+from soong.orchestrator.embedded.service import EmbeddedService, Owner
+from soong.orchestrator.embedded.service_file import ServiceHeldError
+from soong.orchestrator.embedded.starter import EXIT_HELD
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.storage.store import Store
 
 
 def command(
@@ -47,7 +47,7 @@ def command(
 
 async def build_owner(settings: Settings) -> tuple[Owner, Store]:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
-    from orchestrator.bootstrap import build
+    from soong.orchestrator.owner.bootstrap import build
 
     orchestrator = await build(settings)
     return orchestrator, orchestrator.parts.store

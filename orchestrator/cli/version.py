@@ -3,11 +3,11 @@
 import platform
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import typer
 
-from orchestrator.cli.console import emit, output
+from soong.orchestrator.cli.console import emit, output
+from soong.shared.core.installation import INSTALL_ROOT
 
 
 def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
@@ -17,7 +17,7 @@ def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSO
         "python": platform.python_version(),
         "platform": platform.platform(),
         "executable": sys.executable,
-        "location": str(Path(__file__).resolve().parents[2]),
+        "location": str(INSTALL_ROOT),
     }
     if is_json:
         emit(found)

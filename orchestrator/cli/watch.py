@@ -5,20 +5,20 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from orchestrator.cli.console import emit, output, say, visible
-from orchestrator.cli.display import Display, make_display
-from orchestrator.cli.losses import LostLeases
-from orchestrator.cli.program import program
-from orchestrator.cli.summary import text_of
-from orchestrator.client import Client, View
-from orchestrator.embedded.control import Ending
-from orchestrator.embedded.starter import Attachment, attach, last_words
-from orchestrator.hindrances import Hindrances
-from orchestrator.outcome import ExitCode, TaskOutcome, outcome_of
-from shared.errors import UnavailableError
-from shared.sessions.session import AnswerMode, CommandKind, Session
-from shared.settings import Settings
-from shared.tasks.status import TaskStatus
+from soong.orchestrator.cli.console import emit, output, say, visible
+from soong.orchestrator.cli.display import Display, make_display
+from soong.orchestrator.cli.losses import LostLeases
+from soong.orchestrator.cli.summary import text_of
+from soong.orchestrator.client.client import Client, View
+from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
+from soong.orchestrator.client.program import program
+from soong.orchestrator.client.stall_reasons import Hindrances
+from soong.orchestrator.embedded.control import Ending
+from soong.orchestrator.embedded.starter import Attachment, attach, last_words
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode, CommandKind, Session
+from soong.shared.engine.tasks.status import TaskStatus
 
 PAUSE_LIMIT_S = 10.0
 GONE_LIMIT_S = 20.0
@@ -112,9 +112,9 @@ class Watch:
         return last
 
     def _answer(self, session: Session) -> None:
-        from orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
-        from orchestrator.cli.question_text import whole_reader
-        from orchestrator.remote_responder import why_not
+        from soong.orchestrator.approvals.remote_responder import why_not
+        from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
+        from soong.orchestrator.cli.question_text import whole_reader
 
         assert self._display is not None
         hindrance = why_not(session, self.client.settings.principal)

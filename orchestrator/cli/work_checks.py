@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.cli.finding import Finding, Level
-from orchestrator.cli.program import program
-from orchestrator.embedded.health import ChildHealth, ServiceHealth, health_of
-from orchestrator.embedded.service_file import read_record
-from shared.clock import SystemClock
-from shared.errors import NotFoundError, SoongError
-from shared.permissions.request import Question
-from shared.sessions.session import ProcessState, Worker
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.figures import Holding
+from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.client.program import program
+from soong.orchestrator.embedded.health import ChildHealth, ServiceHealth, health_of
+from soong.orchestrator.embedded.service_file import read_record
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import NotFoundError, SoongError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.metrics import Holding
+from soong.shared.permissions.request import Question
+from soong.shared.storage.store import Store
 
 GRACE_S: Final = 10.0
 """Beyond a step's time limit: its run is being ended, and that is written."""
@@ -85,7 +85,7 @@ def _remedy(ended: Sequence[ChildHealth]) -> str:
 
 async def _silent_workers(settings: Settings) -> tuple[list[str], int]:
     """Watch those that hold steps; return the ones whose beat has not grown, and how many workers live."""
-    from orchestrator.client_bootstrap import open_rows
+    from soong.orchestrator.client.bootstrap import open_rows
 
     store = await open_rows(settings)
     try:
@@ -122,7 +122,7 @@ class _LateStep:
 
 async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
     """Return how many steps are held, and those beyond their limit; the time of waiting for answers does not count."""
-    from orchestrator.client_bootstrap import open_figures, open_rows
+    from soong.orchestrator.client.bootstrap import open_figures, open_rows
 
     figures, store = open_figures(settings), await open_rows(settings)
     try:

@@ -5,10 +5,10 @@ import os
 
 import typer
 
-from orchestrator.embedded.environment import child_environment, kept_command, module_command
-from orchestrator.embedded.starter import living_service
-from shared.errors import UsageError
-from shared.settings import Settings, load_settings
+from soong.orchestrator.embedded.environment import child_environment, kept_command, module_command
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
 
 
 def command(
@@ -25,7 +25,7 @@ def command(
     settings = asyncio.run(_deployment(load_settings()))
     given = {"--name": name, "--slots": slots, "--pools": pools, "--labels": labels, "--functions": functions}
     options = [part for option, value in given.items() if value for part in (option, str(value))]
-    argv = kept_command(module_command("worker", *options))
+    argv = kept_command(module_command("soong.worker", *options))
     # This process becomes the worker's keeper, which forwards signals and ends as the worker does.
     os.execve(argv[0], argv, child_environment(settings))  # noqa: S606  # an argv, no shell
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import typer
 
-from orchestrator.cli.console import emit, output, say, table
-from orchestrator.cli.ids import open_store
-from orchestrator.workers import WorkersView, WorkerView, list_workers
-from shared.errors import UnavailableError
-from shared.sessions.session import ProcessState
-from shared.settings import Settings, load_settings
-from shared.tasks.figures import CapFigures
+from soong.orchestrator.cli.console import emit, output, say, table
+from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.client.workers import WorkersView, WorkerView, list_workers
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.metrics import CapFigures
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -93,7 +93,7 @@ def _row(one: WorkerView) -> tuple[str, ...]:
 
 
 async def _view(settings: Settings) -> WorkersView:
-    from orchestrator.client_bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import open_figures
 
     store = await open_store(settings)
     figures = open_figures(settings)

@@ -8,43 +8,43 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.direct.folder import FolderLog
-from orchestrator.direct.gate import DirectGate
-from orchestrator.direct.session import DirectSession
-from orchestrator.submission import existing_folder, program_folder
-from orchestrator.tool_registry import registry_of, run_sources
-from shared.adapters.artifacts import FolderArtifacts
-from shared.clock import SystemClock
-from shared.config import Config, load_config
-from shared.errors import UnavailableError, UsageError
-from shared.identity import Role, RunIdentity
-from shared.ids import new_id
-from shared.jsontext import Json
-from shared.permissions.configured import configured_write_roots, policy_of, surface_request
-from shared.permissions.policy import Policy
-from shared.permissions.request import PermissionCallback
-from shared.permissions.rules import parse_allow
-from shared.permissions.withheld import withheld_by_rule
-from shared.permissions.writable import writable_by_rule
-from shared.runs.status import EndReason
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.programs import DEFAULT_NAMES
-from shared.sandbox.redact import Redactor, redactor
-from shared.sandbox.rooted import RootedFolder
-from shared.sessions.session import AnswerMode, Session
-from shared.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
-from shared.tasks.functions import suggestion
-from shared.tools.command_hooks import hooks_of
-from shared.tools.definition import Permission, ToolAdapter, Workplace
-from shared.tools.hooks import NO_HOOKS, Hooks
-from shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ToolResult
-from shared.tools.sdk_hooks import registered_hooks
-from shared.tools.shape import shaped
-from shared.tools.surface import RunMode, Surface, compute_surface
-from shared.toolsets.modules import check_foreign, import_own
-from shared.toolsets.sources import Surroundings
+from soong.orchestrator.client.submission import existing_folder, program_folder
+from soong.orchestrator.client.tool_registry import registry_of, run_sources
+from soong.orchestrator.direct.folder import FolderLog
+from soong.orchestrator.direct.gate import DirectGate
+from soong.orchestrator.direct.session import DirectSession
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import Config, load_config
+from soong.shared.core.errors import UnavailableError, UsageError
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.request import PermissionCallback
+from soong.shared.permissions.rules import parse_allow
+from soong.shared.permissions.withheld import withheld_by_rule
+from soong.shared.permissions.writable import writable_by_rule
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.programs import DEFAULT_NAMES
+from soong.shared.sandbox.redact import Redactor, redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.tools.definition import Permission, ToolAdapter, Workplace
+from soong.shared.tools.definition_check import shaped
+from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
+from soong.shared.tools.hooks.command import hooks_of
+from soong.shared.tools.hooks.sdk import registered_hooks
+from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ToolResult
+from soong.shared.tools.surface import RunMode, Surface, compute_surface
+from soong.shared.toolsets.modules import check_foreign, import_own
+from soong.shared.toolsets.sources import Surroundings
 
 _OWN_OPTIONS = ("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "hooks", "tools")
 _OPTIONS = frozenset((*_OWN_OPTIONS, *Settings.model_fields))

@@ -1,7 +1,7 @@
 """The record of calls made without a model: the run's folder, written as things happen (EVT-03, EXE-06).
 
-The files are those of :mod:`orchestrator.record`, line for line; here no rows stand behind them, so each event is
-appended when it comes. Results themselves are given back to the caller and kept nowhere else.
+The files are those of :mod:`soong.orchestrator.owner.run_archive`, line for line; here no rows stand behind them, so
+each event is appended when it comes. Results themselves are given back to the caller and kept nowhere else.
 """
 
 import asyncio
@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.record import StoredArtifacts, lines_of, make_folders, write_deliverable
-from shared.clock import Clock
-from shared.errors import ForeignEntryError, ForgedError, UnavailableError
-from shared.jsontext import JsonObject, dump
-from shared.log import get_logger
-from shared.permissions.taint import reads_untrusted
-from shared.runs.call_events import ended_event, started_event
-from shared.runs.events import Event, NewEvent
-from shared.sandbox.redact import Redactor
-from shared.sandbox.rooted import RootedFolder
-from shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
-from shared.tools.result import ToolResult
+from soong.orchestrator.owner.run_archive import StoredArtifacts, lines_of, make_folders, write_deliverable
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
+from soong.shared.core.jsontext import JsonObject, dump
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.call_events import ended_event, started_event
+from soong.shared.engine.runs.events import Event, NewEvent
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
+from soong.shared.tools.result import ToolResult
 
 log = get_logger(__name__)
 
@@ -31,7 +31,7 @@ class Artifacts(ArtifactStore, StoredArtifacts, Protocol):
 
 @dataclass(slots=True)
 class FolderLog:
-    """Implements ``shared.tools.ports.CallLog`` over one run folder, made with the first event.
+    """Implements ``soong.shared.tools.ports.CallLog`` over one run folder, made with the first event.
 
     A write whose start cannot be recorded does not happen.
     """

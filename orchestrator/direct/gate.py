@@ -1,8 +1,8 @@
 """Consent for calls made without a model: policy, then grants, then the one callback, all in this process (PER-05).
 
-The second adapter of ``shared.tools.ports.Gate``. Who asks and who answers are the same process here, so nothing is
-signed; what a question shows, what an answer is worth and how not getting a yes is told apart are the owner's own rules
-(:mod:`orchestrator.rulings`).
+The second adapter of ``soong.shared.tools.ports.Gate``. Who asks and who answers are the same process here, so
+nothing is signed; what a question shows, what an answer is worth and how not getting a yes is told apart are the
+owner's own rules (:mod:`soong.orchestrator.approvals.decide`).
 """
 
 import asyncio
@@ -10,23 +10,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from orchestrator import rulings
-from orchestrator.provenance import provenance_here
-from orchestrator.responders import Lane, answer_by, lane_of
-from orchestrator.rulings import Ruling
-from shared.clock import Clock
-from shared.jsontext import Json
-from shared.permissions import audit
-from shared.permissions.gate import check_binding, request_of, verdict_of_policy
-from shared.permissions.grants import Grant, GrantBook
-from shared.permissions.policy import Policy, evaluate
-from shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
-from shared.permissions.rules import Effect
-from shared.runs.events import EventType, NewEvent
-from shared.sandbox.redact import Redactor
-from shared.sessions.session import Session
-from shared.tools.ports import GateCall, Verdict
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals import decide
+from soong.orchestrator.approvals.decide import Ruling
+from soong.orchestrator.approvals.provenance import provenance_here
+from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.sessions.session import Session
+from soong.shared.permissions import call_facts
+from soong.shared.permissions.gate import check_binding, request_of, verdict_of_policy
+from soong.shared.permissions.grants import Grant, GrantBook
+from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
+from soong.shared.permissions.rules import Effect
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.result import ErrorType
 
 LAST_WORDS_S = 1.0
 """How long a callback whose time is over may take to tidy up; what it answers then counts for nothing."""
@@ -62,7 +62,7 @@ class DirectGate:
         verdict = evaluate(self.policy, call, is_tainted=self.is_tainted())
         now_us = self.clock.now_us()
         if verdict.effect is not Effect.ASK:
-            settled = audit.settled(call, verdict, self.redactor)
+            settled = call_facts.settled(call, verdict, self.redactor)
             await self.record((NewEvent(EventType.PERMISSION_DECIDED, settled, now_us),))
             return verdict_of_policy(verdict)
         request = request_of(
@@ -75,7 +75,7 @@ class DirectGate:
             now_us=now_us,
             env=self.env,
         )
-        await self.record((audit.asked(request, verdict, call, self.redactor),))
+        await self.record((call_facts.asked(request, verdict, call, self.redactor),))
         try:
             async with self._turns.setdefault(lane_of(request), asyncio.Lock()):
                 decision = await self._decided(request)
@@ -95,17 +95,17 @@ class DirectGate:
 
     async def _ruling(self, request: PermissionRequest) -> Ruling:
         # The policy has been asked a moment ago, by decide; between owner and worker it is asked twice.
-        may_grant = rulings.offers_session(self.policy, request, self.home)
+        may_grant = decide.offers_session(self.policy, request, self.home)
         grant = self.grants.find(request.tool, request.scope) if may_grant else None
         # A grant was given before anything of strangers was read: it carries nothing out afterwards (PER-21).
         if grant is not None and not (request.is_outward and self.is_tainted()):
-            return rulings.by_grant(grant)
+            return decide.by_grant(grant)
         if self.callback is None:
             return _nobody(request)
         answer = await self._answer(self.callback, request)
         if answer is None:
-            return rulings.timed_out(self.timeout.total_seconds())
-        return rulings.by_answer(self.session, request, answer, may_grant=may_grant)
+            return decide.timed_out(self.timeout.total_seconds())
+        return decide.by_answer(self.session, request, answer, may_grant=may_grant)
 
     async def _answer(self, callback: PermissionCallback, request: PermissionRequest) -> Answer | None:
         """Ask the callback; None when its time ran out. In a task of its own: one that does not end holds nobody."""

@@ -1,24 +1,24 @@
 """One sitting of tool calls without a model: a role's surface, one pipeline, one record (EXE-12, ETS-01).
 
-Leaves the building of its parts to :mod:`orchestrator.direct.bootstrap`.
+Leaves the building of its parts to :mod:`soong.orchestrator.direct.bootstrap`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.direct.folder import FolderLog
-from shared.clock import Clock
-from shared.ids import new_id
-from shared.jsontext import Json
-from shared.runs.events import EventType, NewEvent
-from shared.runs.status import EndReason
-from shared.tools.definition import ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import ToolCall
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ErrorType, ToolResult
-from shared.tools.surface import Surface
+from soong.orchestrator.direct.folder import FolderLog
+from soong.shared.core.clock import Clock
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.definition import ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.surface import Surface
 
 NO_STEP = "it works on the tasks of a running service, for an agent that a run belongs to; a call by hand has neither"
 

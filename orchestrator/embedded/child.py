@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from orchestrator.embedded.environment import kept_command
-from shared.sandbox.keeper import END_NOW
-from shared.sandbox.process import HAS_KEEPER
+from soong.orchestrator.embedded.environment import kept_command
+from soong.shared.sandbox.process import HAS_KEEPER
+from soong.shared.sandbox.subreaper import END_NOW
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0

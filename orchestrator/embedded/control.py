@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from shared.errors import UnavailableError
-from shared.jsontext import Json
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import Json
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox import keeper
-from shared.sandbox.process import HAS_KEEPER
-from shared.settings import Settings
+from soong.shared.core.installation import INSTALL_ROOT
+from soong.shared.core.settings import Settings
+from soong.shared.sandbox import subreaper
+from soong.shared.sandbox.process import HAS_KEEPER
 
 ORPHAN_GRACE_S: Final = 5.5
 """How long a worker may take to end by itself after its service has ended; its own limit is 5 s."""
-
-INSTALL_ROOT = Path(__file__).resolve().parents[2]
 
 
 def child_environment(settings: Settings, **more: str) -> dict[str, str]:
@@ -44,15 +43,16 @@ def _text(value: object) -> str:
 
 
 def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) -> list[str]:
-    """Return the argv that runs a worker so that all its descendants end with it (:mod:`shared.sandbox.keeper`).
+    """Return the argv that runs a worker so that all its descendants end with it
+    (:mod:`soong.shared.sandbox.subreaper`).
 
     ``control`` is a pipe whose end says that this process has ended, ``status`` one that is told the worker's own id.
     Where there can be no keeper, the argv stays as it is.
     """
     if not HAS_KEEPER:
         return list(argv)
-    own = [keeper.STAND_IN, str(control), str(status), str(ORPHAN_GRACE_S)]
-    return [sys.executable, "-I", "-S", keeper.__file__, *own, *argv]
+    own = [subreaper.STAND_IN, str(control), str(status), str(ORPHAN_GRACE_S)]
+    return [sys.executable, "-I", "-S", subreaper.__file__, *own, *argv]
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -4,8 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from shared.errors import InvalidConfigError
-from shared.settings import Settings
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import Settings
 
 SOCKET_PATH_LIMIT = 107
 """Longest path of a unix socket on Linux: ``sun_path`` has 108 bytes, the last of which is zero."""

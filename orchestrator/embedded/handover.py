@@ -8,11 +8,11 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from orchestrator.embedded.control import HAND_OVER, ask_once
-from orchestrator.embedded.service_file import ServiceHeldError, ServiceLock, ServiceRecord, read_record
-from shared.errors import UnavailableError
-from shared.log import get_logger
-from shared.settings import Settings
+from soong.orchestrator.embedded.control import HAND_OVER, ask_once
+from soong.orchestrator.embedded.service_file import ServiceHeldError, ServiceLock, ServiceRecord, read_record
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
 
 log = get_logger(__name__)
 

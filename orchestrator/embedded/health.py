@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.embedded.child import STEADY_AFTER_S
-from orchestrator.embedded.control import ask_once
-from shared.errors import UnavailableError
-from shared.jsontext import Json
+from soong.orchestrator.embedded.child import STEADY_AFTER_S
+from soong.orchestrator.embedded.control import ask_once
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import Json
 
 DYING_AFTER: Final = 3
 """Ends in a row after which a worker counts as one that does not stay alive."""

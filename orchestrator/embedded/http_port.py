@@ -12,9 +12,9 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from orchestrator.listening import PortHeldError, listen
-from shared.log import get_logger
-from shared.settings import Settings
+from soong.orchestrator.embedded.listening import PortHeldError, listen
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
 
 log = get_logger(__name__)
 

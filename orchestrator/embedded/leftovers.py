@@ -5,10 +5,10 @@ Safe only for processes that are known to have ended: the pid is free or belongs
 
 import socket
 
-from orchestrator.embedded.service_file import start_of
-from shared.log import get_logger
-from shared.store import Store
-from shared.tasks.lost import lost_to
+from soong.orchestrator.embedded.service_file import start_of
+from soong.shared.core.log import get_logger
+from soong.shared.engine.tasks.lost_lease import lost_to
+from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.embedded.folders import REDIS_SOCKET
-from shared.errors import UnavailableError
-from shared.sandbox.programs import SYSTEM_FOLDERS, own_folders, programs_of_the_system
+from soong.orchestrator.embedded.folders import REDIS_SOCKET
+from soong.shared.core.errors import UnavailableError
+from soong.shared.sandbox.programs import SYSTEM_FOLDERS, own_folders, programs_of_the_system
 
 OLDEST = (6, 2)
 """Streams, blocking reads and everything else that is used are there since."""

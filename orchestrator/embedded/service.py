@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
-from orchestrator.embedded.control import ControlServer, Ending
-from orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
-from orchestrator.embedded.handover import take_home
-from orchestrator.embedded.http_port import HttpLock, listen_after_former
-from orchestrator.embedded.leftovers import expire_dead
-from orchestrator.embedded.redis import find_redis, redis_url
-from orchestrator.embedded.service_file import ServiceLock, own_record
-from orchestrator.embedded.supervisor import Supervisor
-from orchestrator.listening import address_of
-from shared.clock import SystemClock
-from shared.errors import UnavailableError
-from shared.jsontext import Json
-from shared.log import get_logger
-from shared.settings import Settings
-from shared.store import Store
+from soong.orchestrator.embedded.control import ControlServer, Ending
+from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
+from soong.orchestrator.embedded.handover import take_home
+from soong.orchestrator.embedded.http_port import HttpLock, listen_after_former
+from soong.orchestrator.embedded.leftovers import expire_dead
+from soong.orchestrator.embedded.listening import address_of
+from soong.orchestrator.embedded.redis import find_redis, redis_url
+from soong.orchestrator.embedded.service_file import ServiceLock, own_record
+from soong.orchestrator.embedded.supervisor import Supervisor
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
@@ -42,7 +42,7 @@ State = Literal["starting", "ready", "stopping"]
 
 
 class Owner(Protocol):
-    """What the service needs of its orchestrator (orchestrator.service)."""
+    """What the service needs of its orchestrator (soong.orchestrator.owner.service)."""
 
     async def start(self) -> None: ...
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from shared.errors import ConflictError, InvalidConfigError
+from soong.shared.core.errors import ConflictError, InvalidConfigError
 
 LOCK_FILE = "service.lock"
 RECORD_FILE = "service.json"

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.embedded.control import ControlClient
-from orchestrator.embedded.environment import child_environment, module_command
-from orchestrator.embedded.folders import prepare_home
-from orchestrator.embedded.service_file import ServiceRecord, read_record
-from shared.errors import UnavailableError
-from shared.settings import Settings
+from soong.orchestrator.embedded.control import ControlClient
+from soong.orchestrator.embedded.environment import child_environment, module_command
+from soong.orchestrator.embedded.folders import prepare_home
+from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
 
 START_LIMIT_S = 60.0
 LOOK_EVERY_S = 0.05
@@ -180,7 +180,7 @@ def _start(settings: Settings) -> Attachment:
     log = _log_file(prepare_home(settings))
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
-            module_command("orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
+            module_command("soong.orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
             env=child_environment(settings),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -2,8 +2,9 @@
 
 It owns one Redis and the worker processes. Each child has a process group of its own, so that Ctrl-C in a terminal
 reaches the service alone, which then stops them in order; none outlives the service: Redis is on a leash
-(:mod:`orchestrator.embedded.leash`), workers watch a pipe whose other end is here. Each worker has a keeper
-(:mod:`shared.sandbox.keeper`), which ends with it whatever a step has started, also when the service was killed.
+(:mod:`soong.orchestrator.embedded.die_with_parent`), workers watch a pipe whose other end is here. Each worker has a
+keeper (:mod:`soong.shared.sandbox.subreaper`), which ends with it whatever a step has started, also when the service
+was killed.
 """
 
 import asyncio
@@ -12,15 +13,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.embedded import leash
-from orchestrator.embedded.child import STEADY_AFTER_S, Child, exit_words
-from orchestrator.embedded.environment import child_environment, module_command
-from orchestrator.embedded.folders import REDIS_SOCKET
-from orchestrator.embedded.redis import RedisProgram, redis_arguments
-from shared.errors import UnavailableError
-from shared.log import get_logger
-from shared.sandbox.keeper import SWEEP_LIMIT_S
-from shared.settings import Settings
+from soong.orchestrator.embedded import die_with_parent
+from soong.orchestrator.embedded.child import STEADY_AFTER_S, Child, exit_words
+from soong.orchestrator.embedded.environment import child_environment, module_command
+from soong.orchestrator.embedded.folders import REDIS_SOCKET
+from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.sandbox.subreaper import SWEEP_LIMIT_S
 
 log = get_logger(__name__)
 
@@ -50,7 +51,7 @@ class Supervisor:
 
     async def start_redis(self, program: RedisProgram) -> None:
         """Start Redis and return when it answers. Raises: UnavailableError."""
-        argv = leash.command(redis_arguments(program, self.folder))
+        argv = die_with_parent.command(redis_arguments(program, self.folder))
         # A file of its own, made anew: what Redis says about the kernel's settings is nothing for a person's terminal.
         log_file = self.settings.home / "logs" / "redis.log"
         log_file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -64,7 +65,7 @@ class Supervisor:
         pipe = self._parent_pipe()
         environment = child_environment(self.settings, **{PARENT_FD: str(pipe)})
         for number in range(1, count + 1):
-            argv = module_command("worker", "--name", f"worker-{number}", "--slots", str(slots))
+            argv = module_command("soong.worker", "--name", f"worker-{number}", "--slots", str(slots))
             child = Child(f"worker-{number}", argv, environment, (pipe,), is_worker=True, control=pipe)
             self._workers.append(child)
             self._keep(child, self.worker_died)
@@ -72,10 +73,11 @@ class Supervisor:
     def start_http(self, listener: int, lock: int) -> None:
         """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process.
 
-        ``lock`` is the descriptor of an HttpLock (:mod:`orchestrator.embedded.http_port`), held as long as it lives.
+        ``lock`` is the descriptor of an HttpLock (:mod:`soong.orchestrator.embedded.http_port`), held as long as it
+        lives.
         """
         pipe = self._parent_pipe()
-        argv = module_command("orchestrator.http", str(listener), str(pipe), str(lock))
+        argv = module_command("soong.orchestrator.http", str(listener), str(pipe), str(lock))
         self._http = Child("http", argv, child_environment(self.settings), (listener, pipe, lock))
         self._keep(self._http, self._nobody_told)
 

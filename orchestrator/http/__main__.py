@@ -1,4 +1,4 @@
-"""The HTTP API of an embedded service, as its child: ``python -P -m orchestrator.http LISTENER PARENT LOCK``.
+"""The HTTP API of an embedded service, as its child: ``python -P -m soong.orchestrator.http LISTENER PARENT LOCK``.
 
 All are inherited descriptors: the bound socket, a pipe whose end says that the service has ended, and the lock by which
 the next service of the home knows who holds its port. The rest is in the environment, as for every process of a
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     for descriptor in (listener.fileno(), parent, lock):
         os.set_inheritable(descriptor, False)
     pipe = ParentPipe(parent)
-    from orchestrator.http.child import serve  # imports take seconds on a busy machine: the pipe is watched meanwhile
+    from soong.orchestrator.http.child import (
+        serve,  # imports take seconds on a busy machine: the pipe is watched meanwhile
+    )
 
     return serve(listener, lock, pipe.when_ended)
 

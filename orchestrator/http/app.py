@@ -11,15 +11,15 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.http import approval_routes, run_routes, service_routes, session_routes, task_routes
-from orchestrator.http.borders import Borders
-from orchestrator.http.context import Api, Needs
-from orchestrator.http.front_page import POLICY, front_page
-from orchestrator.http.gate import Gate
-from orchestrator.http.peers import Peers
-from orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemShape, add_handlers
-from orchestrator.http.shapes import respond
-from shared.access.token import Right
+from soong.orchestrator.http import approval_routes, run_routes, service_routes, session_routes, task_routes
+from soong.orchestrator.http.context import Api, Needs
+from soong.orchestrator.http.edge import Gate
+from soong.orchestrator.http.front_page import POLICY, front_page
+from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.peers import Peers
+from soong.orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemShape, add_handlers
+from soong.orchestrator.http.schemas import respond
+from soong.shared.permissions.access.token import Right
 
 DESCRIPTION: Final = """Sessions, tasks, runs and permission questions of one deployment.
 

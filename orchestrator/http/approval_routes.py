@@ -16,24 +16,24 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.approval import approval_of
-from orchestrator.endings import question_of
-from orchestrator.http.attending import CHANNEL
-from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Api, Needs, api_of, until_changed
-from orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
-from orchestrator.http.problems import Problem, ProblemError
-from orchestrator.http.questions import ApprovalDetail, ApprovalShape, Shown, who_answered
-from orchestrator.http.shapes import Page, respond
-from orchestrator.http.strict import Body, StrictRoute
-from orchestrator.remote_responder import why_not
-from orchestrator.target_now import Lookout
-from shared.access.token import Right
-from shared.errors import AlreadyDecidedError
-from shared.log import get_logger
-from shared.permissions.provenance import Provenance
-from shared.permissions.request import Answer, Choice, Question, RequestState
-from shared.sessions.session import AnswerMode, Session
+from soong.orchestrator.approvals.approval import approval_of
+from soong.orchestrator.approvals.question_status import question_of
+from soong.orchestrator.approvals.remote_responder import why_not
+from soong.orchestrator.approvals.target_check import Lookout
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
+from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.questions import ApprovalDetail, ApprovalShape, Shown, who_answered
+from soong.orchestrator.http.responder_leases import CHANNEL
+from soong.orchestrator.http.schemas import Page, respond
+from soong.orchestrator.http.strict import Body, StrictRoute
+from soong.shared.core.errors import AlreadyDecidedError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import Answer, Choice, Question, RequestState
 
 log = get_logger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.http.peers import Peer
-from orchestrator.http.problems import Problem, ProblemError
-from shared.access.store import AccessStore
-from shared.access.token import ApiToken, Right, digest_of, read_token
-from shared.clock import Clock
-from shared.log import get_logger
+from soong.orchestrator.http.peers import Peer
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.shared.core.clock import Clock
+from soong.shared.core.log import get_logger
+from soong.shared.permissions.access.store import AccessStore
+from soong.shared.permissions.access.token import ApiToken, Right, digest_of, read_token
 
 log = get_logger(__name__)
 

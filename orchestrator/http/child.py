@@ -6,12 +6,12 @@ import socket
 import sys
 from collections.abc import Callable
 
-from orchestrator.embedded.http_port import sign
-from orchestrator.logs import configure_logs
-from shared.errors import SoongError
-from shared.settings import load_settings
-from shared.startup import collect_seldom
-from shared.terminal import guard_streams
+from soong.orchestrator.client.logs import configure_logs
+from soong.orchestrator.embedded.http_port import sign
+from soong.shared.core.errors import SoongError
+from soong.shared.core.settings import load_settings
+from soong.shared.core.startup import collect_seldom
+from soong.shared.core.terminal import guard_streams
 
 
 def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callable[[], object]], None]) -> int:
@@ -19,7 +19,7 @@ def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callab
     sign(lock)
     guard_streams()
     collect_seldom()
-    from orchestrator.http.running import run  # after it: FastAPI makes many objects
+    from soong.orchestrator.http.running import run  # after it: FastAPI makes many objects
 
     settings = load_settings()
     configure_logs(settings, "http")

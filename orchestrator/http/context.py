@@ -9,19 +9,19 @@ from typing import Final
 
 from fastapi import Request
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.client import Client
-from orchestrator.http.attending import Attending
-from orchestrator.http.authentication import Authenticator, Caller
-from orchestrator.http.gate import CALLER, Room
-from orchestrator.http.limits import Limits
-from orchestrator.http.problems import Problem, ProblemError
-from orchestrator.http.watching import SharedEars
-from shared.access.token import Right
-from shared.sessions.session import Session
-from shared.tasks.figures import FigureSource
-from shared.tasks.service import TaskService
-from shared.wire.ring import Ear
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.http.authentication import Authenticator, Caller
+from soong.orchestrator.http.edge import CALLER, Room
+from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.responder_leases import Attending
+from soong.orchestrator.http.subscriptions import SharedEars
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.metrics import FigureSource
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.wire.notifier import Ear
+from soong.shared.permissions.access.token import Right
 
 READY_FOR_S: Final = 1.0
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Api
-from orchestrator.http.shapes import json_bytes
-from shared.jsontext import Json
-from shared.runs.events import Event
-from shared.tasks.status import TaskStatus
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Api
+from soong.orchestrator.http.schemas import json_bytes
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.tasks.status import TaskStatus
 
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
-from orchestrator.http.borders import name_of
-from orchestrator.listening import is_loopback
+from soong.orchestrator.embedded.listening import is_loopback
+from soong.orchestrator.http.origin_checks import name_of
 
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

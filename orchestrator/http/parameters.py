@@ -7,8 +7,8 @@ from typing import Annotated, Final
 from fastapi import Path, Query
 from pydantic import AfterValidator
 
-from orchestrator.http.problems import MAX_PLACE_CHARS
-from shared.errors import NotFoundError
+from soong.orchestrator.http.problems import MAX_PLACE_CHARS
+from soong.shared.core.errors import NotFoundError
 
 MAX_LIMIT: Final = 200
 MAX_WAIT_S: Final = 55

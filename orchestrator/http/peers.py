@@ -17,10 +17,10 @@ from typing import Final
 
 import psutil
 
-from orchestrator.provenance import provenance_of, workers_here
-from shared.permissions.provenance import Provenance
-from shared.sandbox.family import HAS_MARK, WorkerProcess
-from shared.sessions.store import SessionStore
+from soong.orchestrator.approvals.provenance import provenance_of, workers_here
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.sandbox.family import HAS_MARK, WorkerProcess
 
 _GONE: Final = "the process that sent the request has let the connection go"
 _HIDDEN: Final = "it cannot be told which process holds the connection"

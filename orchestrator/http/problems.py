@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from shared.errors import (
+from soong.shared.core.errors import (
     ConflictError,
     InvalidPlanError,
     NotFoundError,
@@ -24,8 +24,8 @@ from shared.errors import (
     UnavailableError,
     UsageError,
 )
-from shared.jsontext import Json, dump
-from shared.log import get_logger
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.log import get_logger
 
 log = get_logger(__name__)
 

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from orchestrator.approval import Approval, question_json
-from orchestrator.endings import ending_of
-from orchestrator.http.authentication import Caller
-from orchestrator.http.shapes import AnyObject, Instant, Shape
-from orchestrator.rulings import offers_session
-from shared.access.token import Right
-from shared.clock import rfc3339
-from shared.errors import InvalidConfigError
-from shared.jsontext import Json, JsonObject
-from shared.permissions.policy import Policy, policy_for
-from shared.permissions.request import Choice, Question
-from shared.sessions.session import AnswerMode, Session
+from soong.orchestrator.approvals.approval import Approval, question_json
+from soong.orchestrator.approvals.decide import offers_session
+from soong.orchestrator.approvals.question_status import ending_of
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.schemas import AnyObject, Instant, Shape
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.policy import Policy, policy_for
+from soong.shared.permissions.request import Choice, Question
 
 
 class IdentityShape(Shape):

@@ -6,9 +6,9 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
-from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS
-from shared.jsontext import Json
-from shared.tasks.functions import suggestion
+from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.functions import suggestion
 
 Fields = Mapping[str, str]
 """The fields of one object by the name that is sent, each with its description."""

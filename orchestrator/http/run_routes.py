@@ -6,15 +6,15 @@ from fastapi import APIRouter, Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Needs, api_of
-from orchestrator.http.events import EventStream, run_frames
-from orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
-from orchestrator.http.problems import Problem, ProblemError
-from orchestrator.http.shapes import EventShape, NodeShape, Page, RunDetail, RunShape, page_of, respond
-from orchestrator.http.strict import StrictRoute
-from orchestrator.tail import RunTail
-from shared.access.token import Right
+from soong.orchestrator.client.tail import RunTail
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Needs, api_of
+from soong.orchestrator.http.events import EventStream, run_frames
+from soong.orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.schemas import EventShape, NodeShape, Page, RunDetail, RunShape, page_of, respond
+from soong.orchestrator.http.strict import StrictRoute
+from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"])
 

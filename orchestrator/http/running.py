@@ -5,10 +5,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from orchestrator.client_bootstrap import open_client, open_figures
-from orchestrator.http.context import Api
-from orchestrator.http.server import serve
-from shared.settings import Settings
+from soong.orchestrator.client.bootstrap import open_client, open_figures
+from soong.orchestrator.http.context import Api
+from soong.orchestrator.http.server import serve
+from soong.shared.core.settings import Settings
 
 
 async def run(

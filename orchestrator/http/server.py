@@ -14,14 +14,14 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from orchestrator.http.app import make_app
-from orchestrator.http.borders import Borders
-from orchestrator.http.context import Api
-from orchestrator.http.gate import HEADERS
-from orchestrator.http.limits import Limits
-from orchestrator.http.problems import Problem, ProblemError
-from shared.log import get_logger
-from shared.settings import Settings
+from soong.orchestrator.http.app import make_app
+from soong.orchestrator.http.context import Api
+from soong.orchestrator.http.edge import HEADERS
+from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
 
 log = get_logger(__name__)
 

@@ -5,13 +5,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Needs, api_of
-from orchestrator.http.shapes import AnyObject, CallerShape, HealthShape, Shape, respond
-from orchestrator.http.strict import StrictRoute
-from orchestrator.workers import list_workers
-from shared.access.token import Right
-from shared.clock import rfc3339
+from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Needs, api_of
+from soong.orchestrator.http.schemas import AnyObject, CallerShape, HealthShape, Shape, respond
+from soong.orchestrator.http.strict import StrictRoute
+from soong.shared.core.clock import rfc3339
+from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -71,7 +71,7 @@ async def workers(request: Request) -> Response:
 )
 async def metrics(request: Request) -> Response:
     """Say what to watch, in Prometheus' text form; no names of sessions, tasks or people."""
-    from orchestrator.metrics import CONTENT_TYPE, look, text
+    from soong.orchestrator.owner.metrics import CONTENT_TYPE, look, text
 
     api = api_of(request)
     return Response(text(await look(api.client.store, api.figures, api.client.clock)), media_type=CONTENT_TYPE)

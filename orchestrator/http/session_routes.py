@@ -6,13 +6,13 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Needs, api_of, check_steering
-from orchestrator.http.events import TASKS_TOLD, EventStream, session_frames
-from orchestrator.http.parameters import Cursor, Limit, SessionId
-from orchestrator.http.shapes import Page, SessionDetail, SessionShape, page_of, respond
-from orchestrator.http.strict import StrictRoute
-from shared.access.token import Right
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Needs, api_of, check_steering
+from soong.orchestrator.http.events import TASKS_TOLD, EventStream, session_frames
+from soong.orchestrator.http.parameters import Cursor, Limit, SessionId
+from soong.orchestrator.http.schemas import Page, SessionDetail, SessionShape, page_of, respond
+from soong.orchestrator.http.strict import StrictRoute
+from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute, tags=["sessions"])
 

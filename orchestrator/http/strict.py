@@ -13,12 +13,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
-from orchestrator.http.context import api_of
-from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError
-from orchestrator.http.remedies import errors_of, models_in
-from shared.errors import InvalidJsonError
-from shared.jsontext import Json, parse_strict
-from shared.texts import EXPECTED, fault, faults
+from soong.orchestrator.http.context import api_of
+from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError
+from soong.orchestrator.http.remedies import errors_of, models_in
+from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.jsontext import Json, parse_strict
+from soong.shared.core.texts import EXPECTED, fault, faults
 
 
 class Body(BaseModel):
@@ -36,7 +36,7 @@ class Body(BaseModel):
 
 
 class StrictRequest(Request):
-    """A request whose JSON is read as :mod:`shared.jsontext` does."""
+    """A request whose JSON is read as :mod:`soong.shared.core.jsontext` does."""
 
     async def json(self) -> Any:
         body = await self.body()

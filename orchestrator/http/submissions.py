@@ -16,24 +16,24 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, JsonValue
 from starlette.requests import Request
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.http.context import api_of
-from orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError, plan_errors
-from orchestrator.http.strict import Body
-from orchestrator.preview import preview_of
-from orchestrator.submission import Ids, Submission, submission
-from shared.clock import Clock
-from shared.errors import InvalidPlanError, UsageError
-from shared.jsontext import Json, digest
-from shared.permissions.consent import Preview, StepGrant
-from shared.permissions.policy import Policy
-from shared.permissions.rules import parse_allow
-from shared.permissions.scope import is_within
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings
-from shared.tasks.inputs import bind_inputs
-from shared.tasks.plan import Plan
-from shared.tasks.reading import parse_plan, plan_from_json
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.preview import preview_of
+from soong.orchestrator.client.submission import Ids, Submission, submission
+from soong.orchestrator.http.context import api_of
+from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError, plan_errors
+from soong.orchestrator.http.strict import Body
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import InvalidPlanError, UsageError
+from soong.shared.core.jsontext import Json, digest
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
+from soong.shared.permissions.consent import Preview, StepGrant
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import parse_allow
+from soong.shared.permissions.scope import is_within
 
 MAX_STEP_GRANTS = 1_000
 

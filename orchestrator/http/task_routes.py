@@ -8,12 +8,14 @@ from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.client import view_of
-from orchestrator.http.authentication import Caller
-from orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
-from orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
-from orchestrator.http.problems import Problem, ProblemError
-from orchestrator.http.shapes import (
+from soong.orchestrator.client.client import view_of
+from soong.orchestrator.client.outcome import outcome_of
+from soong.orchestrator.client.submission import Ids
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
+from soong.orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.schemas import (
     Page,
     PlanShape,
     PreviewShape,
@@ -26,8 +28,8 @@ from orchestrator.http.shapes import (
     page_of,
     respond,
 )
-from orchestrator.http.strict import Body, StrictRoute
-from orchestrator.http.submissions import (
+from soong.orchestrator.http.strict import Body, StrictRoute
+from soong.orchestrator.http.submissions import (
     PlanBody,
     PreviewBody,
     SubmissionBody,
@@ -37,17 +39,15 @@ from orchestrator.http.submissions import (
     previewed,
     read_plan,
 )
-from orchestrator.outcome import outcome_of
-from orchestrator.submission import Ids
-from shared.access.token import Right
-from shared.errors import ConflictError, NotFoundError
-from shared.store import Store
-from shared.tasks.graph import mermaid
-from shared.tasks.growth import planned_task
-from shared.tasks.picture import svg
-from shared.tasks.pulling import MAX_PULLERS, SAYS_WHAT_TO_DO
-from shared.tasks.service import TaskService
-from shared.tasks.step import Task
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.engine.tasks.growth import planned_task
+from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.picture import svg
+from soong.shared.engine.tasks.pull_workers import MAX_PULLERS, SAYS_WHAT_TO_DO
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.access.token import Right
+from soong.shared.storage.store import Store
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 

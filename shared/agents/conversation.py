@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
 
-from shared.agents.messages import (
+from soong.shared.agents.messages import (
     answer_parts,
     arguments_of,
     assistant_node,
@@ -23,13 +23,13 @@ from shared.agents.messages import (
     results_of,
     user_node,
 )
-from shared.agents.ports import Transcript
-from shared.clock import Clock
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NewEvent, NewNode, Node, NodeKind
-from shared.tools.intake import shown_arguments
-from shared.tools.ports import ToolCall
-from shared.tools.result import ToolResult
+from soong.shared.agents.ports import Transcript
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
+from soong.shared.tools.arguments import shown_arguments
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ToolResult
 
 MAX_RAW_ID_CHARS: Final = 200
 

@@ -1,15 +1,15 @@
 """Agent definitions: what kind of agent a run is, by id (DIS-02).
 
 Owns the values and the registry. A definition is a preference: which tools its runs get is computed by the surface
-(:mod:`shared.tools.surface`). The definitions are the built-in ones. A run takes instructions and tools from its
+(:mod:`soong.shared.tools.surface`). The definitions are the built-in ones. A run takes instructions and tools from its
 definition; ``model`` and ``limits`` are kept and not yet read by any run.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.errors import InvalidConfigError, NotFoundError
-from shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
+from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ operation is a mapping whose first key starts with ``$``; its other keys are its
     as: hit
     where: {matches: ["${hit.line}", "TODO"]}
 
-What an expression makes and how long it takes are counted (:mod:`shared.tasks.budget`), before it is made where it can
-become much larger than what it is made of. Regular expressions run in linear time (:mod:`shared.patterns`).
+What an expression makes and how long it takes are counted (:mod:`soong.shared.engine.tasks.plan.budget`), before it
+is made where it can become much larger than what it is made of. Regular expressions run in linear time
+(:mod:`soong.shared.core.patterns`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TypeAlias, cast
 
-from shared.agents.outline import python_outline
-from shared.errors import InvalidPatternError, TemplateError
-from shared.jsontext import Json, JsonObject, dump
-from shared.patterns import search, states_of
-from shared.tasks.budget import Budget
-from shared.tasks.template import as_text, joined, json_head, render_text
+from soong.shared.agents.outline import python_outline
+from soong.shared.core.errors import InvalidPatternError, TemplateError
+from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.patterns import search, states_of
+from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.template import as_text, joined, json_head, render_text
 
 Names: TypeAlias = dict[str, Json]
 """What references may name; an operation that binds an item sets it and puts back what was there."""

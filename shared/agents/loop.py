@@ -13,14 +13,14 @@ from typing import Any, Final
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model
 
-from shared.agents.conversation import Conversation
-from shared.agents.messages import VERSION, opening_nodes
-from shared.agents.model import SCRIPT
-from shared.agents.ports import AgentEnd, AgentTask, Transcript
-from shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
-from shared.agents.repeats import RepeatedFailures
-from shared.agents.stopping import UntilStopped, stop_of
-from shared.agents.turn import (
+from soong.shared.agents.conversation import Conversation
+from soong.shared.agents.hook_stop import UntilStopped, stop_of
+from soong.shared.agents.messages import VERSION, opening_nodes
+from soong.shared.agents.model import SCRIPT
+from soong.shared.agents.ports import AgentEnd, AgentTask, Transcript
+from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
+from soong.shared.agents.repeats import RepeatedFailures
+from soong.shared.agents.turn import (
     FINAL_TOOL,
     Answer,
     ProviderFailedError,
@@ -31,20 +31,20 @@ from shared.agents.turn import (
     request,
     usage_of,
 )
-from shared.clock import Clock
-from shared.errors import BudgetExceededError, TemplateError
-from shared.jsontext import Json
-from shared.runs.events import EventType, NewNode, NodeKind
-from shared.runs.record import Usage
-from shared.runs.status import EndReason
-from shared.runs.store import CallRow, CallStatus
-from shared.tasks.outcomes import Suffered
-from shared.tasks.step import Outcome, StepError
-from shared.tools.naming import NameTable, unmangle
-from shared.tools.normalise import refusal
-from shared.tools.ports import CallLog, ToolCall
-from shared.tools.result import ErrorType, ToolFailure, ToolResult
-from shared.tools.schedule import Executor, run_turn
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import BudgetExceededError, TemplateError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
+from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.store import CallRow, CallStatus
+from soong.shared.engine.tasks.failure_report import Suffered
+from soong.shared.engine.tasks.step import Outcome, StepError
+from soong.shared.tools.naming import NameTable, unmangle
+from soong.shared.tools.ports import CallLog, ToolCall
+from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.schedule import Executor, run_turn
 
 MAX_SHOWN_CHARS: Final = 1000
 STEP_REPORT: Final = "agent.task_update_step"

@@ -1,7 +1,8 @@
 """A run's nodes as the messages a model reads, and back.
 
 Owns the payloads of system, user, assistant and result nodes; results of calls are stored by the call log
-(:mod:`shared.tools.stored`). What is rebuilt from nodes is what was sent: a resumed run goes on where it stopped.
+(:mod:`soong.shared.tools.results.codec`). What is rebuilt from nodes is what was sent: a resumed run goes on where
+it stopped.
 """
 
 import itertools
@@ -22,12 +23,12 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from shared.errors import SchemaVersionError
-from shared.jsontext import Json, JsonObject, dump
-from shared.runs.events import NewNode, Node, NodeKind
-from shared.tools import stored
-from shared.tools.rendering import for_model
-from shared.tools.result import ContextNode, ToolResult
+from soong.shared.core.errors import SchemaVersionError
+from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.engine.runs.events import NewNode, Node, NodeKind
+from soong.shared.tools.result import ContextNode, ToolResult
+from soong.shared.tools.results import codec
+from soong.shared.tools.results.rendering import for_model
 
 VERSION = 1
 
@@ -55,7 +56,7 @@ def assistant_node(response: ModelResponse) -> NewNode:
 
 
 def result_node(tool: str, result: ToolResult) -> NewNode:
-    return NewNode(NodeKind.TOOL_RESULT, stored.to_json(tool, result))
+    return NewNode(NodeKind.TOOL_RESULT, codec.to_json(tool, result))
 
 
 def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
@@ -93,7 +94,7 @@ def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
 
 def is_of_a_call(node: Node | NewNode) -> bool:
     """Say whether a node is a call's result or what the call has added to the context."""
-    return node.kind is NodeKind.TOOL_RESULT or stored.context_from_json(node.kind, node.payload) is not None
+    return node.kind is NodeKind.TOOL_RESULT or codec.context_from_json(node.kind, node.payload) is not None
 
 
 def results_of(nodes: Iterable[Node | NewNode]) -> list[ToolResult]:
@@ -101,10 +102,10 @@ def results_of(nodes: Iterable[Node | NewNode]) -> list[ToolResult]:
     results: dict[str, ToolResult] = {}
     for node in nodes:
         if node.kind is NodeKind.TOOL_RESULT:
-            result = stored.from_json(node.payload)
+            result = codec.from_json(node.payload)
             results.setdefault(result.tool_call_id, result)
             continue
-        added = stored.context_from_json(node.kind, node.payload)
+        added = codec.context_from_json(node.kind, node.payload)
         owner = results.get(str(node.payload.get("tool_call_id")))
         if added is not None and owner is not None:
             results[owner.tool_call_id] = replace(owner, context_nodes=(*owner.context_nodes, added))

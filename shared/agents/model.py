@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import InvalidConfigError
-from shared.jsontext import Json
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import Json
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -44,7 +44,7 @@ def warm_up(name: str) -> None:
     Raises:
         InvalidConfigError: as :func:`resolve_model`.
     """
-    importlib.import_module("shared.agents.loop")  # the model library, and all that stands on it
+    importlib.import_module("soong.shared.agents.loop")  # the model library, and all that stands on it
 
     resolve_model(name, ())
     _WARM.add(name)
@@ -72,7 +72,7 @@ def resolve_model(name: str, script: Sequence[Json] | None = None) -> "Model[Any
     if name == SCRIPT:
         if script is None:
             raise InvalidConfigError("the model 'script' has no script to play; add `script:` or choose a model")
-        from shared.agents.scripted import script_model  # the library costs half a second
+        from soong.shared.agents.scripted import script_model  # the library costs half a second
 
         return script_model(script)
     return _provider_model(name)

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from shared.jsontext import MAX_SAFE_INTEGER, Json
+from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json
 
 Fact: TypeAlias = dict[str, Json]
 

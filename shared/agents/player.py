@@ -8,11 +8,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from shared.agents.expressions import Names, as_list, evaluate, holds
-from shared.agents.script import Call, Finish, ForEach, Program, Set, Statement, Together, While
-from shared.errors import TemplateError
-from shared.jsontext import Json, JsonObject
-from shared.tasks.budget import MIB, Budget
+from soong.shared.agents.expressions import Names, as_list, evaluate, holds
+from soong.shared.agents.script import Call, Finish, ForEach, Program, Set, Statement, Together, While
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.plan.budget import MIB, Budget
 
 MAX_CALLS_A_TURN = 200
 MAX_SCRIPT_BYTES = 128 * MIB

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.agents.definition import AgentLimits
-from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NewEvent, NewNode, Node
-from shared.runs.record import Usage
-from shared.runs.status import EndReason
-from shared.runs.store import CallRow
-from shared.tasks.step import Outcome, StepError
-from shared.tools.definition import ToolDefinition
-from shared.tools.ports import ToolCall
+from soong.shared.agents.definition import AgentLimits
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewEvent, NewNode, Node
+from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.tasks.step import Outcome, StepError
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.ports import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.wrapper import WrapperModel
 
-from shared.errors import InvalidToolError, SoongError
-from shared.tools.definition import ToolDefinition
-from shared.tools.naming import PROVIDER_MAX_CHARS, PROVIDER_PATTERN, NameTable
+from soong.shared.core.errors import InvalidToolError, SoongError
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.naming import PROVIDER_MAX_CHARS, PROVIDER_PATTERN, NameTable
 
 SCRIPTED: Final = "soong"
 """The system of the scripted model: it takes everything."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.tools.ports import ToolCall
-from shared.tools.result import ToolResult
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ToolResult
 
 TOLD_AFTER: Final = 3
 MAX_SHOWN_CHARS: Final = 300

@@ -19,7 +19,7 @@ Owns the statements and the check of their form. A script is a list of statement
       do: […]
     - finish: {findings: "${findings}"} # the step's output; without it the output is null
 
-Every statement may have ``when:`` with a condition. Values are expressions (:mod:`shared.agents.expressions`);
+Every statement may have ``when:`` with a condition. Values are expressions (:mod:`soong.shared.agents.expressions`);
 ``inputs`` are the step's inputs and ``workplace`` its folders. A script sees no more than a model does.
 """
 
@@ -27,15 +27,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from shared.agents.expressions import CONDITIONS, OPERATIONS
-from shared.errors import InvalidPatternError, TemplateError
-from shared.jsontext import Json, JsonObject
-from shared.patterns import check_pattern
-from shared.tasks.fields import Fields, kind_of
-from shared.tasks.places import Path
-from shared.tasks.plan import Report
-from shared.tasks.problems import Names, Problems, Unknown, listed
-from shared.tasks.template import parse_template
+from soong.shared.agents.expressions import CONDITIONS, OPERATIONS
+from soong.shared.core.errors import InvalidPatternError, TemplateError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.patterns import check_pattern
+from soong.shared.engine.tasks.paths import Path
+from soong.shared.engine.tasks.plan.fields import Fields, kind_of
+from soong.shared.engine.tasks.plan.plan import Report
+from soong.shared.engine.tasks.plan.template import parse_template
+from soong.shared.engine.tasks.problems import Names, Problems, Unknown, listed
 
 DEFAULT_ROUNDS = 100
 MAX_ROUNDS = 10_000

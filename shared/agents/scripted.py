@@ -16,13 +16,13 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
-from shared.agents.messages import calls_of
-from shared.agents.player import Player, Playing, Wanted, script_budget
-from shared.agents.script import Program, parse_script
-from shared.errors import BudgetExceededError
-from shared.jsontext import Json, JsonObject, dump
-from shared.tasks.budget import MIB, Budget
-from shared.tools.naming import NameTable
+from soong.shared.agents.messages import calls_of
+from soong.shared.agents.player import Player, Playing, Wanted, script_budget
+from soong.shared.agents.script import Program, parse_script
+from soong.shared.core.errors import BudgetExceededError
+from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.engine.tasks.plan.budget import MIB, Budget
+from soong.shared.tools.naming import NameTable
 
 MODEL_NAME = "script"
 
@@ -147,7 +147,9 @@ def _size(message: ModelMessage) -> int:
 
 
 def _facts(messages: Sequence[ModelMessage]) -> tuple[JsonObject, JsonObject]:
-    """Return inputs and workplace: the last text of the first prompt (:func:`shared.agents.messages.opening_nodes`)."""
+    """Return inputs and workplace: the last text of the first prompt
+    (:func:`soong.shared.agents.messages.opening_nodes`).
+    """
     for message in messages:
         for part in message.parts if isinstance(message, ModelRequest) else ():
             if isinstance(part, UserPromptPart) and not isinstance(part.content, str):

@@ -24,14 +24,14 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
-from shared.agents.messages import arguments_of, calls_of, text_of
-from shared.errors import InvalidJsonError, SoongError
-from shared.jsontext import Json, JsonObject, parse_strict
-from shared.runs.record import Usage
-from shared.settings import without_password
-from shared.tools.definition import ToolDefinition
-from shared.tools.naming import NameTable
-from shared.tools.schema import validate
+from soong.shared.agents.messages import arguments_of, calls_of, text_of
+from soong.shared.core.errors import InvalidJsonError, SoongError
+from soong.shared.core.jsontext import Json, JsonObject, parse_strict
+from soong.shared.core.settings import without_password
+from soong.shared.engine.runs.record import Usage
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.naming import NameTable
+from soong.shared.tools.schema import validate
 
 FINAL_TOOL: Final = "final_result"
 """How a model gives its output when there is a schema for it. No tool of ours mangles to it: theirs have a dot."""

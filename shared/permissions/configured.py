@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from shared.config import CONFIG_FILE, Config, NetworkConfig, RuleConfig
-from shared.errors import InvalidConfigError, UsageError
-from shared.identity import Role
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
-from shared.tools.surface import RunMode, SurfaceRequest, ToolRule
+from soong.shared.core.config import CONFIG_FILE, Config, NetworkConfig, RuleConfig
+from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.core.identity import Role
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
+from soong.shared.tools.surface import RunMode, SurfaceRequest, ToolRule
 
 WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
 

@@ -1,7 +1,7 @@
 """Step-wise consent: what a preview shows of a plan, and a person's one answer a step as rules of policy (PER-17).
 
-Values only. How scopes are resolved and judged is :mod:`shared.permissions.preview`. A consent is policy and no grant:
-its rules stand in the session's row, bound to the step, and survive whatever process there is.
+Values only. How scopes are resolved and judged is :mod:`soong.shared.permissions.preview`. A consent is policy and
+no grant: its rules stand in the session's row, bound to the step, and survive whatever process there is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from shared.clock import rfc3339
-from shared.errors import UsageError
-from shared.ids import step_key
-from shared.jsontext import Json
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
-from shared.tasks.functions import suggestion
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.errors import UsageError
+from soong.shared.core.ids import step_key
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
 
 PREVIEW_VERSION: Final = 1
 

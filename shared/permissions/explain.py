@@ -9,17 +9,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from shared.jsontext import Json
-from shared.permissions.gate import scope_of
-from shared.permissions.network import NetworkMode
-from shared.permissions.policy import ASKS, DANGEROUS_ASK, STRICT_ASK, Mode, Policy, PolicyVerdict, evaluate
-from shared.permissions.rules import Effect, Rule
-from shared.sandbox.names import GIT_CONTROLS
-from shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
-from shared.tools.definition import ToolDefinition
-from shared.tools.ports import GateCall
-from shared.tools.result import ToolFailure
-from shared.tools.surface import SurfaceDecision
+from soong.shared.core.jsontext import Json
+from soong.shared.permissions.gate import scope_of
+from soong.shared.permissions.network import NetworkMode
+from soong.shared.permissions.policy import ASKS, DANGEROUS_ASK, STRICT_ASK, Mode, Policy, PolicyVerdict, evaluate
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.sandbox.names import GIT_CONTROLS
+from soong.shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ToolFailure
+from soong.shared.tools.surface import SurfaceDecision
 
 VERSION = 1
 

@@ -1,23 +1,23 @@
 """The two ends of a question as pure functions: the request made of a call, and the check of the decision on it.
 
-The waiting between them lives with whoever runs the call (``worker.gate``).
+The waiting between them lives with whoever runs the call (``soong.worker.permission_gate``).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shared.errors import ForgedError
-from shared.ids import new_id
-from shared.jsontext import Json, JsonObject
-from shared.permissions.policy import Policy, PolicyVerdict
-from shared.permissions.request import Choice, Decision, PermissionRequest
-from shared.permissions.rules import Effect, Facts
-from shared.permissions.scope import offered_scope
-from shared.permissions.signing import prove
-from shared.sandbox.redact import Redactor
-from shared.tools.definition import Risk, Target
-from shared.tools.ports import GateCall, Verdict
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import ForgedError
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.permissions.policy import Policy, PolicyVerdict
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest
+from soong.shared.permissions.rules import Effect, Facts
+from soong.shared.permissions.scope import offered_scope
+from soong.shared.permissions.signing import prove
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.definition import Risk, Target
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.result import ErrorType
 
 MAX_SHOWN_CHARS = 4_000
 """Longer texts of an argument summary, target or place are cut, with a mark that says how much is missing."""

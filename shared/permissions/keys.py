@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import ForgedError
-from shared.permissions.request import Decision
+from soong.shared.core.errors import ForgedError
+from soong.shared.permissions.request import Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
 """Which hosts a session's calls may reach (PER-09). Judged before any person is bothered; pure.
 
 The same words are checked a second time where a connection is made and at each redirect
-(:mod:`shared.sandbox.network`): a call that was permitted for one host does not lead to another.
+(:mod:`soong.shared.sandbox.network`): a call that was permitted for one host does not lead to another.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shared.errors import InvalidConfigError
-from shared.jsontext import Json
-from shared.permissions.rules import Effect, Facts, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.sandbox.hosts import is_host_within
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import Json
+from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.sandbox.hosts import is_host_within
 
 
 class NetworkMode(StrEnum):

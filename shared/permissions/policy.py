@@ -13,15 +13,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from shared.errors import InvalidConfigError
-from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.permissions.network import NetworkPolicy
-from shared.permissions.rules import Effect, Facts, Rule, read_rule
-from shared.permissions.scope import ScopeKind, is_within
-from shared.tools.definition import Risk
-from shared.tools.ports import GateCall
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.permissions.network import NetworkPolicy
+from soong.shared.permissions.rules import Effect, Facts, Rule, read_rule
+from soong.shared.permissions.scope import ScopeKind, is_within
+from soong.shared.tools.definition import Risk
+from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ErrorType
 
 POLICY_VERSION = 4
 _READ_VERSIONS = (1, 2, 3, 4)
@@ -51,8 +51,8 @@ class Policy:
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     is_dangerous_enabled: bool = False
     read_roots: tuple[str, ...] | None = None
-    """Resolved folders that are read without being asked, beside the run's own (:mod:`shared.sandbox.paths`); None:
-    every folder."""
+    """Resolved folders that are read without being asked, beside the run's own (:mod:`soong.shared.sandbox.paths`);
+    None: every folder."""
 
     @property
     def read_folders(self) -> tuple[Path, ...] | None:

@@ -12,29 +12,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shared.errors import BudgetExceededError, TemplateError
-from shared.foreign import call_foreign
-from shared.identity import Role, RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.permissions.consent import Asked, AskKind, Preview, StepPreview, distinct
-from shared.permissions.policy import Policy, PolicyVerdict, judge
-from shared.permissions.rules import Effect, Facts, Rule
-from shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
-from shared.sandbox.descriptors import PathRefusedError
-from shared.sandbox.hosts import normal_host
-from shared.sandbox.paths import PathPolicy
-from shared.tasks.asks import REFERENCE, Offence, host_offence, looked_up, run_offence, write_offence
-from shared.tasks.budget import MIB, Budget
-from shared.tasks.inputs import scope_of, with_item
-from shared.tasks.plan import Plan, PlanStep
-from shared.tasks.step import StepKind
-from shared.tasks.template import Scope as Names
-from shared.tasks.template import render
-from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits, Workplace
-from shared.tools.normalise import failure_of
-from shared.tools.ports import GateCall
-from shared.tools.result import ErrorType
-from shared.tools.risk import risk_of
+from soong.shared.core.errors import BudgetExceededError, TemplateError
+from soong.shared.core.foreign import call_foreign
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.plan.budget import MIB, Budget
+from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
+from soong.shared.engine.tasks.plan.permissions import (
+    REFERENCE,
+    Offence,
+    host_offence,
+    looked_up,
+    run_offence,
+    write_offence,
+)
+from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.template import Scope as Names
+from soong.shared.engine.tasks.plan.template import render
+from soong.shared.engine.tasks.step import StepKind
+from soong.shared.permissions.consent import Asked, AskKind, Preview, StepPreview, distinct
+from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
+from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.sandbox.hosts import normal_host
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits, Workplace
+from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ErrorType
+from soong.shared.tools.results.normalize import failure_of
+from soong.shared.tools.risk import risk_of
 
 COMMAND_TOOL: Final = "code.run_command"
 MAX_ITEMS: Final = 1000
@@ -60,7 +67,7 @@ class _Silent:
 class Previewer:
     """What judges: the policy that the session would have, and the folders and tools of its runs.
 
-    ``tools_of`` returns the tool set of a step's run (:mod:`shared.tools.surface`).
+    ``tools_of`` returns the tool set of a step's run (:mod:`soong.shared.tools.surface`).
     """
 
     policy: Policy

@@ -1,14 +1,14 @@
 """Where an answer comes from: the process that gave it with its ancestors, or the address of another machine (PER-13).
 
-A value; what a process is and whose family it belongs to is asked of the kernel in :mod:`shared.sandbox.family`.
+A value; what a process is and whose family it belongs to is asked of the kernel in :mod:`soong.shared.sandbox.family`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shared.jsontext import Json
-from shared.sandbox.family import MOST_ANCESTORS, MOST_PROGRAM_CHARS, ProcessFacts
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.family import MOST_ANCESTORS, MOST_PROGRAM_CHARS, ProcessFacts
 
 _NAME_CHARS = 300
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.permissions.provenance import Provenance
-from shared.tools.result import ErrorType
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.tools.result import ErrorType
 
 
 class Choice(StrEnum):

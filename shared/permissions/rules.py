@@ -1,6 +1,7 @@
 """One sentence of a policy: what it says, of which calls, who wrote it; and how it is read (PER-08, REG-08).
 
-Owns the facts that rules speak of and the text forms of a rule. Which rule decides is :mod:`shared.permissions.policy`.
+Owns the facts that rules speak of and the text forms of a rule. Which rule decides is
+:mod:`soong.shared.permissions.policy`.
 """
 
 import os
@@ -11,12 +12,12 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from shared.errors import InvalidConfigError, UsageError
-from shared.jsontext import Json
-from shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
-from shared.sandbox.hosts import HostRefusedError, normal_host
-from shared.tools.definition import Permission, Risk, Target
-from shared.tools.ports import GateCall
+from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
+from soong.shared.sandbox.hosts import HostRefusedError, normal_host
+from soong.shared.tools.definition import Permission, Risk, Target
+from soong.shared.tools.ports import GateCall
 
 
 class Effect(StrEnum):

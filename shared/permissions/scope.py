@@ -1,7 +1,7 @@
 """What a permission reaches: rules name a scope, calls have a target (PER-04, PER-08).
 
 Owns containment and the question when a session grant may be offered. Everything is compared as it is written in
-resolved form; no file system is touched here: tools resolve their targets, :mod:`shared.permissions.policy`
+resolved form; no file system is touched here: tools resolve their targets, :mod:`soong.shared.permissions.policy`
 resolves the rules of a command line.
 """
 
@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Final
 
-from shared.inert import is_told_apart
-from shared.sandbox.hosts import is_host_within
-from shared.tools.definition import Target
+from soong.shared.core.inert import is_told_apart
+from soong.shared.sandbox.hosts import is_host_within
+from soong.shared.tools.definition import Target
 
 MAX_GRANT_CHARS: Final = 4_000
 """A session grant that is longer is not offered: a person could not read what it covers."""

@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from shared.errors import ForgedError, InvalidConfigError, InvalidJsonError
-from shared.jsontext import Json, canonical
-from shared.permissions.request import Decision, PermissionRequest
+from soong.shared.core.errors import ForgedError, InvalidConfigError, InvalidJsonError
+from soong.shared.core.jsontext import Json, canonical
+from soong.shared.permissions.request import Decision, PermissionRequest
 
 MAX_KEY_FILE_BYTES = 64 * 1024
 

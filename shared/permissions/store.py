@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.permissions.keys import KeyStore, SigningKey
-from shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
-from shared.runs.events import NewEvent
-from shared.sessions.session import Ownership, Responder, Session
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.sessions.session import Ownership, Responder, Session
+from soong.shared.permissions.keys import KeyStore, SigningKey
+from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ does outwards is asked for again: what was granted before was granted to a run t
 
 from typing import Final
 
-from shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.definition import Permission, ToolDefinition
 
 _ALWAYS: Final = frozenset({"mcp", "network", "declarative", "dangerous"})
 _OURS: Final = frozenset({"internal", "agent"})

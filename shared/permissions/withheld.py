@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from shared.permissions.policy import Policy
-from shared.permissions.rules import Effect, Rule, is_of_step
-from shared.permissions.scope import ScopeKind
-from shared.tools.definition import Permission, ToolDefinition, Withheld
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import Effect, Rule, is_of_step
+from soong.shared.permissions.scope import ScopeKind
+from soong.shared.tools.definition import Permission, ToolDefinition, Withheld
 
 _EVERYTHING = Path("/")
 

@@ -1,16 +1,16 @@
 """What the rules of a session let its runs write without asking: programs are not taken from there by their names.
 
-Pure. Which folders a run may write anyway is :mod:`shared.sandbox.paths`.
+Pure. Which folders a run may write anyway is :mod:`soong.shared.sandbox.paths`.
 """
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from shared.permissions.policy import Policy
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import ScopeKind
-from shared.tools.definition import Permission, ToolDefinition
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import ScopeKind
+from soong.shared.tools.definition import Permission, ToolDefinition
 
 
 def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[Path, ...]:

@@ -1,13 +1,13 @@
 """One child process as the event loop sees it: what it says, bounded, and when it ends.
 
-Who starts it and who ends its descendants is :mod:`shared.sandbox.process`.
+Who starts it and who ends its descendants is :mod:`soong.shared.sandbox.process`.
 """
 
 import asyncio
 import contextlib
 from typing import Final, cast
 
-from shared.sandbox.command import Command, Ended, Finished, Stream
+from soong.shared.sandbox.command import Command, Ended, Finished, Stream
 
 _STREAMS: Final[dict[int, Stream]] = {1: "stdout", 2: "stderr"}
 

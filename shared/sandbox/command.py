@@ -1,7 +1,7 @@
 """What a child process is asked to be and how it ended: the port between tools and whatever runs programs for them.
 
 Owns the values and the :class:`CommandRunner` protocol, the seam for an operating system sandbox. The runner without
-one is :mod:`shared.sandbox.process`.
+one is :mod:`soong.shared.sandbox.process`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ from typing import Final
 
 import psutil
 
-from shared.sandbox import keeper
+from soong.shared.sandbox import subreaper
 
 HAS_MARK: Final = sys.platform.startswith("linux")
 MOST_ANCESTORS: Final = 64
@@ -55,7 +55,7 @@ class WorkerProcess:
 def mark_family() -> bool:
     """Mark this process and all that it starts from now on; say whether it carries the mark."""
     if HAS_MARK:
-        keeper.mark_family()
+        subreaper.mark_family()
     return is_marked()
 
 
@@ -64,7 +64,7 @@ def is_marked() -> bool:
     if not HAS_MARK:
         return False
     try:
-        return resource.getrlimit(keeper.RLIMIT_LOCKS)[1] != resource.RLIM_INFINITY
+        return resource.getrlimit(subreaper.RLIMIT_LOCKS)[1] != resource.RLIM_INFINITY
     except (OSError, ValueError):  # a kernel without that limit
         return False
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.names import GIT_CONTROLS, plain
+from soong.shared.sandbox.names import GIT_CONTROLS, plain
 
 _HEAD: Final = "HEAD"
 _COMMON: Final = "commondir"

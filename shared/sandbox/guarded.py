@@ -1,11 +1,10 @@
-"""The transport behind :func:`shared.sandbox.network.open_client`. Apart, because it needs the HTTP library."""
+"""The transport behind :func:`soong.shared.sandbox.network.open_client`. Apart, because it needs the HTTP library."""
 
 import asyncio
 
 import httpx2
 
-from shared.sandbox.network import Resolver, checked_addresses
-from shared.sandbox.reachable import Reachable
+from soong.shared.sandbox.egress import Reachable, Resolver, checked_addresses
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):

@@ -13,7 +13,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, 
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
-from shared.errors import SoongError
+from soong.shared.core.errors import SoongError
 
 MAX_HOST_CHARS: Final = 253
 MAX_LABEL_CHARS: Final = 63

@@ -9,7 +9,7 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.names import plain
+from soong.shared.sandbox.names import plain
 
 _SUFFIXES: Final = frozenset(map(plain, all_suffixes()))
 

@@ -10,8 +10,8 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from shared.errors import ForeignEntryError, InvalidConfigError
-from shared.sandbox.rooted import RootedFolder
+from soong.shared.core.errors import ForeignEntryError, InvalidConfigError
+from soong.shared.sandbox.rooted import RootedFolder
 
 MARK: Final = Path(".soong", "project")
 MAX_BYTES: Final = 200

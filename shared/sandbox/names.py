@@ -1,6 +1,6 @@
 """Names that mean something whatever their spelling: sensitive patterns, protected controls (FS-06, FS-09).
 
-Pure: no file system is asked here. Where a path leads is :mod:`shared.sandbox.paths`.
+Pure: no file system is asked here. Where a path leads is :mod:`soong.shared.sandbox.paths`.
 """
 
 import json
@@ -9,8 +9,8 @@ import unicodedata
 from functools import lru_cache
 from typing import Final
 
-from shared.errors import InvalidConfigError
-from shared.inert import is_ignorable, is_told_apart
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.inert import is_ignorable, is_told_apart
 
 SENSITIVE: Final = (
     # keys and where they are kept

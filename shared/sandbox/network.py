@@ -7,23 +7,17 @@ resolve names themselves. Connections are not kept, so none that was opened for 
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from shared.sandbox.hosts import HostRefusedError
-from shared.sandbox.reachable import Reachable
+from soong.shared.sandbox.egress import Reachable, Resolver
 
 if TYPE_CHECKING:
     import httpx2
 
 MAX_REDIRECTS: Final = 5
-MAX_ADDRESSES: Final = 8
-"""Addresses of one name that are tried, one after another."""
-
-Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a normal host, in the order in which to try them."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -45,7 +39,7 @@ async def open_client(
     """
     import httpx2  # a quarter of a second: only calls that use it pay
 
-    from shared.sandbox.guarded import GuardedTransport
+    from soong.shared.sandbox.guarded import GuardedTransport
 
     async with httpx2.AsyncClient(
         transport=GuardedTransport(reachable, resolver),
@@ -56,20 +50,3 @@ async def open_client(
         headers={"user-agent": user_agent},
     ) as client:
         yield client
-
-
-async def checked_addresses(reachable: Reachable, host: str, port: int, resolver: Resolver) -> tuple[str, ...]:
-    """Resolve a host and judge every address: one that may not be reached condemns the name.
-
-    Raises:
-        HostRefusedError: one of them may not be reached, or there is none.
-    """
-    try:
-        addresses = await resolver(host, port)
-    except OSError as error:
-        raise HostRefusedError(f"{host!r} cannot be resolved: {error}") from error
-    if not addresses:
-        raise HostRefusedError(f"{host!r} has no address")
-    for address in addresses:
-        reachable.check_address(host, address)
-    return tuple(addresses[:MAX_ADDRESSES])

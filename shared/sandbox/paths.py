@@ -1,8 +1,8 @@
 """Where a path leads and what it is: inside the project, inside the write roots, sensitive, protected (FS-06..09).
 
-Resolution of links, and classification by the names of :mod:`shared.sandbox.names`. Nothing is opened here;
-:mod:`shared.sandbox.descriptors` opens exactly the resolved path that was classified, without following a link, so the
-two cannot be raced apart. What no path can tell, a hard link, is :mod:`shared.sandbox.links`.
+Resolution of links, and classification by the names of :mod:`soong.shared.sandbox.names`. Nothing is opened here;
+:mod:`soong.shared.sandbox.descriptors` opens exactly the resolved path that was classified, without following a
+link, so the two cannot be raced apart. What no path can tell, a hard link, is :mod:`soong.shared.sandbox.links`.
 """
 
 import errno
@@ -15,10 +15,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.git_folders import steers_repository
-from shared.sandbox.imports import ImportGuard
-from shared.sandbox.names import SENSITIVE, components, is_control, is_sensitive, plain
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.git_folders import steers_repository
+from soong.shared.sandbox.imports import ImportGuard
+from soong.shared.sandbox.names import SENSITIVE, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
 

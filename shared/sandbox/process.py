@@ -1,8 +1,9 @@
 """Child processes with every bound they need: argv only, bounded output and time, nothing left behind.
 
 The child gets the environment it is given, no descriptor but its three and no terminal. :class:`ProcessRunner` puts a
-keeper (:mod:`shared.sandbox.keeper`) between us and a program, so that all its descendants end with it, also when we
-are killed. :func:`run` does without: for programs of our own that start nothing, where some milliseconds count.
+keeper (:mod:`soong.shared.sandbox.subreaper`) between us and a program, so that all its descendants end with it,
+also when we are killed. :func:`run` does without: for programs of our own that start nothing, where some
+milliseconds count.
 
 The keeper needs Linux. Elsewhere :class:`ProcessRunner` is :func:`run`, which ends the process group alone: there a
 descendant that makes a session of its own outlives its command.
@@ -19,14 +20,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from shared.sandbox import keeper
-from shared.sandbox.child import Child
-from shared.sandbox.command import Command, Finished
-from shared.sandbox.leash import Leash
+from soong.shared.sandbox import subreaper
+from soong.shared.sandbox.child import Child
+from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.subreaper_pipes import Leash
 
 HAS_KEEPER: Final = sys.platform.startswith("linux")
 
-_KEEPER_LIMIT_S: Final = keeper.SWEEP_LIMIT_S + 4.0
+_KEEPER_LIMIT_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
 """How long a keeper may need to end its family before it is taken for broken."""
 _KEEPER_GRACE_S: Final = 5.0
 """How much later than we the keeper itself counts the time as over: it acts when we are stuck."""
@@ -48,7 +49,7 @@ async def run(command: Command) -> Finished:
 
 
 class ProcessRunner:
-    """The :class:`shared.sandbox.command.CommandRunner` without an operating system sandbox."""
+    """The :class:`soong.shared.sandbox.command.CommandRunner` without an operating system sandbox."""
 
     async def run(self, command: Command) -> Finished:
         """Run it, under a keeper where there can be one.
@@ -66,7 +67,7 @@ class ProcessRunner:
 async def _run_kept(command: Command, leash: Leash) -> Finished:
     limit_s = command.timeout.total_seconds() + _KEEPER_GRACE_S
     # By path and isolated: neither the current folder nor the environment decides what it imports.
-    argv = (sys.executable, "-I", "-S", keeper.__file__, *map(str, leash.far_ends), str(limit_s), *command.argv)
+    argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, leash.far_ends), str(limit_s), *command.argv)
     child = await _started(command, argv, leash.far_ends)
     try:
         leash.start()  # until here there is only an idle keeper, which a cancelled start kills

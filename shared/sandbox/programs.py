@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.paths import Roots, is_below, write_roots
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.paths import Roots, is_below, write_roots
 
 DEFAULT_NAMES: Final = ("PATH", "HOME", "TMPDIR")
 FALLBACK_PATH: Final = "/usr/local/bin:/usr/bin:/bin"

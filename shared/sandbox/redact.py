@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, quote_plus
 
-from shared.jsontext import Json
-from shared.patterns import LinearPattern
+from soong.shared.core.jsontext import Json
+from soong.shared.core.patterns import LinearPattern
 
 MARK = "[redacted]"
 MIN_SECRET_CHARS = 6

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from shared.errors import ForeignEntryError
-from shared.sandbox.descriptors import kind_of
+from soong.shared.core.errors import ForeignEntryError
+from soong.shared.sandbox.descriptors import kind_of
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

@@ -7,7 +7,7 @@ look like another (OSC 8), turns the reading direction around. Neither a person 
 import re
 from typing import Final
 
-from shared.inert import inert, is_told_apart
+from soong.shared.core.inert import inert, is_told_apart
 
 # An introducer ends the string before it, as on a terminal: looking past it, a text of introducers would be searched to
 # its end from each of them.
@@ -24,8 +24,8 @@ def inert_text(text: str) -> str:
     """Return text without anything that a terminal would obey or hide.
 
     Escape sequences go, carriage returns become line ends (what was overwritten is shown before what overwrote it), and
-    what :func:`shared.inert.inert` does not leave is spelled. Bytes that are no text show as one replacement character.
-    Linear in the text.
+    what :func:`soong.shared.core.inert.inert` does not leave is spelled. Bytes that are no text show as one
+    replacement character. Linear in the text.
     """
     if text.isascii() and is_told_apart(text):
         return text

@@ -7,9 +7,9 @@ Where something was left out, text is cut so that no piece of a secret stands at
 from collections.abc import Iterator
 from typing import Final
 
-from shared.sandbox.command import Stream
-from shared.sandbox.redact import Redactor
-from shared.sandbox.terminal_text import decoded, inert_text
+from soong.shared.sandbox.command import Stream
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.terminal_text import decoded, inert_text
 
 STREAMS: Final[tuple[Stream, Stream]] = ("stdout", "stderr")
 TAIL_BYTES: Final = 64 * 1024

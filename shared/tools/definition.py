@@ -1,7 +1,7 @@
 """What a tool is, whatever its source (REG-01, REG-05).
 
 Owns the values that describe a tool and the context its handler is given. Leaves lookup to the registry, the order
-of a call to the pipeline and the OS boundary to :mod:`shared.sandbox`.
+of a call to the pipeline and the OS boundary to :mod:`soong.shared.sandbox`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,9 +11,9 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.tools.result import ErrorType, ToolResult
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.result import ErrorType, ToolResult
 
 
 class Permission(StrEnum):
@@ -144,7 +144,7 @@ Handler: TypeAlias = Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """One registered tool. Schemas are JSON Schema in the core subset (:mod:`shared.tools.schema`).
+    """One registered tool. Schemas are JSON Schema in the core subset (:mod:`soong.shared.tools.schema`).
 
     ``traits`` may raise a call above its definition and never lower it. ``target`` computes what a call touches; it
     may read the file system and must not change it. ``validate_input`` returns a message or None after the schema held.
@@ -183,7 +183,7 @@ class ToolDefinition:
     check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
     errors: tuple[ErrorType, ...] = ()
-    """How its calls may end beside what any call may (:mod:`shared.tools.describing`), for whoever calls it."""
+    """How its calls may end beside what any call may (:mod:`soong.shared.tools.docs`), for whoever calls it."""
     reaches_out: bool = field(init=False)
     """Whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
 

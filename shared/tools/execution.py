@@ -1,6 +1,6 @@
 """How a handler runs and how it can end before its end: its time limit, an abort, its last words (EXE-07..09).
 
-Owns the changing state of one call. The order of its stages is :mod:`shared.tools.pipeline`.
+Owns the changing state of one call. The order of its stages is :mod:`soong.shared.tools.pipeline`.
 """
 
 import asyncio
@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, cast
 
-from shared.clock import Clock, SystemClock
-from shared.foreign import ForeignError, await_foreign
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.redact import Redactor
-from shared.tools.bounds import UnfitError, plain, storable
-from shared.tools.definition import HandlerOutput, Target
-from shared.tools.intake import shown_arguments
-from shared.tools.normalise import refusal
-from shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
-from shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.foreign import ForeignError, await_foreign
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.arguments import shown_arguments
+from soong.shared.tools.definition import HandlerOutput, Target
+from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
+from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 PROGRESS_EVENT: Final = "tool_progress"
 PROGRESS_BURST: Final = 20
@@ -156,7 +156,7 @@ async def timed(handler: Callable[[], Awaitable[HandlerOutput]], seconds: float 
 
     Raises:
         HandlerTimeoutError: it was not there in time.
-        Exception: whatever it raised; what is no ordinary exception is contained (:mod:`shared.foreign`).
+        Exception: whatever it raised; what is no ordinary exception is contained (:mod:`soong.shared.core.foreign`).
     """
     limit = asyncio.timeout(seconds)
     try:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from shared.errors import InvalidToolError
+from soong.shared.core.errors import InvalidToolError
 
 MAX_NAME_CHARS = 128
 PROVIDER_PATTERN = r"[a-zA-Z0-9_-]+"

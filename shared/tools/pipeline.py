@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
-from shared.clock import Clock, SystemClock
-from shared.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError
-from shared.foreign import is_interrupted
-from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.redact import Redactor
-from shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition, Workplace
-from shared.tools.execution import (
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError
+from soong.shared.core.foreign import is_interrupted
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.arguments import parsed, validated
+from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.execution import (
     CallProgress,
     Course,
     HandlerTimeoutError,
@@ -30,10 +31,8 @@ from shared.tools.execution import (
     unbroken,
     withheld,
 )
-from shared.tools.fitting import Fitter
-from shared.tools.hooks import NO_HOOKS, HookCall, Hooks, HookWires, PreResult, derived_fields, with_context
-from shared.tools.intake import parsed, validated
-from shared.tools.judging import (
+from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, HookWires, PreResult, derived_fields, with_context
+from soong.shared.tools.permission_check import (
     REFUSED_BY_TOOL,
     check_rewrite,
     gate_call_of,
@@ -41,17 +40,7 @@ from shared.tools.judging import (
     refused_by_tool,
     target_of,
 )
-from shared.tools.normalise import (
-    check_context,
-    check_output,
-    failed,
-    own_deliverable,
-    refusal,
-    sound,
-    with_reason,
-    wrap,
-)
-from shared.tools.ports import (
+from soong.shared.tools.ports import (
     ArtifactStore,
     CallLog,
     CallRecord,
@@ -62,9 +51,20 @@ from shared.tools.ports import (
     Verdict,
     effect_id_of,
 )
-from shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
-from shared.tools.risk import Classifier, by_keywords
-from shared.tools.surface import DELEGATION_TOOLS
+from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import (
+    check_context,
+    check_output,
+    failed,
+    own_deliverable,
+    refusal,
+    sound,
+    with_reason,
+    wrap,
+)
+from soong.shared.tools.results.output_limits import Fitter
+from soong.shared.tools.risk import Classifier, by_keywords
+from soong.shared.tools.surface import DELEGATION_TOOLS
 
 DECIDED_EVENT: Final = "permission_decided"
 

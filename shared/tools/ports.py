@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from shared.identity import RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
-from shared.tools.result import ArtifactRef, ErrorType, ToolResult
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
+from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 
 def effect_id_of(run_id: str, tool_call_id: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from shared.errors import InvalidToolError
-from shared.jsontext import Json
-from shared.tools.schema import MAX_SCHEMA_DEPTH, schema_offences
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, schema_offences
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -1,6 +1,6 @@
 """The registry: every tool of a process, once, under its canonical name (REG-01, REG-02, REG-06, REG-09, REG-10).
 
-Owns what makes a definition acceptable. Leaves which of them a run may use to :mod:`shared.tools.surface`.
+Owns what makes a definition acceptable. Leaves which of them a run may use to :mod:`soong.shared.tools.surface`.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from shared.errors import InvalidJsonError, InvalidToolError
-from shared.foreign import call_foreign
-from shared.jsontext import Json, JsonObject, digest
-from shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdapter, ToolContext, ToolDefinition
-from shared.tools.naming import check_alias, check_name
-from shared.tools.pydantic_schema import from_pydantic, model_of
-from shared.tools.schema import check_schema, close
-from shared.tools.shape import shaped
+from soong.shared.core.errors import InvalidJsonError, InvalidToolError
+from soong.shared.core.foreign import call_foreign
+from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdapter, ToolContext, ToolDefinition
+from soong.shared.tools.definition_check import shaped
+from soong.shared.tools.naming import check_alias, check_name
+from soong.shared.tools.pydantic_schema import from_pydantic, model_of
+from soong.shared.tools.schema import check_schema, close
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

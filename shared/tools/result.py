@@ -1,7 +1,7 @@
 """What a tool call ends as: one value for success, failure, denial and abort alike (RES-01, RES-04, RES-05).
 
 Owns the closed set of error types, from which docs/errors.md is made. Leaves wrapping of handlers' plain
-return values to :mod:`shared.tools.pipeline` and storage to the call log.
+return values to :mod:`soong.shared.tools.pipeline` and storage to the call log.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from shared.errors import SoongError
-from shared.jsontext import Json
+from soong.shared.core.errors import SoongError
+from soong.shared.core.jsontext import Json
 
 
 class ErrorType(StrEnum):

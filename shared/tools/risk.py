@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from shared.foreign import call_foreign
-from shared.jsontext import JsonObject
-from shared.tools.definition import Permission, Risk, ToolDefinition, Traits
+from soong.shared.core.foreign import call_foreign
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.definition import Permission, Risk, ToolDefinition, Traits
 
 Classifier: TypeAlias = Callable[[ToolDefinition], Risk]
 """Guesses a risk from what a tool is called. What it says counts only when it is higher."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-from shared.jsontext import Json, JsonObject
-from shared.tools.definition import ToolDefinition
-from shared.tools.intake import parsed
-from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, ToolError, ToolResult
-from shared.tools.risk import effective_traits
-from shared.tools.surface import DELEGATION_TOOLS
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.arguments import parsed
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+from soong.shared.tools.risk import effective_traits
+from soong.shared.tools.surface import DELEGATION_TOOLS
 
 DEFAULT_PARALLEL_LIMIT: Final = 10
 QUEUED_EVENT: Final = "tool_queued"
@@ -49,7 +49,7 @@ Note: TypeAlias = Callable[[str, JsonObject], Awaitable[None]]
 
 
 class Executor(Protocol):
-    """What a turn runs on; :class:`shared.tools.pipeline.ToolPipeline` is one."""
+    """What a turn runs on; :class:`soong.shared.tools.pipeline.ToolPipeline` is one."""
 
     def resolve(self, name: str) -> ToolDefinition | None: ...
     async def execute(self, call: ToolCall) -> ToolResult: ...

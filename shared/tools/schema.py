@@ -1,7 +1,7 @@
 """The one schema language inside: JSON Schema 2020-12 in a small subset (SCH-01, SCH-03).
 
 Owns what a schema may say and whether a value holds to it. Getting a Pydantic model into the subset is
-:mod:`shared.tools.pydantic_schema`. Messages name places as ``$.a[0].b`` and never repeat a value: it may be
+:mod:`soong.shared.tools.pydantic_schema`. Messages name places as ``$.a[0].b`` and never repeat a value: it may be
 a secret.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from shared.errors import InvalidToolError
-from shared.jsontext import Json, JsonObject
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.core.jsontext import Json, JsonObject
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

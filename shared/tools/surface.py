@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, cast
 
-from shared.errors import UsageError
-from shared.foreign import call_foreign, name_of
-from shared.identity import Role
-from shared.jsontext import Json, JsonObject
-from shared.tools.definition import Permission, ToolDefinition
-from shared.tools.naming import name_matches
+from soong.shared.core.errors import UsageError
+from soong.shared.core.foreign import call_foreign, name_of
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.naming import name_matches
 
 CHILD_TASK_TOOLS = frozenset(
     {"agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step"}

@@ -3,20 +3,23 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shared.tools.definition import ToolDefinition
-from shared.tools.registry import Function, definition_of
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.registry import Function, definition_of
 
 F = TypeVar("F", bound=Function)
 
 
 class Toolset:
-    """A :class:`shared.tools.definition.ToolAdapter` that is written down tool by tool, in the order of the text."""
+    """A :class:`soong.shared.tools.definition.ToolAdapter` that is written down tool by tool, in the order of the
+    text.
+    """
 
     def __init__(self) -> None:
         self._tools: list[ToolDefinition] = []
 
     def tool(self, name: str, **more: Any) -> Callable[[F], F]:
-        """Add a function, sync or async, as :meth:`shared.tools.registry.ToolRegistry.tool` does; returns it unchanged.
+        """Add a function, sync or async, as :meth:`soong.shared.tools.registry.ToolRegistry.tool` does; returns it
+        unchanged.
 
         Raises:
             InvalidToolError: the function cannot be said as a schema.

@@ -2,7 +2,7 @@
 
 An agent that could write the interpreter's start files, a package of ours or a module of the user's that workers import
 would decide in the place of the gate at the next start. Owns which those are; that they are refused is
-:mod:`shared.sandbox.paths`.
+:mod:`soong.shared.sandbox.paths`.
 """
 
 import importlib.util
@@ -15,13 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from shared.config import Config
-from shared.sandbox.imports import ImportGuard
-from shared.sandbox.names import plain
-from shared.sandbox.paths import is_below
+from soong.shared.core.config import Config
+from soong.shared.core.installation import MODULE_FOLDERS
+from soong.shared.sandbox.imports import ImportGuard
+from soong.shared.sandbox.names import plain
+from soong.shared.sandbox.paths import is_below
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("orchestrator", "shared", "soong", "worker")
 _OF_A_PREFIX: Final = ("bin", "sbin", "Scripts", "lib", "lib32", "lib64", "Lib", "DLLs", "pyvenv.cfg")
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
@@ -45,7 +44,7 @@ def program_files() -> tuple[Path, ...]:
     known = [Path(prefix, name) for prefix in prefixes for name in _OF_A_PREFIX]
     known += [Path(path) for name, path in sysconfig.get_paths().items() if name in _PATHS]
     known += map(Path, (sys.executable, *site.getsitepackages(), site.getusersitepackages()))
-    known += [ROOT / package for package in PACKAGES]
+    known += MODULE_FOLDERS
     return tuple(dict.fromkeys(known))
 
 
@@ -95,7 +94,7 @@ def _names_of_the_program() -> frozenset[str]:
     """Return the top-level names of the standard library, of what is installed and of our own packages."""
     folders = {*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     installed = {name.partition(".")[0] for folder in folders for name in _entries(folder)}
-    names = {*sys.stdlib_module_names, *filter(str.isidentifier, installed), *PACKAGES, *_START_MODULES}
+    names = {*sys.stdlib_module_names, *filter(str.isidentifier, installed), "soong", *_START_MODULES}
     return frozenset(map(plain, names - _OF_TESTS))
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Final
 
-from shared import foreign
+from soong.shared.core import foreign
 
-OWN: Final = frozenset({"soong", "shared", "worker", "orchestrator"})
+OWN: Final = frozenset({"soong"})
 
 _IMPORT_FILES: Final = (importlib.__file__, foreign.__file__, __file__)
 

@@ -1,6 +1,6 @@
 """Python tools of the user's own: the modules that ``SOONG_TOOLS`` names (REG-06, REG-07).
 
-A module has ``tools``, an adapter (usually a :class:`shared.tools.toolset.Toolset`), or a function
+A module has ``tools``, an adapter (usually a :class:`soong.shared.tools.toolset.Toolset`), or a function
 ``register(registry)``, or both. It is the user's own program and runs with the rights of the process; what its tools
 may do is for policy and permission, as with every other tool. Soong's own namespaces are not for it: their names are
 trusted to be what they say (PER-11).
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Final
 
-from shared.errors import InvalidConfigError, InvalidToolError
-from shared.foreign import call_foreign, place_of, words_of
-from shared.tools.definition import ToolDefinition
-from shared.tools.registry import ToolRegistry
-from shared.toolsets.import_folders import look_in, shadowed
+from soong.shared.core.errors import InvalidConfigError, InvalidToolError
+from soong.shared.core.foreign import call_foreign, place_of, words_of
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.toolsets.import_folders import look_in, shadowed
 
 SETTING: Final = "SOONG_TOOLS"
 RESERVED: Final = frozenset({"agent", "code", "internal", "mcp"})
@@ -25,7 +25,7 @@ RESERVED: Final = frozenset({"agent", "code", "internal", "mcp"})
 def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Sequence[str] = ()) -> None:
     """Import each module once and register what it offers; nothing of a module that is refused is kept in silence.
 
-    ``folders`` are looked in after what is installed (:mod:`shared.toolsets.import_folders`).
+    ``folders`` are looked in after what is installed (:mod:`soong.shared.toolsets.import_folders`).
 
     Raises:
         InvalidConfigError: names the module and what is wrong with it.

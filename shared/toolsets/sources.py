@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from shared.config import Config, load_config
-from shared.sandbox.command import CommandRunner
-from shared.sandbox.names import SENSITIVE
-from shared.sandbox.paths import PathPolicy
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.redact import Redactor, redactor
-from shared.settings import Settings, secret_files, secret_values
-from shared.tools.definition import ToolAdapter
-from shared.tools.registry import MAX_TIMEOUT, ToolRegistry
-from shared.toolsets.code.toolset import CodeTools
-from shared.toolsets.controls import controls_of, import_guard
-from shared.toolsets.declarative.toolset import DeclarativeTools
-from shared.toolsets.import_folders import look_in
-from shared.toolsets.modules import register_modules
-from shared.toolsets.skills.toolset import SkillTools
+from soong.shared.core.config import Config, load_config
+from soong.shared.core.settings import Settings, secret_files, secret_values
+from soong.shared.sandbox.command import CommandRunner
+from soong.shared.sandbox.names import SENSITIVE
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import Redactor, redactor
+from soong.shared.tools.definition import ToolAdapter
+from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
+from soong.shared.toolsets.code.toolset import CodeTools
+from soong.shared.toolsets.controls import controls_of, import_guard
+from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.import_folders import look_in
+from soong.shared.toolsets.modules import register_modules
+from soong.shared.toolsets.skills.toolset import SkillTools
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from orchestrator.http.app import description
-from shared.access.token import IMPLIED, Right
+from soong.orchestrator.http.app import description
+from soong.shared.permissions.access.token import IMPLIED, Right
 
 _ORDER = ("service", "sessions", "tasks", "runs", "approvals")
 

@@ -15,18 +15,18 @@ from typing import TypeVar
 
 from pydantic.fields import FieldInfo
 
-from orchestrator.tool_registry import registry_of
-from shared.agents.definition import builtin_definitions
-from shared.identity import Role
-from shared.runs.status import RUN_TRANSITIONS, RunStatus
-from shared.settings import Settings
-from shared.tasks.schema import plan_schema
-from shared.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
-from shared.tools.definition import ToolDefinition
-from shared.tools.describing import EVERY_CALL, Argument, arguments_of
-from shared.tools.result import RESERVED, ErrorType
-from shared.tools.surface import SurfaceRequest, compute_surface
-from shared.toolsets.sources import Surroundings
+from soong.orchestrator.client.tool_registry import registry_of
+from soong.shared.agents.definition import builtin_definitions
+from soong.shared.core.identity import Role
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.status import RUN_TRANSITIONS, RunStatus
+from soong.shared.engine.tasks.plan.schema import plan_schema
+from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.docs import EVERY_CALL, Argument, arguments_of
+from soong.shared.tools.result import RESERVED, ErrorType
+from soong.shared.tools.surface import SurfaceRequest, compute_surface
+from soong.shared.toolsets.sources import Surroundings
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
 from tests.spec_document import ROOT
 

@@ -20,7 +20,7 @@ _VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "mis
 # Who may touch the process's environment beside settings.py, and why.
 _ENVIRONMENT_READERS = {
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
-    "shared/settings.py": "the one place for settings",
+    "shared/core/settings.py": "the one place for settings",
     "worker/pulse.py": "the pipe to the keeper that this process was started with",
     "worker/starter.py": "takes the inherited pipe on which its start is reported",
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",

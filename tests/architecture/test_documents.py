@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.settings import Settings
+from soong.shared.core.settings import Settings
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
 from tests.spec_document import ROOT, read_clauses
 

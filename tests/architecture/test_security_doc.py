@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.sql.rights import WORKER
-from shared.audit.entry import AuditKind
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.storage.sql.roles.role_privileges import WORKER
 from tests.spec_document import ROOT
 
 PAGE = ROOT / "docs" / "security.md"

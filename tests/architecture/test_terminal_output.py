@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.inert import is_seen
+from soong.shared.core.inert import is_seen
 from tests.spec_document import ROOT
 
 PRODUCT = ("orchestrator", "worker", "shared", "soong")
-LIST = "shared/inert.py"
+LIST = "shared/core/inert.py"
 BOM = "\ufeff"
 """At the head of a file it says how the rest is written."""
 MASKS = 0xFF
@@ -21,7 +21,7 @@ MASKS = 0xFF
 JUDGES = {
     LIST: "the list itself",
     "shared/sandbox/terminal_text.py": "escape sequences are syntax: they begin with C1 controls and go as one",
-    "shared/tasks/budget.py": "how long a text is as JSON: plain ASCII needs no escapes",
+    "shared/engine/tasks/plan/budget.py": "how long a text is as JSON: plain ASCII needs no escapes",
     "shared/sandbox/hosts.py": "what resolvers leave out of a host, and what no URL may hold",
 }
 """Who may judge characters by themselves, and why."""

@@ -5,8 +5,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shared.errors import UnavailableError
-from shared.tasks.status import TaskStatus
+from soong.shared.core.errors import UnavailableError
+from soong.shared.engine.tasks.status import TaskStatus
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import waves
 

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import pytest
 
-from shared.adapters.sql.store import open_store
-from shared.store import Store
-from shared.testing.memory import MemoryStore
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
 from tests.contract.databases import empty_postgres, migrate, sqlite_copy
 from tests.contract.scene import Scene, open_scene
+from tests.model.memory import MemoryStore
 from tests.servers import PostgresServer
 
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]

@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import make_url
 
-from shared.adapters.sql.store import open_store
-from shared.adapters.sql.tables import metadata
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.store import open_store
 
 
 def migrate(url: str) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from shared.jsontext import JsonObject
-from shared.store import Store
-from shared.tasks.further import Refusal, Unclaimable
-from shared.tasks.step import Claim, ClaimMode, NewStep, StepKind
-from shared.testing.builders import make_step
-from shared.wire.jobs import reads
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.additional_claims import Refusal, Unclaimable
+from soong.shared.engine.tasks.step import Claim, ClaimMode, NewStep, StepKind
+from soong.shared.engine.wire.jobs import reads
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene, held
+from tests.model.builders import make_step
 
 
 def work(step_id: str, **overrides: Any) -> NewStep:

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from shared.jsontext import Json
-from shared.permissions.request import PermissionRequest
-from shared.runs.events import NewEvent, NewNode
-from shared.runs.status import EndReason
-from shared.sessions.session import CommandKind, Ownership
-from shared.store import Store
-from shared.tasks.again import rerun
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
-from shared.testing.builders import make_children, make_command, make_retry, open_session, open_task, open_worker
-from shared.testing.clock import FakeClock
-from shared.wire.jobs import reads
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import NewEvent, NewNode
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import CommandKind, Ownership
+from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
+from soong.shared.engine.wire.jobs import reads
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.storage.store import Store
+from tests.model.builders import make_children, make_command, make_retry, open_session, open_task, open_worker
+from tests.model.clock import FakeClock
 
 
 def held(claim: Claim) -> Held:

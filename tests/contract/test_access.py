@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.access.token import Right, make_token
-from shared.errors import ConflictError, NotFoundError
-from shared.store import Store
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.permissions.access.token import Right, make_token
+from soong.shared.storage.store import Store
 
 NOW_US = 1_000_000
 

@@ -24,17 +24,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shared.adapters.sql.store import open_store
-from shared.errors import SoongError
-from shared.runs.events import Event
-from shared.runs.record import Run
-from shared.sessions.session import Ownership
-from shared.store import Store
-from shared.tasks.again import rerun
-from shared.tasks.change import TaskChange
-from shared.tasks.expansion import further_attempt
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import (
+from soong.shared.core.errors import SoongError
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.expansion import further_attempt
+from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import (
     Advance,
     Cap,
     Claim,
@@ -47,7 +45,11 @@ from shared.tasks.step import (
     StepKind,
     Task,
 )
-from shared.testing.builders import (
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
+from tests.contract.databases import empty_postgres, sqlite_copy
+from tests.contract.scene import cancelled, completed, failed, held
+from tests.model.builders import (
     make_children,
     make_map,
     make_more,
@@ -58,10 +60,8 @@ from shared.testing.builders import (
     make_task,
     make_worker,
 )
-from shared.testing.clock import FakeClock
-from shared.testing.memory import MemoryStore
-from tests.contract.databases import empty_postgres, sqlite_copy
-from tests.contract.scene import cancelled, completed, failed, held
+from tests.model.clock import FakeClock
+from tests.model.memory import MemoryStore
 
 T = TypeVar("T")
 Plan: TypeAlias = Sequence[tuple[StepKind, set[int], int]]

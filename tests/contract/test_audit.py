@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from shared.access.token import Right, make_token
-from shared.audit.entry import AuditEntry, AuditKind, AuditNote, Verifier
-from shared.errors import AlreadyConsumedError, AlreadyDecidedError, NotOwnerError
-from shared.permissions.request import Choice, PermissionRequest, RequestState
-from shared.runs.events import EventType, NewEvent
-from shared.runs.store import CallRow
-from shared.sessions.session import Ownership
-from shared.store import Store
-from shared.tasks.step import Claim
-from shared.testing.builders import make_answer, make_decision, make_request, make_session
+from soong.shared.core.errors import AlreadyConsumedError, AlreadyDecidedError, NotOwnerError
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.access.token import Right, make_token
+from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, AuditNote, Verifier
+from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene
+from tests.model.builders import make_answer, make_decision, make_request, make_session
 
 DECIDED = NewEvent(EventType.PERMISSION_DECIDED, {"rule": "", "channel": "terminal", "author": "person"})
 

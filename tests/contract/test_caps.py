@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.store import Store
-from shared.tasks.step import Cap, NewStep
-from shared.testing.builders import make_step, make_task, open_session
+from soong.shared.engine.tasks.step import Cap, NewStep
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, completed, held
+from tests.model.builders import make_step, make_task, open_session
 
 pytestmark = pytest.mark.spec("DIS-03")
 

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from shared.runs.status import RunStatus
-from shared.sessions.session import ProcessState
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Cap, Outcome, StepResult, Waiting
-from shared.testing.builders import make_session, make_step, make_task, open_session
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Cap, Outcome, StepResult, Waiting
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, completed, step_ids
+from tests.model.builders import make_session, make_step, make_task, open_session
 
 
 @pytest.mark.spec("DAG-03.a")

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import AlreadyDecidedError, ConflictError, NotFoundError
-from shared.identity import Role
-from shared.permissions.keys import SigningKey
-from shared.permissions.request import Choice, PermissionRequest, RequestState
-from shared.permissions.store import Decided, OpenQuestions, Settled
-from shared.runs.events import NewEvent
-from shared.store import Store
-from shared.tasks.step import Claim
-from shared.testing.builders import make_answer, make_decision, make_request, make_responder
+from soong.shared.core.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from soong.shared.core.identity import Role
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.keys import SigningKey
+from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
+from soong.shared.permissions.store import Decided, OpenQuestions, Settled
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene
+from tests.model.builders import make_answer, make_decision, make_request, make_responder
 
 ASKED = NewEvent("permission_requested")
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from shared.errors import ConflictError, NotFoundError
-from shared.runs.status import RunStatus
-from shared.store import Store
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import TaskCounts
-from shared.testing.builders import make_map, make_session, make_step, make_task, open_session
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import TaskCounts
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene
+from tests.model.builders import make_map, make_session, make_step, make_task, open_session
 
 
 @pytest.mark.spec("DAG-04")

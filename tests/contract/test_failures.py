@@ -2,12 +2,12 @@
 
 import pytest
 
-from shared.errors import InvalidTransitionError
-from shared.runs.status import EndReason, RunStatus
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_step
+from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import FailurePolicy
 from tests.contract.scene import Scene, completed, failed
+from tests.model.builders import make_step
 
 pytestmark = pytest.mark.spec("DAG-05")
 

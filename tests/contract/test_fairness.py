@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from shared.testing.builders import make_step
 from tests.contract.scene import Scene, completed
+from tests.model.builders import make_step
 
 pytestmark = pytest.mark.spec("DIS-10", "DIS-03")
 

@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 import pytest
 
-from shared.errors import LeaseLostError
-from shared.permissions.request import RequestState
-from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd
-from shared.testing.builders import make_call, make_decision, make_request
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.permissions.request import RequestState
 from tests.contract.scene import Scene, completed, failed, held, outdated
+from tests.model.builders import make_call, make_decision, make_request
 
 pytestmark = pytest.mark.spec("DAG-03")
 

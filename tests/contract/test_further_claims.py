@@ -4,19 +4,19 @@ import asyncio
 
 import pytest
 
-from shared.errors import LeaseLostError
-from shared.jsontext import Json
-from shared.runs.status import EndReason, RunStatus
-from shared.sessions.session import ProcessState
-from shared.store import Store
-from shared.tasks.change import TaskChange
-from shared.tasks.further import Refusal
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Cap, Claim, FailurePolicy, Interrupt
-from shared.testing.builders import make_map, make_request, make_step
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.additional_claims import Refusal
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Cap, Claim, FailurePolicy, Interrupt
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, refused, taken, work
 from tests.contract.scene import Scene, cancelled, completed, failed, held, outdated
+from tests.model.builders import make_map, make_request, make_step
 
 pytestmark = pytest.mark.spec("DAG-03")
 

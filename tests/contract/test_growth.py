@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
-from shared.runs.status import EndReason, RunStatus
-from shared.sessions.session import CommandKind
-from shared.tasks.change import TaskChange
-from shared.tasks.expansion import further_attempt
-from shared.tasks.plan import PlanStep
-from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
-from shared.tasks.step import FailurePolicy, NewStep, StepKind
-from shared.testing.builders import make_map, make_more, make_step
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.expansion import further_attempt
+from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.step import FailurePolicy, NewStep, StepKind
 from tests.contract.scene import Scene
+from tests.model.builders import make_map, make_more, make_step
 
 pytestmark = pytest.mark.spec("DAG-01", "DAG-04")
 

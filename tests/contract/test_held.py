@@ -1,6 +1,6 @@
 """What a worker holds by the rows: how it learns of a claim whose answer was lost."""
 
-from shared.tasks.status import StepStatus
+from soong.shared.engine.tasks.status import StepStatus
 from tests.contract.scene import Scene, held
 
 

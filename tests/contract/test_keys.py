@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from shared.audit.entry import AuditKind
-from shared.errors import ConflictError, NotFoundError
-from shared.permissions.keys import Lapsed
-from shared.permissions.request import Decision, PermissionRequest, RequestState
-from shared.runs.events import EventType
-from shared.runs.store import CallRow
-from shared.store import Store
-from shared.tasks.step import Claim
-from shared.testing.builders import make_decision, make_request
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.keys import Lapsed
+from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene
+from tests.model.builders import make_decision, make_request
 
 
 async def publish(store: Store, *key_ids: str) -> None:

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from shared.errors import ConflictError
-from shared.runs.events import NewNode, NodeKind
-from shared.runs.status import EndReason, RunStatus
-from shared.sessions.session import ProcessState
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.tasks.step import FailurePolicy
+from soong.shared.core.errors import ConflictError
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import FailurePolicy
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene, completed, held
 
 PRESENT = pytest.mark.spec("DAG-03", "DAG-07")

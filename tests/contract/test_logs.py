@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import AlreadyConsumedError, LeaseLostError
-from shared.jsontext import Json
-from shared.permissions.request import RequestState
-from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.runs.store import CallRow, CallStatus
-from shared.tasks.step import Claim
-from shared.testing.builders import make_call, make_decision, make_request, make_step
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.store import CallRow, CallStatus
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.request import RequestState
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene
+from tests.model.builders import make_call, make_decision, make_request, make_step
 
 
 async def append(scene: Scene, claim: Claim, *events: NewEvent, nodes: tuple[NewNode, ...] = ()) -> tuple[int, int]:

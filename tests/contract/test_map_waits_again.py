@@ -2,11 +2,11 @@
 
 import pytest
 
-from shared.errors import ConflictError
-from shared.tasks.status import StepStatus
-from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_map, make_retry, make_step
+from soong.shared.core.errors import ConflictError
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import FailurePolicy
 from tests.contract.scene import Scene
+from tests.model.builders import make_map, make_retry, make_step
 
 
 async def failed_after_growing(scene: Scene) -> str:

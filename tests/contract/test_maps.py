@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from shared.errors import NotFoundError
-from shared.runs.status import RunStatus
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.tasks.step import FailurePolicy, StepError, StepKind
-from shared.testing.builders import make_children, make_map, make_step, make_task
+from soong.shared.core.errors import NotFoundError
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import FailurePolicy, StepError, StepKind
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene, completed, step_ids
+from tests.model.builders import make_children, make_map, make_step, make_task
 
 pytestmark = pytest.mark.spec("DAG-04")
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from shared.identity import OWN, Origin
-from shared.runs.record import NewRun
-from shared.store import Store
-from shared.tasks.step import NewStep
-from shared.testing.builders import make_request, make_retry, make_task
+from soong.shared.core.identity import OWN, Origin
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.tasks.step import NewStep
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene
+from tests.model.builders import make_request, make_retry, make_task
 
 pytestmark = pytest.mark.spec("CARD-3", "DIS-05")
 

@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from shared.permissions.request import RequestState
-from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.runs.record import Run
-from shared.sessions.session import Session
-from shared.store import Store
-from shared.tasks.step import Task
-from shared.testing.builders import make_decision, make_request, make_session
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.request import RequestState
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene
+from tests.model.builders import make_decision, make_request, make_session
 
 T = TypeVar("T", Session, Task, Run)
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError
-from shared.permissions.request import Choice, PermissionRequest, RequestState
-from shared.runs.events import NewEvent
-from shared.runs.status import EndReason, RunStatus
-from shared.store import Store
-from shared.tasks.change import TaskChange
-from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
-from shared.tasks.step import Claim, FailurePolicy
-from shared.testing.builders import make_call, make_decision, make_request, make_step
+from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.step import Claim, FailurePolicy
+from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, failed, held, outdated, step_ids
+from tests.model.builders import make_call, make_decision, make_request, make_step
 
 
 async def ask(scene: Scene, claim: Claim, *calls: str) -> list[PermissionRequest]:

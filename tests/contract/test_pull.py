@@ -5,16 +5,16 @@ from collections import Counter
 
 import pytest
 
-from shared.errors import ConflictError
-from shared.sessions.session import CommandKind
-from shared.store import Store
-from shared.tasks.change import TaskChange
-from shared.tasks.status import TaskEvent, TaskStatus
-from shared.tasks.step import Claim, ClaimMode, FailurePolicy
-from shared.testing.builders import make_more
+from soong.shared.core.errors import ConflictError
+from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.status import TaskEvent, TaskStatus
+from soong.shared.engine.tasks.step import Claim, ClaimMode, FailurePolicy
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, taken, work
 from tests.contract.scene import Scene, cancelled, completed, failed, step_ids
+from tests.model.builders import make_more
 
 pytestmark = pytest.mark.spec("DAG-03")
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from shared.jsontext import Json
-from shared.runs.events import NewNode, NodeKind
-from shared.tasks.step import Claim, FailurePolicy, Outcome, StepEnd
-from shared.testing.builders import make_map, make_step
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.tasks.step import Claim, FailurePolicy, Outcome, StepEnd
 from tests.contract.scene import Scene, completed, failed, held
+from tests.model.builders import make_map, make_step
 
 pytestmark = pytest.mark.spec("DAG-10", "DAG-02")
 

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import pytest
 
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.testing.memory import MemorySwitchboard
-from shared.wire.ring import Ear, Ring, Switchboard
+from soong.shared.engine.wire.notifier import Ear, Ring, Switchboard
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from tests.model.memory import MemorySwitchboard
 
 HEARD_LIMIT_S = 10.0
 SILENT_S = 0.05

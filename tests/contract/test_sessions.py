@@ -7,13 +7,15 @@ from typing import TypeAlias
 
 import pytest
 
-from shared.errors import NotFoundError, NotOwnerError
-from shared.permissions.request import RequestState
-from shared.sessions.session import AnswerMode, CommandKind, Ownership, ProcessState
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, FailurePolicy, StepError
-from shared.testing.builders import (
+from soong.shared.core.errors import NotFoundError, NotOwnerError
+from soong.shared.engine.sessions.session import AnswerMode, CommandKind, Ownership, ProcessState
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, FailurePolicy, StepError
+from soong.shared.permissions.request import RequestState
+from soong.shared.storage.store import Store
+from tests.contract.conftest import OpenStore
+from tests.contract.scene import Scene
+from tests.model.builders import (
     make_command,
     make_decision,
     make_map,
@@ -25,8 +27,6 @@ from shared.testing.builders import (
     make_task,
     make_worker,
 )
-from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene
 
 OWNED = pytest.mark.spec("CARD-1")
 

@@ -23,15 +23,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shared.adapters.sql.store import open_store
-from shared.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError, NotOwnerError
-from shared.permissions.request import PermissionRequest, RequestState
-from shared.runs.events import EventType, NewEvent
-from shared.sessions.session import Ownership
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, FailurePolicy, NewStep, StepEnd, StepError
-from shared.testing.builders import (
+from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError, NotOwnerError
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, FailurePolicy, NewStep, StepEnd, StepError
+from soong.shared.permissions.request import PermissionRequest, RequestState
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
+from tests.contract.databases import empty_postgres, sqlite_copy
+from tests.contract.scene import cancelled, completed, failed, held
+from tests.contract.small_model import Model, Node
+from tests.model.builders import (
     make_children,
     make_decision,
     make_map,
@@ -43,11 +46,8 @@ from shared.testing.builders import (
     make_task,
     make_worker,
 )
-from shared.testing.clock import START_US
-from shared.testing.memory import MemoryStore
-from tests.contract.databases import empty_postgres, sqlite_copy
-from tests.contract.scene import cancelled, completed, failed, held
-from tests.contract.small_model import Model, Node
+from tests.model.clock import START_US
+from tests.model.memory import MemoryStore
 from tests.simulation.planted import FencelessStore
 
 T = TypeVar("T")

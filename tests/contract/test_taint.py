@@ -2,13 +2,13 @@
 
 import pytest
 
-from shared.errors import LeaseLostError, NotFoundError
-from shared.runs.events import NewEvent
-from shared.store import Store
-from shared.tasks.step import Claim, NewStep, StepKind
-from shared.testing.builders import make_map, make_step
+from soong.shared.core.errors import LeaseLostError, NotFoundError
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.step import Claim, NewStep, StepKind
+from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene, outdated
+from tests.model.builders import make_map, make_step
 
 
 def agent(step_id: str, *depends_on: str) -> NewStep:

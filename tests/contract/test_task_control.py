@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
-from shared.runs.status import EndReason, RunStatus
-from shared.sessions.session import CommandKind
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_map, make_owner, make_step
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import FailurePolicy
 from tests.contract.scene import Scene, cancelled
+from tests.model.builders import make_map, make_owner, make_step
 
 
 async def pause(scene: Scene, task_id: str) -> frozenset[str]:

@@ -6,15 +6,15 @@ from datetime import timedelta
 
 import pytest
 
-from shared.jsontext import Json
-from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.runs.record import Usage
-from shared.runs.status import EndReason, RunStatus
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, StepResult
-from shared.testing.builders import make_map, make_step
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Outcome, StepResult
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene, completed, step_ids
+from tests.model.builders import make_map, make_step
 
 JOIN = ("a", "b", make_step("join", depends_on=("a", "b")))
 

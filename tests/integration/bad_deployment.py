@@ -6,17 +6,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.adapters.sql.rows import request_body
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.permissions.request import PermissionRequest
-from shared.permissions.signing import prove
-from shared.store import Store
-from shared.tasks.step import Claim
-from shared.testing.builders import make_request, make_step, make_task, open_worker
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.permissions.signing import prove
+from soong.shared.storage.sql.engine.rows import request_body
+from soong.shared.storage.sql.store import SqlStore, open_store
+from soong.shared.storage.store import Store
 from tests.contract.scene import completed
 from tests.integration.bad_worker import BadWorker
 from tests.integration.consent import Bench, Callback, open_bench
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain
+from tests.model.builders import make_request, make_step, make_task, open_worker
 
 BAD = "known-to-the-bad-process-alone"
 DENIED = {"refused": "InsufficientPrivilege"}

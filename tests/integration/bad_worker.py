@@ -15,7 +15,7 @@ from typing import Any, cast
 import psycopg
 import redis
 
-from shared.adapters.sql.rights import CREDENTIAL
+from soong.shared.storage.sql.engine.pooler import CREDENTIAL
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from shared.adapters.sql.store import open_store
+from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import migrate, sqlite_copy
 from tests.integration import consent
 from tests.integration.consent import Bench

@@ -11,32 +11,32 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Protocol
 
-from orchestrator.deployment_key import DeploymentKey
-from orchestrator.desk import Desk
-from orchestrator.remote_responder import RemoteResponder
-from shared.jsontext import JsonObject, digest
-from shared.permissions.policy import Policy
-from shared.permissions.request import (
+from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.approvals.remote_responder import RemoteResponder
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.sessions.session import AnswerMode, Ownership
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.request import (
     Choice,
     PermissionCallback,
     PermissionDecision,
     PermissionRequest,
 )
-from shared.permissions.signing import Signer
-from shared.runs.events import Event, EventType
-from shared.sandbox.redact import redactor
-from shared.sessions.session import AnswerMode, Ownership
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.step import Claim
-from shared.testing.builders import make_owner, make_session, make_step, make_task, open_session, open_worker
-from shared.testing.clock import FakeClock
-from shared.testing.memory import MemoryStore
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.ports import GateCall, Verdict
-from shared.wire.ring import Ring, Switchboard
-from worker.gate import DecisionInbox, WorkerGate
+from soong.shared.permissions.signing import Signer
+from soong.shared.sandbox.redact import redactor
+from soong.shared.storage.store import Store
+from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.worker.permission_gate import DecisionInbox, WorkerGate
+from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker
+from tests.model.clock import FakeClock
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemorySwitchboard
 
 LIMIT_S = 10.0
 HOME = "/home/someone"

@@ -9,33 +9,33 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.deployment_key import DeploymentKey
-from orchestrator.desk import Desk
-from orchestrator.submission import submission
-from shared.adapters.artifacts import FolderArtifacts
-from shared.clock import SystemClock
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import Choice, PermissionRequest
-from shared.permissions.signing import Signer
-from shared.sandbox.redact import Redactor
-from shared.sandbox.rooted import RootedFolder
-from shared.sessions.session import AnswerMode, Ownership
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.reading import plan_from_json
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Step
-from shared.testing.builders import make_answer, make_owner
+from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.submission import submission
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode, Ownership
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step
+from soong.shared.permissions.request import Choice, PermissionRequest
+from soong.shared.permissions.signing import Signer
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.store import Store
+from soong.worker.agent_step import AgentRuns
+from soong.worker.flower import NoFlower
+from soong.worker.function_step import PythonSteps
+from soong.worker.incarnation import Incarnation
+from soong.worker.permission_gate import DecisionInbox
+from soong.worker.process import WorkerProcess
+from soong.worker.run import Runner
 from tests.integration.consent import BothPorts, until
 from tests.integration.waiting_tools import opened
-from worker.agent_step import AgentRuns
-from worker.flower import NoFlower
-from worker.gate import DecisionInbox
-from worker.incarnation import Incarnation
-from worker.process import WorkerProcess
-from worker.python_step import PythonSteps
-from worker.run import Runner
+from tests.model.builders import make_answer, make_owner
 
 SECRETS = ("a.pem", "b.pem")
 """Files that may be read by a person's leave only: neighbouring calls of one turn that ask at the same time."""
@@ -221,7 +221,7 @@ async def open_site(store: Store, board: BothPorts, root: Path, **settings: obje
         **settings,
     }
     site = Site(store, board, root, Settings(**given))  # type: ignore[arg-type]  # checked by pydantic
-    import shared.agents.loop  # noqa: F401  # the model library: seconds of imports that are none of a test's time
+    import soong.shared.agents.loop  # noqa: F401  # the model library: seconds of imports that are none of a test's time
 
     opened.clear()
     (root / "home").mkdir(parents=True)

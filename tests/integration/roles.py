@@ -8,10 +8,10 @@ from typing import Any, Final, cast
 import psycopg
 from sqlalchemy import make_url
 
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.grants import Roles, grant
-from shared.adapters.sql.store import SqlStore
-from shared.store import Store
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.roles.role_grants import Roles, grant
+from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.store import Store
 from tests.contract.databases import migrate
 
 OWNER: Final = "soong_owner"

@@ -3,18 +3,18 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from sqlalchemy import Connection
 
-import shared.adapters.sql
-from shared.adapters.sql.engine import make_engine, parse_url
-from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.sessions.session import Session
-from shared.tasks.step import Claim
-from shared.testing.builders import make_session, make_step, make_task, make_worker
-from shared.testing.clock import START_US
+import soong.shared.storage.sql
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.storage.sql.engine.engine import make_engine, parse_url
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.model.builders import make_session, make_step, make_task, make_worker
+from tests.model.clock import START_US
 
 
 @asynccontextmanager
@@ -57,10 +57,11 @@ async def claim_one(store: SqlStore, session: Session, worker_id: str) -> Claim:
 def statements() -> dict[str, Statement]:
     """Return every hand-written statement by module and name."""
     found = {}
-    for module in iter_modules(shared.adapters.sql.__path__):
-        if not module.ispkg:
-            names = vars(import_module(f"{shared.adapters.sql.__name__}.{module.name}"))
-            found.update(
-                {f"{module.name}.{name}": value for name, value in names.items() if isinstance(value, Statement)}
-            )
+    sql = soong.shared.storage.sql
+    for module in walk_packages(sql.__path__, f"{sql.__name__}."):
+        if module.ispkg or ".migrations." in module.name:
+            continue
+        short = module.name.removeprefix(f"{sql.__name__}.").partition(".")[2] or module.name
+        names = vars(import_module(module.name))
+        found.update({f"{short}.{name}": value for name, value in names.items() if isinstance(value, Statement)})
     return found

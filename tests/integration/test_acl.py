@@ -17,12 +17,12 @@ from typing import cast
 import pytest
 import redis
 
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.permissions.request import Choice
-from shared.tasks.status import TaskStatus
-from shared.wire.permissions import MAX_LENGTH
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.permissions import MAX_LENGTH
+from soong.shared.permissions.request import Choice
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
 from tests.extra import redis_7
 from tests.system.deployment import Deployment, end
 from tests.system.test_consent import Person

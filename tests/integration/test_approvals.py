@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from orchestrator.approval import approval_of
-from orchestrator.cli.approvals import find_question
-from orchestrator.cli.approvals_answer import Answering, ExitCode
-from orchestrator.cli.approvals_text import list_text, show_text
-from orchestrator.cli.approvals_watch import Stream
-from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError, RemoteResponder
-from orchestrator.target_now import Lookout
-from shared.errors import NotFoundError, UsageError
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question
-from shared.sessions.session import AnswerMode
-from shared.testing.builders import make_worker
-from shared.tools.ports import Verdict
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals.approval import approval_of
+from soong.orchestrator.approvals.remote_responder import AnotherFirstError, NoMoreAnswersError, RemoteResponder
+from soong.orchestrator.approvals.target_check import Lookout
+from soong.orchestrator.cli.approvals import find_question
+from soong.orchestrator.cli.approvals_answer import Answering, ExitCode
+from soong.orchestrator.cli.approvals_text import list_text, show_text
+from soong.orchestrator.cli.approvals_watch import Stream
+from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import HOME, Bench, Callback, make_call, until, verdicts
+from tests.model.builders import make_worker
 
 
 async def asked(bench: Bench, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:

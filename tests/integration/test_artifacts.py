@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.artifacts import FolderArtifacts
-from shared.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
-from shared.sandbox.rooted import RootedFolder
+from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ EXCHANGES: list[Callable[[Path], None]] = [exchanged, emptied, linked, made_a_fi
 async def test_bytes_that_are_not_those_of_the_digest_are_never_returned(
     artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch, exchange: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr("shared.adapters.artifacts.MAX_ARTIFACT_BYTES", 1 << 20)
+    monkeypatch.setattr("soong.shared.storage.artifacts.MAX_ARTIFACT_BYTES", 1 << 20)
     ref = await artifacts.put(b"ours")
     exchange(artifacts.path_of(ref.digest))
 
@@ -95,7 +95,7 @@ async def test_storing_the_bytes_again_puts_them_right(
     artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch, exchange: Callable[[Path], None]
 ) -> None:
     """What a worker put there beforehand under the digest of bytes to come is not taken for them."""
-    monkeypatch.setattr("shared.adapters.artifacts.MAX_ARTIFACT_BYTES", 1 << 20)
+    monkeypatch.setattr("soong.shared.storage.artifacts.MAX_ARTIFACT_BYTES", 1 << 20)
     ref = await artifacts.put(b"ours")
     exchange(artifacts.path_of(ref.digest))
 
@@ -119,7 +119,7 @@ async def test_a_folder_of_artifacts_that_leads_elsewhere_is_not_written(
 async def test_more_than_is_ever_read_is_not_stored(
     artifacts: FolderArtifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.adapters.artifacts.MAX_ARTIFACT_BYTES", 3)
+    monkeypatch.setattr("soong.shared.storage.artifacts.MAX_ARTIFACT_BYTES", 3)
 
     with pytest.raises(UsageError, match="expected at most 3"):
         await artifacts.put(b"four")

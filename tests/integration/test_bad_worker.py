@@ -14,15 +14,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from orchestrator.audit import verify
-from orchestrator.flood import MAX_OPEN
-from shared.adapters.sql.rows import decision_body, request_body
-from shared.audit.entry import AuditKind
-from shared.permissions.request import Choice, RequestState
-from shared.permissions.signing import Signer, prove
-from shared.runs.events import EventType
-from shared.testing.builders import make_decision, make_request
-from shared.tools.ports import Verdict
+from soong.orchestrator.approvals.question_limits import MAX_OPEN
+from soong.orchestrator.client.audit import verify
+from soong.shared.engine.runs.events import EventType
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.request import Choice, RequestState
+from soong.shared.permissions.signing import Signer, prove
+from soong.shared.storage.sql.engine.rows import decision_body, request_body
+from soong.shared.tools.ports import Verdict
 from tests.contract.databases import empty_postgres
 from tests.integration.bad_deployment import (
     CALL,
@@ -39,6 +38,7 @@ from tests.integration.bad_deployment import (
 )
 from tests.integration.consent import Bench, Callback, make_call, until, verdicts
 from tests.integration.roles import RoleUrls, plain, with_roles
+from tests.model.builders import make_decision, make_request
 from tests.servers import PostgresServer
 
 

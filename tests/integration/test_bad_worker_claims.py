@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from shared.permissions.request import Choice
-from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
-from shared.tasks.step import Held
-from shared.testing.builders import make_step, make_task, open_worker
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
+from soong.shared.engine.tasks.step import Held
+from soong.shared.permissions.request import Choice
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one, deployed
 from tests.integration.consent import Callback
 from tests.integration.roles import RoleUrls, with_roles
+from tests.model.builders import make_step, make_task, open_worker
 from tests.servers import PostgresServer
 
 

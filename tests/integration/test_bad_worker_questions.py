@@ -10,13 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from orchestrator.approval import approval_of
-from orchestrator.cli.approvals_text import list_text, show_text
-from orchestrator.target_now import Lookout
-from shared.adapters.sql.rows import request_body
-from shared.permissions.request import Choice, PermissionRequest
-from shared.permissions.signing import prove
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals.approval import approval_of
+from soong.orchestrator.approvals.target_check import Lookout
+from soong.orchestrator.cli.approvals_text import list_text, show_text
+from soong.shared.permissions.request import Choice, PermissionRequest
+from soong.shared.permissions.signing import prove
+from soong.shared.storage.sql.engine.rows import request_body
+from soong.shared.tools.result import ErrorType
 from tests.contract.databases import empty_postgres
 from tests.integration.bad_deployment import INSERT_REQUEST, Deployment, deployed
 from tests.integration.consent import Callback, make_call, verdicts

@@ -4,15 +4,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from shared.permissions.request import Choice
-from shared.runs.events import NewEvent
-from shared.tasks.step import StepKind
-from shared.testing.builders import make_step, make_task, open_worker
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.step import StepKind
+from soong.shared.permissions.request import Choice
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import DENIED, Deployment, claim_one, deployed
 from tests.integration.consent import Callback
 from tests.integration.roles import RoleUrls, with_roles
+from tests.model.builders import make_step, make_task, open_worker
 from tests.servers import PostgresServer
 
 TAINT = "INSERT INTO taints (run_id, tainted_us)"

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.whole_input import EXACT, REDACTED, read_whole_input
-from shared.errors import AlreadyConsumedError
-from shared.identity import Role
-from shared.jsontext import JsonObject, digest
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.request import Choice, RequestState
-from shared.permissions.rules import parse_allow
-from shared.runs.events import EventType
-from shared.runs.store import CallRow
-from shared.sandbox.redact import MARK
-from shared.sessions.session import AnswerMode
-from shared.tools.definition import Permission, Risk, Traits
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_whole_input
+from soong.shared.core.errors import AlreadyConsumedError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.request import Choice, RequestState
+from soong.shared.permissions.rules import parse_allow
+from soong.shared.sandbox.redact import MARK
+from soong.shared.tools.definition import Permission, Risk, Traits
+from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, until, verdicts
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.approvals_text import list_text
-from shared.permissions.request import Choice
-from shared.runs.events import EventType
-from shared.testing.builders import make_step, make_task, open_worker
-from shared.tools.result import ErrorType
+from soong.orchestrator.cli.approvals_text import list_text
+from soong.shared.engine.runs.events import EventType
+from soong.shared.permissions.request import Choice
+from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, next_owner, until, verdicts
+from tests.model.builders import make_step, make_task, open_worker
 
 
 @pytest.mark.spec("PER-05", "PER-13", "PER-14")

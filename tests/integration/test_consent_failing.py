@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import AlreadyDecidedError
-from shared.permissions.policy import Policy
-from shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.store import OpenQuestions
-from shared.runs.events import EventType
-from shared.sessions.session import AnswerMode
-from shared.testing.builders import make_answer, make_responder
-from shared.testing.memory import MemoryStore
-from shared.tools.ports import Verdict
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import AlreadyDecidedError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.store import OpenQuestions
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import CONFIGURED_SECRET, Bench, Callback, make_call, until, verdicts
+from tests.model.builders import make_answer, make_responder
+from tests.model.memory import MemoryStore
 
 
 async def ask(bench: Bench) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
-from shared.permissions.signing import Signer
-from shared.permissions.store import Settled
-from shared.runs.events import EventType
-from shared.testing.builders import make_call as make_row
-from shared.testing.memory import MemoryStore
-from shared.tools.definition import Target
-from shared.tools.result import ErrorType
+from soong.shared.engine.runs.events import EventType
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
+from soong.shared.permissions.signing import Signer
+from soong.shared.permissions.store import Settled
+from soong.shared.tools.definition import Target
+from soong.shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, verdicts
+from tests.model.builders import make_call as make_row
+from tests.model.memory import MemoryStore
 
 
 @pytest.mark.spec("PER-12.a")

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.runs.events import EventType
-from shared.tasks.step import Claim, Held
-from shared.testing.builders import make_answer, open_worker
-from shared.tools.ports import Verdict
-from shared.tools.result import ErrorType
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
+from tests.model.builders import make_answer, open_worker
 
 
 async def resumed(bench: Bench, claim: Claim, worker: str) -> tuple[Claim, str]:

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.errors import ConflictError, UnavailableError
-from shared.permissions.request import Answer, Choice, Decision
-from shared.permissions.store import Decided, OpenQuestions, Settled
-from shared.runs.events import EventType
-from shared.sessions.session import Ownership
-from shared.testing.memory import MemoryStore
+from soong.shared.core.errors import ConflictError, UnavailableError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.permissions.request import Answer, Choice, Decision
+from soong.shared.permissions.store import Decided, OpenQuestions, Settled
 from tests.integration import consent
 from tests.integration.consent import Callback, make_call, until, verdicts
+from tests.model.memory import MemoryStore
 
 
 class AwayStore(MemoryStore):

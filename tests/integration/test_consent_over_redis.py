@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.permissions.request import Choice
+from soong.shared.permissions.request import Choice
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
 from tests.integration.consent import Bench, Callback, make_call, open_bench, verdicts
 
 

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from shared.permissions.request import Choice, PermissionRequest
-from shared.runs.events import EventType
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held
-from shared.testing.builders import make_answer, open_worker
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.permissions.request import Choice, PermissionRequest
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
+from tests.model.builders import make_answer, open_worker
 
 
 async def parked(bench: Bench) -> tuple[Claim, PermissionRequest]:

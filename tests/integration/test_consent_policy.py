@@ -6,21 +6,21 @@ from typing import Any, Final
 
 import pytest
 
-from shared.identity import Origin
-from shared.jsontext import Json, JsonObject
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy, policy_for
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.runs.events import EventType, NewEvent
-from shared.tasks.step import Claim
-from shared.testing.builders import make_task, open_worker
-from shared.tools.definition import Permission, Risk, Target, Traits
-from shared.tools.ports import GateCall
-from shared.tools.result import ErrorType
+from soong.shared.core.identity import Origin
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Mode, Policy, policy_for
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.tools.definition import Permission, Risk, Target, Traits
+from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import WRITE_FILE, Bench, Callback, make_call, verdicts
+from tests.model.builders import make_task, open_worker
 
 FETCH = replace(WRITE_FILE, name="web.fetch", permission=Permission.READONLY, tags=frozenset({"network"}))
 READ = Traits(is_read_only=True, is_concurrency_safe=True)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from shared.identity import Role
-from shared.permissions.request import Choice
-from shared.runs.events import EventType
-from shared.tasks.step import Claim
-from shared.testing.builders import make_answer, make_step, make_task, open_worker
+from soong.shared.core.identity import Role
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.request import Choice
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
+from tests.model.builders import make_answer, make_step, make_task, open_worker
 
 
 async def claim_as(bench: Bench, role: Role) -> tuple[Claim, str]:

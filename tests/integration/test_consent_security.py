@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from orchestrator.audit import verify
-from orchestrator.deployment_key import open_key
-from orchestrator.keys import KeyRing
-from shared.adapters.sql.rows import decision_body
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.audit.entry import AuditKind
-from shared.errors import AlreadyDecidedError, InvalidConfigError, UsageError
-from shared.jsontext import dump, parse_strict
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.provenance import Provenance
-from shared.permissions.request import Answer, Choice, Decision, RequestState
-from shared.permissions.signing import Signer
-from shared.permissions.store import Decided
-from shared.runs.events import EventType
-from shared.tasks.step import Claim
-from shared.testing.builders import make_answer, make_provenance
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals.deployment_key import open_key
+from soong.orchestrator.client.audit import verify
+from soong.orchestrator.client.keys import KeyRing
+from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError, UsageError
+from soong.shared.core.jsontext import dump, parse_strict
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import Answer, Choice, Decision, RequestState
+from soong.shared.permissions.signing import Signer
+from soong.shared.permissions.store import Decided
+from soong.shared.storage.sql.engine.rows import decision_body
+from soong.shared.storage.sql.store import SqlStore, open_store
+from soong.shared.tools.result import ErrorType
 from tests.contract.databases import sqlite_copy
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Bench, Callback, make_call, until, verdicts
+from tests.model.builders import make_answer, make_provenance
 
 
 async def security(bench: Bench, claim: Claim) -> tuple[list[str], list[str]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from orchestrator.cli.boundary_checks import check_boundary, check_configuration, check_data, may_write
-from orchestrator.cli.finding import Level
-from shared.permissions.signing import Signer
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli.boundary_checks import check_boundary, check_configuration, check_data, may_write
+from soong.orchestrator.cli.finding import Level
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.permissions.signing import Signer
 from tests.integration.roles import RoleUrls, with_roles
 from tests.servers import PostgresServer
 
@@ -84,7 +84,7 @@ async def test_a_data_folder_that_cannot_be_written_fails(home: Path) -> None:
 
 @pytest.mark.spec("OPS-07")
 async def test_a_full_disk_of_data_warns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.cli.boundary_checks.MIN_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("soong.orchestrator.cli.boundary_checks.MIN_FREE_BYTES", 1 << 62)
 
     finding = await check_data(settings_of(home))
 

@@ -7,10 +7,10 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from orchestrator.deployment_key import open_key
-from shared.adapters.sql.store import open_store
-from shared.clock import SystemClock
-from shared.errors import InvalidConfigError
+from soong.orchestrator.approvals.deployment_key import open_key
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.storage.sql.store import open_store
 
 LIMIT_S = 20.0
 

@@ -16,19 +16,19 @@ import psycopg
 import pytest
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
-from shared.adapters.sql.store import open_store
-from shared.agents.messages import assistant_node, opening_nodes
-from shared.audit.entry import AuditKind
-from shared.jsontext import JsonObject
-from shared.runs.events import EventType, NewNode
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.testing.builders import open_worker
-from shared.testing.memory.ring import MemorySwitchboard
+from soong.shared.agents.messages import assistant_node, opening_nodes
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import EventType, NewNode
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
 from tests.contract.databases import empty_postgres
 from tests.integration.bad_worker import BadWorker
 from tests.integration.parking import Site, open_site
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain, with_roles
+from tests.model.builders import open_worker
+from tests.model.memory.notifier import MemorySwitchboard
 from tests.servers import PostgresServer
 
 BAD = "known-to-the-bad-process-alone"

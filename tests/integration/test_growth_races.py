@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from sqlalchemy import RootTransaction
 
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.runs.record import Run
-from shared.tasks.change import TaskChange
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
-from shared.testing.builders import make_more, make_step
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.scene import Scene, completed, open_scene
+from tests.model.builders import make_more, make_step
 
 STEPS = 60
 LIMIT_S = 30.0

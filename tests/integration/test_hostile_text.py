@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shared.access.token import Right, make_token
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.errors import UsageError
-from shared.jsontext import JsonObject
-from shared.testing.clock import START_US
 from soong import Soong
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.permissions.access.token import Right, make_token
+from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.databases import migrate, sqlite_copy
+from tests.model.clock import START_US
 from tests.servers import RedisServer
 
 STEP: JsonObject = {"id": "a", "kind": "python", "call": "builtin.echo"}

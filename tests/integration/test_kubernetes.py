@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cli.commands import COMMANDS
-from shared.config import load_config, parse_config
-from shared.settings import Settings
-from shared.toolsets.declarative.definition import Bounds
-from shared.toolsets.declarative.folder import read_tool_files
+from soong.orchestrator.cli.commands import COMMANDS
+from soong.shared.core.config import load_config, parse_config
+from soong.shared.core.settings import Settings
+from soong.shared.toolsets.declarative.definition import Bounds
+from soong.shared.toolsets.declarative.folder import read_tool_files
+from soong.worker.process import HAND_BACK_S
 from tests.extra import missing
-from worker.process import HAND_BACK_S
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -14,22 +14,22 @@ from typing import Any
 import psycopg
 import pytest
 
-from orchestrator.http.shapes import RunShape, StepShape
-from orchestrator.reaper import Reaper
-from shared.adapters.sql.store import open_store
-from shared.audit.entry import AuditKind
-from shared.permissions.request import Choice
-from shared.runs.events import EventType, NewEvent
-from shared.runs.record import Usage
-from shared.settings import Settings
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim
-from shared.testing.builders import make_step, make_task, make_worker, open_worker
+from soong.orchestrator.http.schemas import RunShape, StepShape
+from soong.orchestrator.owner.reaper import Reaper
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.request import Choice
+from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import DENIED, NODE, Deployment, deployed
 from tests.integration.consent import Callback, until
 from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain, with_roles
+from tests.model.builders import make_step, make_task, make_worker, open_worker
 from tests.one_loop import OneLoop
 from tests.servers import PostgresServer
 from tests.warm import called
@@ -319,7 +319,7 @@ async def test_every_listing_of_the_command_line_shows_the_rest(deployment: Depl
 
     def shown(*arguments: str) -> Any:
         given = {**environment, "SOONG_DATABASE_URL": url}
-        done = called("orchestrator.cli", (*arguments, "--json"), env=given, cwd=tmp_path, limit_s=60)
+        done = called("soong.orchestrator.cli", (*arguments, "--json"), env=given, cwd=tmp_path, limit_s=60)
         assert arguments[0] == "doctor" or done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalogue import Catalogue
-from shared.settings import Settings
-from shared.tasks.graph import mermaid
-from shared.tasks.reading import load_plan, parse_plan
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.core.settings import Settings
+from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
 from tests.extra import INSISTS, missing
 
 ROOT = Path(__file__).parents[2]

@@ -22,24 +22,24 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
-from orchestrator.cli.workers import text_of
-from orchestrator.metrics import look
-from orchestrator.metrics import text as metrics_text
-from orchestrator.workers import list_workers
-from shared.adapters.sql import figures as sql_figures
-from shared.adapters.sql.claiming import LANES, LIVE_LEASES
-from shared.adapters.sql.engine import make_engine, parse_url
-from shared.adapters.sql.figures import SqlFigures
-from shared.adapters.sql.store import SqlStore
-from shared.permissions.request import RequestState
-from shared.sessions.session import ProcessState
-from shared.tasks.step import Cap
-from shared.testing.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
-from shared.testing.clock import FakeClock
+from soong.orchestrator.cli.workers import text_of
+from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.owner.metrics import look
+from soong.orchestrator.owner.metrics import text as metrics_text
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.step import Cap
+from soong.shared.permissions.request import RequestState
+from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES
+from soong.shared.storage.sql.engine.engine import make_engine, parse_url
+from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.sql.tasks import metrics as sql_figures
+from soong.shared.storage.sql.tasks.metrics import SqlFigures
 from tests.contract.pulling import pulled, taken, work
 from tests.contract.scene import Scene, held, open_scene
 from tests.integration.roles import plain
 from tests.integration.sql_stores import opened
+from tests.model.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
+from tests.model.clock import FakeClock
 
 FIGURES = (
     *(LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES),
@@ -357,7 +357,7 @@ async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source:
 def orchestrating(url: str, redis_url: str, home: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """Run ``soong orchestrator`` as a deployment does."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "orchestrator.cli", "orchestrator", *options],
+        [sys.executable, "-P", "-m", "soong.orchestrator.cli", "orchestrator", *options],
         env={**environ, "SOONG_DATABASE_URL": url, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(home)},
         cwd=home,
         stdout=subprocess.DEVNULL,

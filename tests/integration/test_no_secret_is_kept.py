@@ -16,32 +16,32 @@ from pathlib import Path
 import pytest
 import structlog
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.record import RunFolders
-from orchestrator.submission import submission
-from shared.adapters.artifacts import FolderArtifacts
-from shared.adapters.sql.store import SqlStore
-from shared.clock import SystemClock
-from shared.config import Config, parse_config
-from shared.jsontext import JsonObject
-from shared.log import configure, get_logger
-from shared.runs.store import CallRow
-from shared.sandbox.redact import redactor
-from shared.sandbox.rooted import RootedFolder
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings, load_settings
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import Advance, Claim, StepEnd
-from shared.testing.builders import make_owner
-from shared.testing.memory.ring import MemorySwitchboard
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.submission import submission
+from soong.orchestrator.owner.run_archive import RunFolders
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.log import configure, get_logger
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.step import Advance, Claim, StepEnd
+from soong.shared.sandbox.redact import redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.sql.store import SqlStore
+from soong.worker.agent_step import AgentRuns
+from soong.worker.function_step import PythonSteps
+from soong.worker.incarnation import Incarnation
+from soong.worker.permission_gate import DecisionInbox
+from soong.worker.run import Runner
+from soong.worker.stop_signal import Interruption
 from tests.integration.consent import until
 from tests.integration.sql_stores import opened
-from worker.agent_step import AgentRuns
-from worker.gate import DecisionInbox
-from worker.incarnation import Incarnation
-from worker.interruption import Interruption
-from worker.python_step import PythonSteps
-from worker.run import Runner
+from tests.model.builders import make_owner
+from tests.model.memory.notifier import MemorySwitchboard
 
 SECRET = "correct-horse-battery-staple"
 DENY = '[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"\nscope = "/elsewhere"\n'

@@ -8,21 +8,21 @@ from typing import TypeAlias
 
 import pytest
 
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.adapters.sql.store import open_store
-from shared.permissions.request import Choice
-from shared.runs.events import NodeKind
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Held
-from shared.testing.memory import MemoryStore
-from shared.testing.memory.ring import MemorySwitchboard
+from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Held
+from soong.shared.permissions.request import Choice
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy
 from tests.integration.consent import until
 from tests.integration.parking import Site, ask, asking, echo, open_site, wait_for
 from tests.integration.waiting_tools import opened
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemorySwitchboard
 
 OpenSite: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import JsonObject
+from soong.shared.core.jsontext import JsonObject
 from tests.contract.databases import migrate
 from tests.extra import pgbouncer
 from tests.servers import pgbouncer_server

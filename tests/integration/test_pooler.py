@@ -10,19 +10,18 @@ import psycopg
 import pytest
 
 import soong
-from orchestrator.cli.checks import check_database
-from orchestrator.cli.finding import Level
-from shared.adapters.sql import pooler as probing
-from shared.adapters.sql.database import Database
-from shared.adapters.sql.engine import make_engine, parse_url
-from shared.adapters.sql.pooler import keep_settings, require_own_process
-from shared.adapters.sql.rights import CREDENTIAL
-from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.transaction import Transaction
-from shared.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
-from shared.jsontext import JsonObject
-from shared.settings import load_settings
-from shared.tasks.status import TaskStatus
+from soong.orchestrator.cli.checks import check_database
+from soong.orchestrator.cli.finding import Level
+from soong.shared.core.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.storage.sql.engine import pooler as probing
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.engine import make_engine, parse_url
+from soong.shared.storage.sql.engine.pooler import CREDENTIAL, keep_settings, require_own_process
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
 from tests.contract.databases import migrate
 from tests.pooler import Mode, Order, pooler
 from tests.system.deployment import Deployment

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 import pytest
 import redis
 
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import MAX_WAITING, RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.errors import InvalidConfigError
-from shared.wire.permissions import REQUESTS
-from shared.wire.ring import Ear
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.engine.wire.notifier import Ear
+from soong.shared.engine.wire.permissions import REQUESTS
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import MAX_WAITING, RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
 from tests.servers import RedisServer, redis_server
 
 LIMIT_S = 15.0

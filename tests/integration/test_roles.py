@@ -8,19 +8,19 @@ import psycopg
 import pytest
 from sqlalchemy import inspect
 
-import worker
-from orchestrator.workers import list_workers
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.figures import SqlFigures
-from shared.adapters.sql.grants import Roles, grant
-from shared.adapters.sql.rights import CHANGED, EMPTIED, KEPT, WORKER
-from shared.adapters.sql.rights import CREDENTIAL as SETTING
-from shared.adapters.sql.store import open_store
-from shared.adapters.sql.tables import metadata
-from shared.errors import InvalidConfigError, SchemaVersionError, UnavailableError
-from shared.jsontext import JsonObject
-from shared.permissions.request import Choice
-from shared.tasks.status import TaskStatus
+import soong.worker
+from soong.orchestrator.client.workers import list_workers
+from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.permissions.request import Choice
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.pooler import CREDENTIAL as SETTING
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.roles.role_grants import Roles, grant
+from soong.shared.storage.sql.roles.role_privileges import CHANGED, EMPTIED, KEPT, WORKER
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.sql.tasks.metrics import SqlFigures
 from tests.contract.databases import empty_postgres
 from tests.integration.consent import Callback, make_call, open_bench
 from tests.integration.roles import (
@@ -104,7 +104,7 @@ def test_every_column_has_a_decision_about_the_workers_right() -> None:
         undecided[name] = sorted(set(table.columns.keys()).symmetric_difference(told))
 
     assert {name: columns for name, columns in undecided.items() if columns} == {}, (
-        "say in shared/adapters/sql/rights.py what a worker may do with these columns (never, if in doubt)"
+        "say in shared/storage/sql/roles/role_privileges.py what a worker may do with these (never, if in doubt)"
     )
     assert WORKER.keys() == metadata.tables.keys()
 
@@ -352,7 +352,7 @@ def test_a_server_that_is_away_is_said_to_be(tmp_path: Path) -> None:
 def test_every_store_method_that_a_worker_calls_is_tried_under_its_role() -> None:
     called = {
         node.func.attr
-        for path in Path(worker.__file__ or "").parent.glob("*.py")
+        for path in Path(soong.worker.__file__ or "").parent.glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         # The store is held under one of these names.

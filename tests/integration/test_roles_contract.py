@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.adapters.sql.store import open_store
-from shared.store import Store
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
 from tests.contract import (
     test_caps,
     test_claiming,

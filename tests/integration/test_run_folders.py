@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.record import RunFolders
-from orchestrator.scheduler import Ended
-from shared.adapters.artifacts import FolderArtifacts
-from shared.errors import UnavailableError
-from shared.jsontext import Json
-from shared.runs.events import EventType, NewEvent
-from shared.runs.record import Run, Usage
-from shared.runs.status import EndReason
-from shared.sandbox.rooted import RootedFolder
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Advance, StepEnd
-from shared.testing.builders import open_session, open_task, open_worker
-from shared.testing.clock import START_US
-from shared.testing.memory.store import MemoryStore
-from shared.tools.result import ArtifactRef
+from soong.orchestrator.owner.run_archive import RunFolders
+from soong.orchestrator.owner.scheduler import Ended
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Advance, StepEnd
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.tools.result import ArtifactRef
+from tests.model.builders import open_session, open_task, open_worker
+from tests.model.clock import START_US
+from tests.model.memory.store import MemoryStore
 
 
 async def advance(store: MemoryStore, worker_id: str, ends: list[StepEnd], *, claim: int) -> Advance:
@@ -190,7 +190,7 @@ class AwayStore(MemoryStore):
 async def test_a_folder_waits_for_a_database_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int, is_written: bool
 ) -> None:
-    monkeypatch.setattr("orchestrator.record.RETRY_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("soong.orchestrator.owner.run_archive.RETRY_S", (0.01, 0.01, 0.01))
     store = AwayStore()
     ended, run_id = await ended_run(store)
     folders = run_folders(store, tmp_path)

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from orchestrator.tail import RunTail, deaf
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.errors import NotFoundError, UnavailableError
-from shared.runs.events import Event, NewEvent
-from shared.runs.store import RunStore
-from shared.store import Store
-from shared.tasks.step import Claim
-from shared.testing.clock import START_US
-from shared.testing.memory import MemoryStore
-from shared.wire.ring import Ear
+from soong.orchestrator.client.tail import RunTail, deaf
+from soong.shared.core.errors import NotFoundError, UnavailableError
+from soong.shared.engine.runs.events import Event, NewEvent
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.notifier import Ear
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.store import Store
+from soong.worker.notifying_runs import ToldRuns
 from tests.contract.scene import Scene, completed, open_scene
+from tests.model.clock import START_US
+from tests.model.memory import MemoryStore
 from tests.servers import RedisServer, redis_server
-from worker.told_runs import ToldRuns
 
 pytestmark = pytest.mark.spec("EVT-02")
 

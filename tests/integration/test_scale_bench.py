@@ -5,11 +5,11 @@ import pytest
 
 from benchmarks.past import end_of
 from benchmarks.scale import CLAIMED_TWICE
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.store import SqlStore
-from shared.tasks.step import Claim, Held
-from shared.testing.clock import START_US
+from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.store import SqlStore
 from tests.integration.sql_stores import begin, claim_one, opened
+from tests.model.clock import START_US
 
 
 @pytest.mark.spec("DAG-03")

@@ -9,25 +9,29 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from shared.adapters.sql.store import SqlStore
-from shared.adapters.sql.transaction import Transaction
-from shared.errors import TooSlowError
-from shared.sessions.session import Ownership
-from shared.store import insist
-from shared.testing.builders import make_children, make_map, make_session, make_step, make_task
-from shared.testing.clock import START_US
+from soong.shared.core.errors import TooSlowError
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.store import insist
 from tests.integration.sql_stores import opened
+from tests.model.builders import make_children, make_map, make_session, make_step, make_task
+from tests.model.clock import START_US
 
 STEPS = 20_000
 CHILDREN = 10_000
 
 SUBMITS_AND_EXPANDS = """
 import asyncio, sys
-from shared.adapters.sql import engine
-from shared.adapters.sql.store import open_store
-from shared.sessions.session import Ownership
-from shared.testing.builders import make_children, make_map, make_session, make_step, make_task
-from shared.testing.clock import START_US
+from soong.shared.storage.sql.engine import engine
+from soong.shared.storage.sql.store import open_store
+from soong.shared.engine.sessions.session import Ownership
+from tests.model.builders import make_children
+from tests.model.builders import make_map
+from tests.model.builders import make_session
+from tests.model.builders import make_step
+from tests.model.builders import make_task
+from tests.model.clock import START_US
 
 # What a client bears that has a sixteenth of this machine's CPU: 5 s are as little to it as this is to us.
 engine._POSTGRES_SETTINGS["idle_in_transaction_session_timeout"] = "300ms"

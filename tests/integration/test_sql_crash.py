@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.sql.store import open_store
+from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import begin, claim_one
 
 WRITER = """
 import asyncio, sys
-from shared.adapters.sql.store import open_store
-from shared.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.storage.sql.store import open_store
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 
 async def main(url, run_id, fence):
     store = await open_store(url, migrate=False)

@@ -10,15 +10,15 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from shared.adapters.sql.database import Database
-from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.store import SqlStore
-from shared.adapters.sql.transaction import Transaction
-from shared.errors import ConflictError, LeaseLostError, NotFoundError, UnavailableError
-from shared.runs.events import NewEvent
-from shared.testing.builders import make_worker
-from shared.testing.clock import START_US
+from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, UnavailableError
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.store import SqlStore
 from tests.integration.sql_stores import begin, claim_one, opened
+from tests.model.builders import make_worker
+from tests.model.clock import START_US
 
 ADD_CAP = Statement("add cap", "INSERT INTO caps (scope, cap) VALUES (:scope, 1)")
 BREAK = Statement("break", "INSERT INTO caps (scope, cap) VALUES (:scope, -1)")

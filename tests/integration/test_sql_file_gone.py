@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.errors import InvalidConfigError, UnavailableError
-from shared.testing.builders import make_owner, make_session, make_worker
+from soong.shared.core.errors import InvalidConfigError, UnavailableError
+from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.model.builders import make_owner, make_session, make_worker
 from tests.system.faults.scene import small_disk
 
 

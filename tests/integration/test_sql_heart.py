@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.sessions.session import ProcessState
-from shared.tasks.step import Claim
-from shared.testing.builders import make_worker
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.step import Claim
 from tests.integration.sql_stores import begin, claim_one, opened
 from tests.integration.test_sql_crash import WRITER
+from tests.model.builders import make_worker
 
 
 @pytest.mark.spec("DAG-03")

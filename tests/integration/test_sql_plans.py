@@ -18,10 +18,10 @@ import pytest
 from benchmarks.past import fill
 from benchmarks.site import fan
 from benchmarks.site import opened as site
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.schema import prepare
-from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.tables import metadata
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.schema import prepare
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.tables import metadata
 from tests.integration.sql_stores import connected, statements
 
 FINISHED = 5_000

@@ -13,11 +13,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.schema import HEAD, MIGRATIONS, prepare
-from shared.adapters.sql.store import open_store
-from shared.adapters.sql.tables import metadata
-from shared.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, prepare
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
 
 
@@ -140,7 +140,8 @@ def _definitions(connection: Connection) -> dict[str, str]:
 
 def _prepare_in_processes(url: str, number: int) -> list[int]:
     """Prepare the database from several processes at once; return their exit codes."""
-    names = "from shared.adapters.sql.engine import parse_url; from shared.adapters.sql.schema import prepare"
+    sql = "soong.shared.storage.sql.engine"
+    names = f"from {sql}.engine import parse_url; from {sql}.schema import prepare"
     script = f"{names}; prepare(parse_url({url!r}), migrate=True)"
     started = [subprocess.Popen([sys.executable, "-P", "-c", script]) for _ in range(number)]
     return [process.wait(60) for process in started]

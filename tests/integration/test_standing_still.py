@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.store import SqlStore
-from shared.adapters.sql.transaction import Transaction
-from shared.errors import UnavailableError
+from soong.shared.core.errors import UnavailableError
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.store import SqlStore
 from tests.integration.sql_stores import opened
 
 STOPS_IN_A_WRITE = """
 import asyncio, signal, sys, threading
-from shared.adapters.sql.statements import Statement
-from shared.adapters.sql.store import open_store
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.store import open_store
 
 ADD = Statement("add a cap of one", "INSERT INTO caps (scope, cap) VALUES (:scope, 1)")
 lives = []

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from orchestrator.attendance import Attendance
-from shared.permissions.request import PermissionDecision, PermissionRequest
-from shared.testing.memory import MemoryStore
-from shared.testing.memory.ring import MemorySwitchboard
+from soong.orchestrator.approvals.leases import Attendance
+from soong.shared.permissions.request import PermissionDecision, PermissionRequest
 from tests.integration.consent import make_call, open_bench, until
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemorySwitchboard
 
 
 async def test_an_attendance_that_changes_as_it_ends() -> None:

@@ -10,30 +10,30 @@ from typing import Any
 
 import pytest
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.submission import submission
-from shared.adapters.artifacts import FolderArtifacts
-from shared.clock import SystemClock
-from shared.config import parse_config
-from shared.errors import InvalidConfigError
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import Event, EventType
-from shared.runs.status import EndReason
-from shared.sandbox.rooted import RootedFolder
-from shared.sessions.session import AnswerMode
-from shared.settings import load_settings
-from shared.tasks.inputs import bind_step
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import StepEnd
-from shared.testing.builders import make_owner
-from shared.testing.memory import MemoryStore
-from shared.testing.memory.ring import MemorySwitchboard
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.submission import submission
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.step import StepEnd
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.worker.agent_step import AgentRuns
+from soong.worker.incarnation import Incarnation
+from soong.worker.permission_gate import DecisionInbox
+from soong.worker.stop_signal import Interruption
+from soong.worker.time_limit import TimeLimit
 from tests.integration.consent import until
-from worker.agent_step import AgentRuns
-from worker.gate import DecisionInbox
-from worker.incarnation import Incarnation
-from worker.interruption import Interruption
-from worker.time_limit import TimeLimit
+from tests.model.builders import make_owner
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemorySwitchboard
 
 WRITE: JsonObject = {
     "call": "code.write_file",

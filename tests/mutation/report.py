@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.jsontext import Json
+from soong.shared.core.jsontext import Json
 from tests.mutation.runner import Outcome, Verdict
 
 

@@ -120,7 +120,7 @@ class Workplace:
     def _check_imports(self) -> None:
         """Hold that the copy's code is what runs there, not the checkout's."""
         told = subprocess.run(
-            [self._python, "-P", "-c", "import shared; print(shared.__file__)"],
+            [self._python, "-P", "-c", "import soong; print(soong.__file__)"],
             cwd=self._folder,
             env={},
             capture_output=True,

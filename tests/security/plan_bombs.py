@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shared.jsontext import Json
+from soong.shared.core.jsontext import Json
 
 Steps = list[dict[str, Json]]
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.jsontext import Json
-from shared.tools.ports import GateCall, Verdict
-from shared.tools.result import ErrorType
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.result import ErrorType
 from tests.security.scene import CANARY, Scene, make_scene
 from tests.security.test_hostile_races import swapping
 

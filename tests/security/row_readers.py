@@ -5,22 +5,22 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator import metrics
-from orchestrator.cli.checks import check_database
-from orchestrator.cli.finding import Level
-from orchestrator.cli.runs import run_json
-from orchestrator.client import all_events, view_of
-from orchestrator.expander import Expander
-from orchestrator.http.shapes import EventShape, NodeShape, RunDetail, RunShape, StepShape, respond
-from orchestrator.outcome import outcome_of
-from orchestrator.reaper import Reaper
-from orchestrator.record import lines_of
-from orchestrator.scheduler import Scheduler
-from orchestrator.workers import list_workers
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.figures import SqlFigures
-from shared.jsontext import dump
-from shared.settings import Settings
+from soong.orchestrator.cli.checks import check_database
+from soong.orchestrator.cli.finding import Level
+from soong.orchestrator.cli.runs import run_json
+from soong.orchestrator.client.client import all_events, view_of
+from soong.orchestrator.client.outcome import outcome_of
+from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.http.schemas import EventShape, NodeShape, RunDetail, RunShape, StepShape, respond
+from soong.orchestrator.owner import metrics
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.reaper import Reaper
+from soong.orchestrator.owner.run_archive import lines_of
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.shared.core.jsontext import dump
+from soong.shared.core.settings import Settings
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.tasks.metrics import SqlFigures
 from tests.integration.bad_deployment import Deployment
 
 

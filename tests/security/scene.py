@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.jsontext import Json, dump
-from shared.permissions.gate import verdict_of_policy
-from shared.permissions.policy import Policy, evaluate
-from shared.permissions.rules import Effect, parse_allow
-from shared.permissions.scope import Scope, ScopeKind
-from shared.sandbox.paths import PathPolicy
-from shared.tools.ports import GateCall, Verdict
-from shared.tools.result import ErrorType, ToolResult
-from shared.toolsets.code import code_tools
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.permissions.gate import verdict_of_policy
+from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.rules import Effect, parse_allow
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.toolsets.code import code_tools
 from tests.unit.tools.parts import Bench, make_bench
 from tests.unit.toolsets.parts import declared
 

@@ -56,7 +56,7 @@ def on_terminal(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) 
     """Run ``soong`` with both outputs on a terminal that passes bytes through."""
     ours, theirs = pty.openpty()
     tty.setraw(theirs)  # no carriage returns of the line discipline
-    process = warm_parent().start("orchestrator.cli", arguments, env=env, cwd=cwd, stdout=theirs, stderr=theirs)
+    process = warm_parent().start("soong.orchestrator.cli", arguments, env=env, cwd=cwd, stdout=theirs, stderr=theirs)
     os.close(theirs)
     return Shown(*_heard(ours, process))
 

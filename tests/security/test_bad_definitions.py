@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared.errors import InvalidToolError
-from shared.tools.naming import NameTable
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.tools.naming import NameTable
+from soong.shared.tools.result import ErrorType
 from tests.unit.tools.parts import make_bench, make_registry, make_tool
 
 SCHEMA = {

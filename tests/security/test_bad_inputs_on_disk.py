@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json
-from shared.permissions.rules import Effect, Rule
-from shared.sandbox.paths import PathPolicy
-from shared.toolsets.code import code_tools
+from soong.shared.core.jsontext import Json
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.toolsets.code import code_tools
 from tests.security.scene import CANARY, Scene, folder_scope, make_scene
 from tests.security.test_bad_inputs import LIMIT_S, NAMES, check_alive
 from tests.unit.tools.parts import make_bench
@@ -181,7 +181,7 @@ MEASURED = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from tests.unit.tools.parts import make_bench
-from shared.toolsets.code import code_tools
+from soong.shared.toolsets.code import code_tools
 
 async def main(root, tool, arguments):
     bench = make_bench(code_tools(), project=Path(root))

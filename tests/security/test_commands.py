@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.config import CommandsConfig
-from shared.jsontext import dump
-from shared.permissions.scope import offered_scope
-from shared.sandbox.redact import redactor
-from shared.tools.result import ErrorType, ToolResult
+from soong.shared.core.config import CommandsConfig
+from soong.shared.core.jsontext import dump
+from soong.shared.permissions.scope import offered_scope
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.result import ErrorType, ToolResult
 from tests.security.granting import GrantingGate, granting
 from tests.unit.sandbox.families import is_alive, until
 from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of

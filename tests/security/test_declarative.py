@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import parse_config
-from shared.errors import InvalidConfigError
-from shared.tools.result import ErrorType
+from soong.shared.core.config import parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.tools.result import ErrorType
 from tests.unit.toolsets.declaring import ANY_TEXT, SAY_ARGUMENTS, Declared, make_declared
 
 ESC = "\x1b"

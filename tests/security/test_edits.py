@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from shared.toolsets.code.diff_fault import DiffError, Fault
-from shared.toolsets.code.line_image import apply_diff
-from shared.toolsets.code.unified_diff import parse_diff
+from soong.shared.toolsets.code.apply_hunks import apply_diff
+from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.unified_diff import parse_diff
 from tests.security.scene import Scene, make_scene
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.identity import Role
-from shared.sandbox import descriptors
-from shared.sandbox.paths import PathPolicy
-from shared.tools.definition import ToolContext
-from shared.tools.ports import Verdict
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.code import code_tools
+from soong.shared.core.identity import Role
+from soong.shared.sandbox import descriptors
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.definition import ToolContext
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.code import code_tools
 from tests.unit.tools.parts import make_identity, make_workplace
 from tests.unit.toolsets.parts import Project
 

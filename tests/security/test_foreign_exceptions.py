@@ -6,12 +6,12 @@ from typing import Any, NoReturn, TypeVar
 
 import pytest
 
-from shared.foreign import ForeignError, call_foreign, contained, place_of, words_of
-from shared.jsontext import JsonObject
-from shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
-from shared.tools.hooks import HookCall, Hooks, NamedPreHook, PreOutcome
-from shared.tools.result import ErrorType, ToolResult
-from shared.tools.toolset import Toolset
+from soong.shared.core.foreign import ForeignError, call_foreign, contained, place_of, words_of
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.toolset import Toolset
 from tests.unit.tools.parts import make_bench, make_tool
 
 T = TypeVar("T")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import JsonObject
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
-from shared.tools.hooks import HookCall, Hooks, NamedPreHook, PreOutcome
-from shared.tools.result import (
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.result import (
     ArtifactRef,
     ContextNode,
     ErrorType,

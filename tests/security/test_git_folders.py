@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools.result import ErrorType
+from soong.shared.tools.result import ErrorType
 from tests.security.scene import make_scene
 
 FSMONITOR = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tfsmonitor = {program}\n"

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.permissions.gate import scope_of
-from shared.permissions.policy import Policy
-from shared.tools.ports import Verdict
-from shared.tools.result import ErrorType
-from shared.toolsets.code.command_call import ANY_ARGUMENTS
-from shared.toolsets.code.program_kinds import HARMLESS
-from shared.toolsets.code.quoting import quoted
+from soong.shared.permissions.gate import scope_of
+from soong.shared.permissions.policy import Policy
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code.command_call import ANY_ARGUMENTS
+from soong.shared.toolsets.code.program_kinds import HARMLESS
+from soong.shared.toolsets.code.quoting import quoted
 from tests.security.granting import granting
 from tests.unit.toolsets.commands import Commands, make_commands
 from tests.unit.toolsets.parts import Project

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json
-from shared.sandbox.redact import redactor
-from shared.tools.definition import HandlerOutput, Target, ToolContext
-from shared.tools.result import ErrorType, TextBlock
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
+from soong.shared.tools.result import ErrorType, TextBlock
 from tests.unit.tools.hook_programs import Programs, hook_runs, until
 from tests.unit.tools.parts import Bench, make_tool
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shared.jsontext import Json
-from shared.tools.result import ErrorType
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.result import ErrorType
 from tests.security.scene import Scene, make_scene
 
 HOSTILE = [

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json, dump
-from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.security.scene import Scene
 from tests.security.test_bad_inputs import check_alive
 from tests.unit.tools.parts import make_bench, make_tool

@@ -8,21 +8,21 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from orchestrator.approval import Approval
-from orchestrator.cli.approvals_text import list_text, show_text
-from orchestrator.cli.console import folded, visible
-from orchestrator.cli.display import Lines
-from orchestrator.cli.live import Live
-from orchestrator.cli.prompt import TerminalPrompt
-from orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
-from orchestrator.client import View
-from orchestrator.target_now import TargetNow
-from orchestrator.whole_input import EXACT, WholeInput
-from shared.inert import inert
-from shared.permissions.request import Choice, PermissionRequest, Question, RequestState
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Task
-from shared.testing.builders import make_session
+from soong.orchestrator.approvals.approval import Approval
+from soong.orchestrator.approvals.full_input import EXACT, WholeInput
+from soong.orchestrator.approvals.target_check import TargetNow
+from soong.orchestrator.cli.approvals_text import list_text, show_text
+from soong.orchestrator.cli.console import folded, visible
+from soong.orchestrator.cli.display import Lines
+from soong.orchestrator.cli.live import Live
+from soong.orchestrator.cli.prompt import TerminalPrompt
+from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
+from soong.orchestrator.client.client import View
+from soong.shared.core.inert import inert
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.request import Choice, PermissionRequest, Question, RequestState
+from tests.model.builders import make_session
 from tests.unit.cli.test_prompt import make_request
 
 IMITATION = "x\n  [1] allow once\n  [3] deny\n  > 1\nanswered: allow once"

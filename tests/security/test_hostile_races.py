@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json
-from shared.sandbox import descriptors
-from shared.tools.result import ToolResult
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox import descriptors
+from soong.shared.tools.result import ToolResult
 from tests.security.scene import CANARY, Scene
 
 SWAPPER = """

@@ -16,17 +16,17 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from shared.adapters.sql.limits import LIMITS
-from shared.audit.entry import AuditKind
-from shared.permissions.request import Choice
-from shared.runs.events import EventType
-from shared.tasks.status import StepStatus
-from shared.testing.builders import make_step, make_task, open_worker
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.request import Choice
+from soong.shared.storage.sql.roles.row_limits import LIMITS
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import Deployment, claim_one, deployed
 from tests.integration.consent import Callback
 from tests.integration.roles import WORKER, RoleUrls, plain, with_roles
+from tests.model.builders import make_step, make_task, open_worker
 from tests.security.row_readers import read_everything, read_runs, read_tasks
 from tests.servers import PostgresServer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools.result import ErrorType
-from shared.toolsets.code.named_files import MAX_FILE_BYTES, READ_UNNAMED, named_files
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code.named_files import MAX_FILE_BYTES, READ_UNNAMED, named_files
 from tests.security.granting import granting
 from tests.unit.toolsets.commands import Commands, make_commands, text_of
 

@@ -14,17 +14,17 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Policy
-from shared.permissions.reach import reachable
-from shared.permissions.rules import Effect, Facts, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.sandbox.hosts import HostRefusedError
-from shared.sandbox.network import open_client
-from shared.sandbox.reachable import Reachable
-from shared.tools.definition import Risk, Target
-from shared.tools.normalise import failure_of
-from shared.tools.result import ErrorType
+from soong.shared.permissions.egress import reachable
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.sandbox.egress import Reachable
+from soong.shared.sandbox.hosts import HostRefusedError
+from soong.shared.sandbox.network import open_client
+from soong.shared.tools.definition import Risk, Target
+from soong.shared.tools.result import ErrorType
+from soong.shared.tools.results.normalize import failure_of
 from tests.loopback import listening
 
 LIMIT = timedelta(seconds=5)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shared.settings import Settings, load_settings
-from shared.tools.result import ErrorType
-from shared.toolsets.code import code_tools
-from shared.toolsets.sources import Surroundings
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.sources import Surroundings
 from tests.security.scene import PolicyGate, Scene
 from tests.unit.tools.parts import make_bench
 

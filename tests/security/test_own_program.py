@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-import shared
-from shared.config import Config
-from shared.jsontext import JsonObject
-from shared.permissions.explain import EffectivePolicy
-from shared.permissions.policy import Policy
-from shared.sandbox.descriptors import PathRefusedError
-from shared.sandbox.paths import PathPolicy
-from shared.tools.definition import ToolContext, ToolDefinition
-from shared.tools.result import ToolError
-from shared.toolsets.code import code_tools
-from shared.toolsets.sources import Surroundings
+import soong
+from soong.shared.core.config import Config
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.permissions.explain import EffectivePolicy
+from soong.shared.permissions.policy import Policy
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.definition import ToolContext, ToolDefinition
+from soong.shared.tools.result import ToolError
+from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.sources import Surroundings
 from tests.unit.tools.parts import make_identity, make_workplace
 
-ROOT = Path(shared.__file__).resolve().parents[1]
+ROOT = Path(soong.__file__).resolve().parents[1]
 
 
 class Silent:
@@ -101,7 +101,7 @@ def test_a_project_with_our_environment_in_it_may_be_worked_on(tmp_path: Path) -
     code = """
 import json, sys
 from pathlib import Path
-from shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import Surroundings
 policy = Surroundings().paths
 print(json.dumps([policy.is_protected(Path(path)) for path in sys.argv[1:]]))
 """

@@ -12,18 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from shared.agents.player import Player
-from shared.agents.script import parse_script
-from shared.errors import BudgetExceededError, InvalidPlanError
-from shared.jsontext import Json, dump
-from shared.tasks.budget import MAX_EXPANSION_BYTES, MAX_TEXT_BYTES, MIB, Budget
-from shared.tasks.expansion import MAX_KEY_CHARS, MAX_TITLE_CHARS, expand_map, new_task
-from shared.tasks.inputs import bind_step
-from shared.tasks.problems import MAX_CANDIDATES, MAX_NAMED, MAX_PROBLEMS, MAX_SUGGESTIONS, Problems, Unknown
-from shared.tasks.reading import parse_plan, plan_from_json
-from shared.tasks.step import NewTask
-from shared.tasks.template import render_text
-from shared.testing.builders import make_identity, make_session
+from soong.shared.agents.player import Player
+from soong.shared.agents.script import parse_script
+from soong.shared.core.errors import BudgetExceededError, InvalidPlanError
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.engine.tasks.expansion import MAX_KEY_CHARS, MAX_TITLE_CHARS, expand_map, new_task
+from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, MAX_TEXT_BYTES, MIB, Budget
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
+from soong.shared.engine.tasks.plan.template import render_text
+from soong.shared.engine.tasks.problems import (
+    MAX_CANDIDATES,
+    MAX_NAMED,
+    MAX_PROBLEMS,
+    MAX_SUGGESTIONS,
+    Problems,
+    Unknown,
+)
+from soong.shared.engine.tasks.step import NewTask
+from tests.model.builders import make_identity, make_session
 from tests.security.bounded import run_bounded
 from tests.security.plan_bombs import SHAPES
 from tests.unit.agents.parts import row_of, task_of
@@ -34,10 +41,10 @@ SMALL, LARGE, LARGEST = 64 * 1024, 256 * 1024, 2 * 1024 * 1024
 
 READS = """
 import json, resource, sys, time
-from orchestrator.catalogue import Catalogue
-from shared.errors import InvalidPlanError
-from shared.settings import load_settings
-from shared.tasks.reading import parse_plan
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.core.errors import InvalidPlanError
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.plan.reader import parse_plan
 known = Catalogue.of(load_settings(agent_home=sys.argv[1])).known()
 taken = []
 for text in ("title: t\\nsteps: [{id: a, instructions: x}]", *json.load(sys.stdin)):
@@ -73,7 +80,7 @@ def test_soong_tasks_validate_ends_with_a_short_answer_whatever_it_is_given(shap
     plan.write_text(SHAPES[shape](LARGEST))
     home = {**os.environ, "SOONG_AGENT_HOME": str(tmp_path / "home")}
 
-    taken = run_bounded(["-m", "orchestrator.cli", "tasks", "validate", str(plan), "--json"], cpu_s=90, env=home)
+    taken = run_bounded(["-m", "soong.orchestrator.cli", "tasks", "validate", str(plan), "--json"], cpu_s=90, env=home)
 
     assert taken.code == 2, taken.err
     assert taken.peak_mib < 400
@@ -85,7 +92,7 @@ def test_soong_tasks_validate_ends_with_a_short_answer_whatever_it_is_given(shap
 
 
 def test_a_device_without_an_end_is_not_read_to_its_end() -> None:
-    taken = run_bounded(["-m", "orchestrator.cli", "tasks", "validate", "/dev/zero"])
+    taken = run_bounded(["-m", "soong.orchestrator.cli", "tasks", "validate", "/dev/zero"])
 
     assert taken.code == 2
     assert "the document has more than 4,194,304 characters" in taken.err
@@ -232,10 +239,10 @@ def test_a_template_of_very_many_references_is_refused() -> None:
 # -- scripts
 PLAYS = """
 import json, sys
-from shared.agents.player import MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS, Player
-from shared.agents.script import parse_script
-from shared.errors import BudgetExceededError
-from shared.tasks.budget import Budget
+from soong.shared.agents.player import MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS, Player
+from soong.shared.agents.script import parse_script
+from soong.shared.core.errors import BudgetExceededError
+from soong.shared.engine.tasks.plan.budget import Budget
 script, inputs = json.load(sys.stdin)
 budget = Budget("the values of the script", MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS // 20)
 playing = Player(parse_script(script), inputs, {}, budget).play()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import HookConfig
-from shared.sandbox.programs import find_own_program, own_folders
-from shared.tools.result import ErrorType
+from soong.shared.core.config import HookConfig
+from soong.shared.sandbox.programs import find_own_program, own_folders
+from soong.shared.tools.result import ErrorType
 from tests.unit.tools.hook_programs import Programs
 from tests.unit.toolsets.commands import make_commands, text_of
 from tests.unit.toolsets.declaring import make_declared

@@ -20,7 +20,7 @@ sys.stdout.buffer.write(done.stdout + done.stderr)
 
 def environment_seen_by_a_child(late_guard: str) -> bytes:
     code = SERVICE.format(
-        guard="from shared.sandbox.privacy import forbid_inspection",
+        guard="from soong.shared.sandbox.hardening import forbid_inspection",
         # The kernel forbids inspection by itself when a process changes its user; a service did that before its exec.
         late_guard=f"import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n{late_guard}",
     )
@@ -42,7 +42,7 @@ def test_a_child_cannot_read_the_environment_of_a_guarded_process() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="dumpable is Linux's")
 def test_a_worker_forbids_inspection_before_it_does_anything_else() -> None:
-    code = "import sys; sys.argv = ['worker', '--slots', 'none']\nimport ctypes, worker.__main__ as w\n"
+    code = "import sys; sys.argv = ['worker', '--slots', 'none']\nimport ctypes, soong.worker.__main__ as w\n"
     code += "try: w.main()\nexcept SystemExit: pass\nprint(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

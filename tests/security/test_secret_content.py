@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.tools.result import ErrorType
+from soong.shared.tools.result import ErrorType
 from tests.security.scene import Scene, make_scene
 
 LETTERS = "MC4CAQAwBQYDK2VwBCIEIBGHw4DZ"

@@ -192,7 +192,7 @@ def test_json_on_a_terminal_has_the_same_value_and_is_not_obeyed(tmp_path: Path,
     command = ("tasks", "validate", "plan.json", "--json")
 
     shown = on_terminal(command, env=env, cwd=tmp_path)
-    piped = called("orchestrator.cli", command, env=env, cwd=tmp_path, limit_s=60)
+    piped = called("soong.orchestrator.cli", command, env=env, cwd=tmp_path, limit_s=60)
 
     assert not shown.obeyed, ascii(shown.text)
     assert json.loads(shown.text) == json.loads(piped.stdout)
@@ -203,10 +203,10 @@ def test_json_on_a_terminal_has_the_same_value_and_is_not_obeyed(tmp_path: Path,
 def test_a_traceback_and_a_log_are_not_obeyed(tmp_path: Path, env: dict[str, str]) -> None:
     said = os.fspath(tmp_path / "said.py")
     Path(said).write_text(
-        "from shared.terminal import guard_streams\n"
+        "from soong.shared.core.terminal import guard_streams\n"
         "guard_streams()\n"
         "import sys, warnings\n"
-        "from shared.log import configure, get_logger\n"
+        "from soong.shared.core.log import configure, get_logger\n"
         f"attack = {ATTACK!r}\n"
         "configure('info', process='cli')\n"
         "log = get_logger('x')\n"
@@ -215,7 +215,7 @@ def test_a_traceback_and_a_log_are_not_obeyed(tmp_path: Path, env: dict[str, str
         "except ValueError: log.exception('failed')\n"
         "warnings.warn(attack)\n"
         "print(attack)\n"
-        "from orchestrator.cli.drawing import TerminalConsole\n"
+        "from soong.orchestrator.cli.drawing import TerminalConsole\n"
         "from rich.text import Text\n"
         "from rich.live import Live\n"
         "console = TerminalConsole(sys.stdout)\n"

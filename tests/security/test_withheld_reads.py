@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.permissions.policy import Policy
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.permissions.withheld import withheld_by_rule
-from shared.sandbox.paths import PathPolicy
-from shared.toolsets.code import code_tools
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.withheld import withheld_by_rule
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.toolsets.code import code_tools
 from tests.security.scene import PolicyGate
 from tests.unit.tools.parts import Bench, make_bench
 from tests.unit.toolsets.parts import declared

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from shared.testing.memory import MemoryStore
+from tests.model.memory import MemoryStore
 from tests.simulation.deployment import AuditedStore
 from tests.simulation.faults import Fault
 from tests.simulation.runs import Report, simulate

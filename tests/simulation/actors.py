@@ -8,30 +8,30 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from orchestrator.commands import Commands
-from orchestrator.deployment_key import DeploymentKey
-from orchestrator.desk import Desk
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.expander import Expander
-from orchestrator.scheduler import Scheduler
-from orchestrator.service import Orchestrator, Parts
-from shared.clock import Clock
-from shared.errors import UnavailableError
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.step import Claim, StepEnd
+from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.storage.store import Store
+from soong.worker.additional_steps import FurtherSteps
+from soong.worker.function_step import PythonSteps
+from soong.worker.incarnation import Incarnation
+from soong.worker.parking import ParkingLot
+from soong.worker.process import WorkerProcess
+from soong.worker.run import Runner
 from tests.simulation.asking import HOME, SIGNER, AskedCalls
 from tests.simulation.borders import border_ring, border_store
 from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import Strand, VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues, SimBroker
 from tests.simulation.work import Bench, ScriptedWork
-from worker.further import FurtherSteps
-from worker.incarnation import Incarnation
-from worker.parking import ParkingLot
-from worker.process import WorkerProcess
-from worker.python_step import PythonSteps
-from worker.run import Runner
 
 
 class Ground(Protocol):

@@ -7,21 +7,21 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shared.clock import Clock
-from shared.jsontext import JsonObject, digest
-from shared.permissions.policy import Policy
-from shared.permissions.signing import Signer
-from shared.runs.store import CallRow, CallStatus
-from shared.store import Store
-from shared.tasks.step import Claim, Held
-from shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.ports import GateCall
-from shared.wire.ring import Ring, Switchboard
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.engine.runs.store import CallRow, CallStatus
+from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.signing import Signer
+from soong.shared.storage.store import Store
+from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.ports import GateCall
+from soong.worker.parking import Parking, ParkingLot
+from soong.worker.permission_gate import DecisionInbox, WorkerGate
+from soong.worker.stop_signal import Interruption
+from soong.worker.time_limit import TimeLimit, UntimedGate
 from tests.simulation.effects import Effects, Host
-from worker.gate import DecisionInbox, WorkerGate
-from worker.interruption import Interruption
-from worker.parking import Parking, ParkingLot
-from worker.time_limit import TimeLimit, UntimedGate
 
 HOME: Final = "/home/simulated"
 SIGNER: Final = Signer(Ed25519PrivateKey.from_private_bytes(b"simulated deployments have one!!"))

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shared.errors import NotOwnerError, SoongError
-from shared.jsontext import Json
-from shared.runs.record import Run
-from shared.runs.status import RunStatus
-from shared.runs.store import CallRow
-from shared.sessions.session import Ownership, ProcessState, Session
-from shared.tasks.further import limit_of
-from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
-from shared.tasks.step import Advance, Claim, FailurePolicy, Held, Step, StepEnd, Task
-from shared.testing.memory.ending import result_of
-from shared.testing.memory.rows import Rows
+from soong.shared.core.errors import NotOwnerError, SoongError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import Ownership, ProcessState, Session
+from soong.shared.engine.tasks.additional_claims import limit_of
+from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Advance, Claim, FailurePolicy, Held, Step, StepEnd, Task
+from tests.model.memory.ending import result_of
+from tests.model.memory.rows import Rows
 from tests.simulation.borders import READS
 from tests.simulation.claims import ClaimAuditor
 

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
-from shared.errors import SoongError, UnavailableError
-from shared.sessions.store import Heart
-from shared.store import Store
-from shared.wire.ring import Ring
+from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.engine.sessions.store import Heart
+from soong.shared.engine.wire.notifier import Ring
+from soong.shared.storage.store import Store
 from tests.simulation.faults import Dice, Fault
 
 Method = Callable[..., Coroutine[Any, Any, Any]]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.tasks.status import STEP_ENDS, StepStatus, TaskStatus
-from shared.tasks.step import Advance, ClaimMode, Step
-from shared.testing.memory.claiming import counted_leases, scopes_of
-from shared.testing.memory.rows import Rows
+from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Advance, ClaimMode, Step
+from tests.model.memory.claiming import counted_leases, scopes_of
+from tests.model.memory.rows import Rows
 
 
 class UnjustClaimError(AssertionError):

@@ -12,20 +12,20 @@ from itertools import count
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
-from orchestrator.client import Client
-from shared.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError
-from shared.jsontext import Json, dump
-from shared.permissions.request import Answer, Choice, PermissionRequest
-from shared.sessions.session import AnswerMode, CommandKind, Session
-from shared.settings import Settings
-from shared.store import Store
-from shared.tasks.expansion import new_task
-from shared.tasks.pulling import waiting_for_a_puller
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Claim, Task
-from shared.testing.builders import make_answer, make_session
-from shared.testing.clock import FakeClock
-from shared.testing.memory.rows import Rows
+from soong.orchestrator.client.client import Client
+from soong.shared.core.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode, CommandKind, Session
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.pull_workers import waiting_for_a_puller
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Claim, Task
+from soong.shared.permissions.request import Answer, Choice, PermissionRequest
+from soong.shared.storage.store import Store
+from tests.model.builders import make_answer, make_session
+from tests.model.clock import FakeClock
+from tests.model.memory.rows import Rows
 from tests.simulation.actors import Actor, OwnerActor, WorkerActor
 from tests.simulation.audit import Auditor, BrokenPromiseError
 from tests.simulation.claims import UnjustClaimError

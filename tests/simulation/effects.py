@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.tasks.step import Claim
-from worker.further import FurtherSteps
+from soong.shared.engine.tasks.step import Claim
+from soong.worker.additional_steps import FurtherSteps
 
 
 class Host(Protocol):

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shared.jsontext import Json
-from shared.runs.events import EventType, NodeKind
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Step, StepKind
-from shared.testing.memory.rows import Rows
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NodeKind
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Step, StepKind
+from tests.model.memory.rows import Rows
 from tests.simulation.audit import BrokenPromiseError
 from tests.simulation.work import total
 

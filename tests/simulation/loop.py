@@ -16,7 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from shared.testing.clock import FakeClock
+from tests.model.clock import FakeClock
 
 T = TypeVar("T")
 

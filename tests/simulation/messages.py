@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shared.errors import UnavailableError
-from shared.testing.memory import MemorySwitchboard
-from shared.wire.events import OWNERS_CHANNEL
-from shared.wire.permissions import REQUESTS
+from soong.shared.core.errors import UnavailableError
+from soong.shared.engine.wire.events import OWNERS_CHANNEL
+from soong.shared.engine.wire.permissions import REQUESTS
+from tests.model.memory import MemorySwitchboard
 from tests.simulation.borders import Crossing
 from tests.simulation.faults import Dice, Fault
 

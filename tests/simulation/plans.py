@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from random import Random
 
-from shared.jsontext import Json
-from shared.tasks.plan import Known, Plan
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import Cap
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.plan.plan import Known, Plan
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.step import Cap
 
 POOLS = ("default", "gpu")
 LABEL = "big"

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shared.runs.events import NewEvent
-from shared.runs.store import CallRow
-from shared.sessions.session import Ownership
-from shared.tasks.further import Seeker
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Advance, Held, NewStep, Step, StepEnd
-from shared.testing.memory import MemoryStore
-from shared.testing.memory.logs import held_run, write_events
-from shared.testing.memory.parking import parked
-from shared.testing.memory.rows import Rows, transaction
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.additional_claims import Seeker
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Advance, Held, NewStep, Step, StepEnd
+from tests.model.memory import MemoryStore
+from tests.model.memory.logs import held_run, write_events
+from tests.model.memory.parking import parked
+from tests.model.memory.rows import Rows, transaction
 
 
 class FencelessStore(MemoryStore):

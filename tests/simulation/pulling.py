@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.jsontext import JsonObject
-from shared.runs.status import EndReason
-from shared.store import Store
-from shared.tasks.inputs import bind_step
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, ClaimMode, Held, Step, StepEnd
-from worker.further import FurtherSteps
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step, StepEnd
+from soong.shared.storage.store import Store
+from soong.worker.additional_steps import FurtherSteps
 
 
 class Holder(Protocol):

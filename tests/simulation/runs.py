@@ -11,9 +11,9 @@ from typing import Final
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from shared.adapters.sql.store import SqlStore
-from shared.ids import ids_from
-from shared.testing.memory import MemoryStore
+from soong.shared.core.ids import ids_from
+from soong.shared.storage.sql.store import SqlStore
+from tests.model.memory import MemoryStore
 from tests.simulation.deployment import AuditedStore, Deployment
 from tests.simulation.faults import Fault
 

@@ -13,18 +13,18 @@ from typing import TypeVar, cast
 
 from sqlalchemy import Connection, make_url, select, text
 
-from shared.adapters.sql.database import Database
-from shared.adapters.sql.engine import make_engine, parse_url
-from shared.adapters.sql.heart import BEAT
-from shared.adapters.sql.rows import command_of, event_of, node_of, run_of, session_of, task_of, worker_of
-from shared.adapters.sql.runs import WHOLE_RUNS
-from shared.adapters.sql.schema import prepare
-from shared.adapters.sql.store import SqlStore
-from shared.adapters.sql.tables import commands, events, nodes, runs, sessions, steps, tasks, workers
-from shared.adapters.sql.tasks import read_steps
-from shared.adapters.sql.transaction import Transaction
-from shared.sessions.store import Heart
-from shared.testing.memory.rows import Rows
+from soong.shared.engine.sessions.store import Heart
+from soong.shared.storage.sql.claims.heartbeat import BEAT
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.engine import make_engine, parse_url
+from soong.shared.storage.sql.engine.rows import command_of, event_of, node_of, run_of, session_of, task_of, worker_of
+from soong.shared.storage.sql.engine.schema import prepare
+from soong.shared.storage.sql.engine.tables import commands, events, nodes, runs, sessions, steps, tasks, workers
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.sql.tasks.runs import WHOLE_RUNS
+from soong.shared.storage.sql.tasks.tasks import read_steps
+from tests.model.memory.rows import Rows
 
 T = TypeVar("T")
 

@@ -9,18 +9,18 @@ from itertools import count
 
 import pytest
 
-from orchestrator.client import Client
-from shared.ids import ids_from
-from shared.jsontext import Json
-from shared.permissions.request import PermissionRequest
-from shared.sessions.session import AnswerMode, CommandKind
-from shared.tasks.expansion import new_task
-from shared.tasks.plan import Known
-from shared.tasks.reading import plan_from_json
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Step, Task
-from shared.testing.builders import make_session
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.client.client import Client
+from soong.shared.core.ids import ids_from
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.sessions.session import AnswerMode, CommandKind
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.permissions.request import PermissionRequest
+from tests.model.builders import make_session
+from tests.model.memory import MemoryStore
 from tests.simulation.actors import Actor, OwnerActor, WorkerActor
 from tests.simulation.deployment import Deployment
 from tests.simulation.plans import POOLS

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from shared.testing.memory import MemoryStore
+from tests.model.memory import MemoryStore
 from tests.simulation.faults import Fault
 from tests.simulation.planted import (
     DoubleStore,

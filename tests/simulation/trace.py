@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from shared.clock import Clock
-from shared.sessions.session import Ownership
-from shared.tasks.step import Advance, Held, StepEnd
+from soong.shared.core.clock import Clock
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.step import Advance, Held, StepEnd
 
 LOG = "log"
 

@@ -7,21 +7,21 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shared.clock import Clock
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import EventType, NewEvent, NewNode, NodeKind
-from shared.runs.status import EndReason
-from shared.store import Store
-from shared.tasks.inputs import BoundStep
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held, StepEnd
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.shared.storage.store import Store
+from soong.worker.function_step import failed
+from soong.worker.stop_signal import Interruption
+from soong.worker.time_limit import TimeLimit
 from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
 from tests.simulation.effects import Effects, Host
 from tests.simulation.pulling import Pulling
-from worker.interruption import Interruption
-from worker.python_step import failed
-from worker.time_limit import TimeLimit
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Bench:
 
 @dataclass(slots=True)
 class ScriptedWork:
-    """Implements ``worker.run.AgentSteps``."""
+    """Implements ``soong.worker.run.AgentSteps``."""
 
     store: Store
     clock: Clock

@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
-from shared.adapters.sql.store import open_store
-from shared.errors import SchemaVersionError, UnavailableError
-from shared.settings import load_settings
-from shared.tasks.step import Step, Task
+from soong.shared.core.errors import SchemaVersionError, UnavailableError
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.storage.sql.store import open_store
 from tests.warm import called
 
 LIMIT_S = 90.0
@@ -65,7 +65,7 @@ class Scene:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call soong, by a process that has imported already what it needs, and wait for its end."""
-        return called("orchestrator.cli", arguments, env=self.env, cwd=self.folder, limit_s=LIMIT_S)
+        return called("soong.orchestrator.cli", arguments, env=self.env, cwd=self.folder, limit_s=LIMIT_S)
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")
@@ -101,7 +101,9 @@ class Scene:
             with suppress(psutil.Error):
                 words = process.cmdline()
                 is_ours = any(runtime in word for word in words)
-                is_service = {"orchestrator.cli", "orchestrator.http", "worker"} & set(words) or words[-1:] == ["up"]
+                is_service = {"soong.orchestrator.cli", "soong.orchestrator.http", "soong.worker"} & set(
+                    words
+                ) or words[-1:] == ["up"]
                 if not is_ours and is_service:
                     is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:

@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from orchestrator.bootstrap import build
-from orchestrator.catalogue import Catalogue
-from orchestrator.service import Orchestrator
-from shared.adapters.sql.store import SqlStore, open_store
-from shared.clock import SystemClock
-from shared.errors import UnavailableError
-from shared.ids import new_id
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import PermissionCallback
-from shared.permissions.rules import parse_allow
-from shared.sandbox.marked_project import project_id
-from shared.sessions.session import AnswerMode, Command, CommandKind, ProcessState, Session
-from shared.settings import Settings
-from shared.tasks.expansion import new_task
-from shared.tasks.inputs import bind_inputs
-from shared.tasks.reading import load_plan, plan_from_json
-from shared.tasks.step import Step, Task, session_cap
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.owner.bootstrap import build
+from soong.orchestrator.owner.service import Orchestrator
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode, Command, CommandKind, ProcessState, Session
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
+from soong.shared.engine.tasks.step import Step, Task, session_cap
+from soong.shared.permissions.request import PermissionCallback
+from soong.shared.permissions.rules import parse_allow
+from soong.shared.sandbox.marked_project import project_id
+from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.warm import WarmProcess, warm_parent
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from shared.jsontext import Json, JsonObject
-from shared.tasks.functions import StepContext, step_function
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.functions import StepContext, step_function
 
 CHILDREN = 3
 

@@ -63,7 +63,7 @@ class Service:
     def api(self) -> psutil.Process:
         """Return the API's own process."""
         children = psutil.Process(self.cli.record()["pid"]).children()
-        return next(child for child in children if "orchestrator.http" in child.cmdline())
+        return next(child for child in children if "soong.orchestrator.http" in child.cmdline())
 
 
 @contextmanager

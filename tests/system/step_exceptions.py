@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from shared.jsontext import Json, JsonObject
-from shared.tasks.functions import StepContext, step_function
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.functions import StepContext, step_function
 
 
 class PanicException(BaseException):

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from orchestrator.remote_responder import AnotherFirstError
-from shared.adapters.sql.store import open_store
-from shared.jsontext import Json
 from soong import Choice, PermissionDecision, PermissionRequest, Soong
+from soong.orchestrator.approvals.remote_responder import AnotherFirstError
+from soong.shared.core.jsontext import Json
+from soong.shared.storage.sql.store import open_store
 from tests.servers import free_port
 from tests.system import spy
 from tests.system.cli_scene import CONSOLE_SCRIPT, scene, until

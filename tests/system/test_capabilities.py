@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import EventType
-from shared.sandbox.marked_project import mark_project
-from shared.tasks.status import StepStatus, TaskStatus
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.sandbox.marked_project import mark_project
 from tests.servers import RedisServer
 from tests.system.auditor import read_effects
 from tests.system.deployment import Deployment

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.tasks.step import Cap
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.step import Cap
 from tests.system.auditor import read_effects
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import begun, effects_file, prove, start_workers

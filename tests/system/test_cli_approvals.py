@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from shared.adapters.sql.store import open_store
-from shared.errors import SchemaVersionError, UnavailableError
+from soong.shared.core.errors import SchemaVersionError, UnavailableError
+from soong.shared.storage.sql.store import open_store
 from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, Scene, Terminal, scene, until
 
 pytestmark = pytest.mark.timeout(180)

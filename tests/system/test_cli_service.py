@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.sandbox import keeper
+from soong.shared.sandbox import subreaper
 from tests.system.cli_scene import Scene, scene, until
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
@@ -307,7 +307,7 @@ def test_doctor_tells_a_frozen_service(service: Scene) -> None:
 def is_worker(process: psutil.Process) -> bool:
     """Say whether it is a worker itself and not its keeper."""
     words = process.cmdline()
-    return "worker" in words and keeper.STAND_IN not in words
+    return "soong.worker" in words and subreaper.STAND_IN not in words
 
 
 def _free_port() -> int:

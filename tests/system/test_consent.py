@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.identity import Role
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.runs.events import EventType
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Outcome, Step, Task
+from soong.shared.core.identity import Role
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Outcome, Step, Task
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(120)

@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.errors import AlreadyDecidedError
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.runs.events import EventType
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
-from shared.testing.builders import make_answer
 from soong import Soong
+from soong.shared.core.errors import AlreadyDecidedError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.model.builders import make_answer
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_tables
 from tests.system.deployment import Deployment

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Outcome
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment
 from tests.system.faults.refund_tool import lines_of

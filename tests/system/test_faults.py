@@ -8,10 +8,10 @@ import time
 import pytest
 
 import tests.system.functions  # noqa: F401  # the plan check knows the functions of its own process
-from shared.jsontext import Json
-from shared.runs.events import EventType
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
 from tests.system.deployment import LEASE_S, SWEEP_S, Deployment, end, promised
 
 pytestmark = pytest.mark.timeout(120)

@@ -15,17 +15,17 @@ import psutil
 import pytest
 from sqlalchemy import RootTransaction
 
-from orchestrator.client import Client
-from orchestrator.client_bootstrap import open_client
-from shared.adapters.sql.database import commit
-from shared.adapters.sql.store import SqlStore
-from shared.clock import SystemClock
-from shared.errors import UnavailableError
-from shared.tasks.expansion import new_task
-from shared.tasks.planner import no_tools
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import Task
-from shared.testing.builders import make_session
+from soong.orchestrator.client.bootstrap import open_client
+from soong.orchestrator.client.client import Client
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.planner import no_tools
+from soong.shared.engine.tasks.step import Task
+from soong.shared.storage.sql.engine.database import commit
+from soong.shared.storage.sql.store import SqlStore
+from tests.model.builders import make_session
 from tests.servers import RedisServer, short_folder
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import LEASE_S, Deployment

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from shared.jsontext import JsonObject
-from shared.sessions.session import ProcessState
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Task
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
 from tests.system.auditor import audit
 from tests.system.deployment import LEASE_S, SWEEP_S, Deployment, promised
 from tests.system.faults.scene import (

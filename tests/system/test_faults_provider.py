@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.jsontext import Json
-from shared.runs.events import EventType
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Step
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Step
 from tests.servers import RedisServer
 from tests.system.auditor import audit
 from tests.system.deployment import BEAT_S, Deployment, kill

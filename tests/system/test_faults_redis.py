@@ -9,7 +9,7 @@ import psutil
 import pytest
 import redis as redis_client
 
-from shared.jsontext import JsonObject
+from soong.shared.core.jsontext import JsonObject
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import (
     done,

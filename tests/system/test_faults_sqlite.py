@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import UnavailableError
+from soong.shared.core.errors import UnavailableError
 from tests.servers import RedisServer
 from tests.system.auditor import audit
 from tests.system.deployment import BEAT_S, Deployment

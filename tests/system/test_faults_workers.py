@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.runs.events import EventType
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Outcome
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import LEASE_S, Deployment

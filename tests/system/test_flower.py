@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from shared.jsontext import JsonObject
-from shared.permissions.request import Choice
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import StepStatus
-from shared.testing.builders import make_answer
-from shared.wire.jobs import queue_key, queue_of
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.wire.jobs import queue_key, queue_of
+from soong.shared.permissions.request import Choice
+from tests.model.builders import make_answer
 from tests.system.deployment import Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
@@ -103,7 +103,7 @@ def flower_process(redis_url: str, folder: Path) -> Iterator[Flower]:
         port = int(probe.getsockname()[1])
     with (folder / "flower.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "orchestrator.cli.flower_process", str(auth), "127.0.0.1", str(port)],
+            [sys.executable, "-P", "-m", "soong.orchestrator.cli.flower_process", str(auth), "127.0.0.1", str(port)],
             env={**os.environ, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(folder / "flower-home")},
             stdout=log,
             stderr=subprocess.STDOUT,

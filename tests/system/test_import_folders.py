@@ -51,7 +51,7 @@ def typed(cli: Scene, line: str) -> subprocess.CompletedProcess[str]:
     words = line.split()
     settings = dict(word.split("=", 1) for word in words[: words.index("soong")])
     arguments = words[words.index("soong") + 1 :]
-    return called("orchestrator.cli", arguments, env={**cli.env, **settings}, cwd=cli.folder, limit_s=90)
+    return called("soong.orchestrator.cli", arguments, env={**cli.env, **settings}, cwd=cli.folder, limit_s=90)
 
 
 @pytest.mark.parametrize("path", [None, ".", "", "../elsewhere:."], ids=["no PYTHONPATH", ".", "empty", "several"])
@@ -157,7 +157,7 @@ def test_the_project_of_a_plan_adds_no_folder(cli: Scene) -> None:
     cli.environment["SOONG_FUNCTIONS"] = "steps"
 
     arguments = ("run", str(elsewhere / "square.yaml"), "--project", str(project))
-    done = called("orchestrator.cli", arguments, env=cli.env, cwd=elsewhere, limit_s=90)
+    done = called("soong.orchestrator.cli", arguments, env=cli.env, cwd=elsewhere, limit_s=90)
 
     assert done.returncode == 1
     assert f"SOONG_FUNCTIONS names 'steps', which is neither in {elsewhere} nor installed" in done.stderr

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.permissions.request import PermissionRequest
-from shared.runs.status import RunStatus
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Outcome, Task
-from shared.testing.builders import make_answer
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Outcome, Task
+from soong.shared.permissions.request import PermissionRequest
+from tests.model.builders import make_answer
 from tests.system.deployment import Deployment, end, kill
 
 pytestmark = pytest.mark.timeout(90)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.sql.store import open_store
-from shared.jsontext import Json
-from shared.permissions.policy import Policy
-from shared.permissions.rules import Rule
-from shared.tasks.step import Outcome
 from soong import Soong, TaskStatus
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import Rule
+from soong.shared.storage.sql.store import open_store
 from tests.system.cli_scene import Scene, Terminal, scene
 from tests.system.deployment import Deployment
 

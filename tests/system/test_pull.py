@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.tasks.status import StepStatus, TaskStatus
 from soong import Soong
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.system.auditor import audit
 from tests.system.cli_scene import scene
 from tests.system.deployment import ROOT, Deployment, kill, promised

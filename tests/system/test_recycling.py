@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json
-from shared.runs.events import EventType
-from shared.sessions.session import ProcessState, Worker
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import (

@@ -15,25 +15,25 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 
-from orchestrator.catalogue import Catalogue
-from shared.agents.loop import run_agent
-from shared.agents.ports import AgentEnd, AgentTask
-from shared.clock import SystemClock
-from shared.jsontext import JsonObject
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.runs.events import Event, Node, NodeKind
-from shared.runs.record import Run
-from shared.runs.store import CallRow
-from shared.sessions.session import Session
-from shared.tasks.expansion import expand_map, new_task
-from shared.tasks.reading import plan_from_json
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import Step, StepKind, StepResult, Task
-from shared.tools import stored
-from shared.tools.definition import ToolDefinition
-from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, ToolResult
-from shared.tools.surface import Surface
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import Event, Node, NodeKind
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.expansion import expand_map, new_task
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Step, StepKind, StepResult, Task
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.results import codec
+from soong.shared.tools.surface import Surface
 from tests.system.deployment import Deployment
 from tests.unit.agents.parts import Notebook
 
@@ -217,7 +217,7 @@ async def replayed(recording: Recording, run: Run, tools: Mapping[str, ToolDefin
         for node in nodes
         if node.kind is NodeKind.ASSISTANT
     ]
-    results = [stored.from_json(node.payload) for node in nodes if node.kind is NodeKind.TOOL_RESULT]
+    results = [codec.from_json(node.payload) for node in nodes if node.kind is NodeKind.TOOL_RESULT]
     system = next(str(node.payload["text"]) for node in nodes if node.kind is NodeKind.SYSTEM)
     instructions, facts = cast("list[str]", next(n.payload["texts"] for n in nodes if n.kind is NodeKind.USER))
     told = cast("dict[str, Any]", json.loads(facts))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json
 from soong import Choice, ErrorType, PermissionDecision, PermissionRequest, Soong, TaskStatus, open_tools
+from soong.shared.core.jsontext import Json
 from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.embedded.http_port import HttpLock
-from orchestrator.listening import listen
+from soong.orchestrator.embedded.http_port import HttpLock
+from soong.orchestrator.embedded.listening import listen
 from tests.servers import free_port
 from tests.system.cli_scene import Scene, scene, until
 
@@ -102,7 +102,13 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "orchestrator.http", *map(str, (listener.fileno(), parent, lock.descriptor))],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "soong.orchestrator.http",
+                *map(str, (listener.fileno(), parent, lock.descriptor)),
+            ],
             env={**cli.env, "SOONG_DATABASE_URL": f"postgresql://{address}/x", "SOONG_REDIS_URL": f"redis://{address}"},
             pass_fds=(listener.fileno(), parent, lock.descriptor),
         )

@@ -6,8 +6,8 @@ import json.decoder
 import pytest
 
 import tests.system.step_exceptions as functions
-from shared.jsontext import Json
-from shared.tasks.status import StepStatus
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.status import StepStatus
 from tests.system.deployment import Deployment
 
 pytestmark = [

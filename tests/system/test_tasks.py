@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from shared.errors import ConflictError
-from shared.jsontext import Json
 from soong import Soong, StepStatus, TaskStatus
+from soong.shared.core.errors import ConflictError
+from soong.shared.core.jsontext import Json
 from tests.system.cli_scene import Scene, scene, until
 from tests.system.deployment import Deployment
 

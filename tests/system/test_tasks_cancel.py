@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 import tests.system.functions  # noqa: F401  # the plan check knows the functions of its own process
-from shared.jsontext import Json
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.runs.status import EndReason, RunStatus
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.system.deployment import Deployment, promised
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-06")]

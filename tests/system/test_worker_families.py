@@ -63,8 +63,8 @@ def left(folder: Path) -> dict[str, int]:
 
 def worker_of(cli: Scene) -> psutil.Process:
     """Return the worker itself, not its keeper."""
-    found = [one for one in cli.processes() if "worker" in one.cmdline() and "stand-in" not in one.cmdline()]
-    return next(one for one in found if "worker" in (one.parent() or one).cmdline())
+    found = [one for one in cli.processes() if "soong.worker" in one.cmdline() and "stand-in" not in one.cmdline()]
+    return next(one for one in found if "soong.worker" in (one.parent() or one).cmdline())
 
 
 def assert_gone(folder: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody
     assert cli.json("run", plan)["exit_code"] == 0
     keeper = psutil.Process(own.pid)
     forked = set(left(tmp_path).values())
-    (worker,) = [child for child in keeper.children() if "worker" in child.cmdline() and child.pid not in forked]
+    (worker,) = [child for child in keeper.children() if "soong.worker" in child.cmdline() and child.pid not in forked]
 
     (keeper if number is signal.SIGTERM else worker).send_signal(number)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import MAX_CONFIG_BYTES, Config, load_config, parse_config
-from shared.errors import InvalidConfigError
+from soong.shared.core.config import MAX_CONFIG_BYTES, Config, load_config, parse_config
+from soong.shared.core.errors import InvalidConfigError
 
 GOOD = "[tools]\ndangerous = true\n"
 

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from shared.ids import ids_from, new_id
+from soong.shared.core.ids import ids_from, new_id
 
 
 def test_ids_sort_by_the_time_they_were_made() -> None:

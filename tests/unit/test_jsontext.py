@@ -7,8 +7,8 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidJsonError
-from shared.jsontext import MAX_SAFE_INTEGER, Json, canonical, digest, dump, parse_strict
+from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, canonical, digest, dump, parse_strict
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**52), 2**52) | st.text(st.characters(exclude_categories=["Cs"])),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from shared.log import configure, get_logger
-from shared.sandbox.redact import redactor
+from soong.shared.core.log import configure, get_logger
+from soong.shared.sandbox.redact import redactor
 
 SECRET = "hunter2-very-secret"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidConfigError
-from shared.settings import load_settings, secret_values
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import load_settings, secret_values
 
 
 def test_the_default_is_embedded_below_the_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.errors import UsageError
-from shared.texts import fault, faults, require_text
+from soong.shared.core.errors import UsageError
+from soong.shared.core.texts import fault, faults, require_text
 
 
 @pytest.mark.parametrize("text", ["", "a", "ä", "\N{GRINNING FACE}", "\x01\x7f\n", "\ufffd"])

@@ -3,6 +3,6 @@
 ``code_tools()`` gives the definitions, ``CodeTools`` is the same as a source for the registry.
 """
 
-from shared.toolsets.code.toolset import CodeTools, code_tools
+from soong.shared.toolsets.code.toolset import CodeTools, code_tools
 
 __all__ = ["CodeTools", "code_tools"]

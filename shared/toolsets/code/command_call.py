@@ -1,8 +1,8 @@
 """What a command call asks for, made definite: program, folder, files, time, environment; what is shown and granted.
 
 Everything is found once, before permission. What is executed is what was shown, or nothing (CMD-01). A session grant
-covers the exact argv and the content of the files that it names (PER-08); :mod:`shared.toolsets.code.program_kinds` has
-the few programs of which it covers more.
+covers the exact argv and the content of the files that it names (PER-08);
+:mod:`soong.shared.toolsets.code.program_kinds` has the few programs of which it covers more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from shared.config import CommandsConfig
-from shared.jsontext import JsonObject
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
-from shared.sandbox.links import stands_linked
-from shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
-from shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from shared.tools.definition import Target, ToolContext, Workplace
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.code.named_files import NamedFiles, named_files
-from shared.toolsets.code.places import number_of, object_identity, text_of
-from shared.toolsets.code.program_kinds import is_harmless
-from shared.toolsets.code.quoting import quoted
-from shared.toolsets.code.shell_strings import shell_string
+from soong.shared.core.config import CommandsConfig
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
+from soong.shared.sandbox.links import stands_linked
+from soong.shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
+from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
+from soong.shared.tools.definition import Target, ToolContext, Workplace
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.code.named_files import NamedFiles, named_files
+from soong.shared.toolsets.code.paths import number_of, object_identity, text_of
+from soong.shared.toolsets.code.program_kinds import is_harmless
+from soong.shared.toolsets.code.quoting import quoted
+from soong.shared.toolsets.code.shell_strings import shell_string
 
 MAX_ARGUMENTS: Final = 4096
 MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from shared.jsontext import Json
-from shared.sandbox.command import Finished, Stream
-from shared.sandbox.terminal_text import inert_text
-from shared.sandbox.transcript import Transcript
-from shared.tools.normalise import refusal
-from shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolFailure, ToolResult
-from shared.toolsets.code.command_call import CommandCall
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.command import Finished, Stream
+from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.transcript import Transcript
+from soong.shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
+from soong.shared.toolsets.code.command_call import CommandCall
 
 LONG_CHARS: Final = 4_000
 """Output over this is led by its last part: a preview is the beginning of a text, and errors stand at the end."""

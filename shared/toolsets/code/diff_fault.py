@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
-from shared.errors import SoongError
+from soong.shared.core.errors import SoongError
 
 
 class Fault(StrEnum):

@@ -2,7 +2,7 @@
 
 Reads the two forms that ``git apply`` reads: ``diff --git`` with its extended lines, and a bare ``---``/``+++`` pair.
 Text before the header, such as a commit message, is passed over. Names are only collected here; the file that is
-written is always the tool's own ``path``, and :mod:`shared.toolsets.code.diff_names` holds the two together.
+written is always the tool's own ``path``, and :mod:`soong.shared.toolsets.code.diff_names` holds the two together.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 
 HUNK_LINE: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 HUNK_MARK: Final = b"@@ -"

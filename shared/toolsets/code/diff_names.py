@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from shared.sandbox.paths import Located, Roots
-from shared.toolsets.code.diff_fault import DiffError, Fault
-from shared.toolsets.code.diff_header import Header, Name
+from soong.shared.sandbox.paths import Located, Roots
+from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.diff_header import Header, Name
 
 _PREFIXES: Final = ("a/", "b/", "i/", "w/", "c/", "o/", "./")  # git's, those of diff.mnemonicPrefix, and diff's own
 _NAME_END: Final = re.compile(rb"[\t\r\n\v\f]")

@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.links import is_linked_elsewhere
-from shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text
-from shared.sandbox.threads import run_blocking
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from shared.toolsets.code.diff_fault import DiffError, Fault
-from shared.toolsets.code.diff_names import FileNames
-from shared.toolsets.code.edit_request import EditRequest, edit_request, failure_of_diff
-from shared.toolsets.code.exact_edits import apply_edits, shared_prefix
-from shared.toolsets.code.line_image import Placement, apply_diff
-from shared.toolsets.code.places import flag, string, text_of
-from shared.toolsets.code.preview import holds_key_now, preview_of
-from shared.toolsets.code.replace import ABSENT, Replacement, State, Written, read_state, write
-from shared.toolsets.code.unified_diff import UnifiedDiff
-from shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.links import is_linked_elsewhere
+from soong.shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text
+from soong.shared.sandbox.threads import run_blocking
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.toolsets.code.apply_hunks import Placement, apply_diff
+from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, Written, read_state, write
+from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.diff_names import FileNames
+from soong.shared.toolsets.code.edit_request import EditRequest, edit_request, failure_of_diff
+from soong.shared.toolsets.code.exact_edits import apply_edits, shared_prefix
+from soong.shared.toolsets.code.paths import flag, string, text_of
+from soong.shared.toolsets.code.preview import holds_key_now, preview_of
+from soong.shared.toolsets.code.unified_diff import UnifiedDiff
+from soong.shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 """Of the file before and after, and of the text of a call: what can be written can be edited."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.code.diff_fault import DiffError, Fault
-from shared.toolsets.code.exact_edits import Edit
-from shared.toolsets.code.places import flag_of
-from shared.toolsets.code.unified_diff import UnifiedDiff, parse_diff
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.exact_edits import Edit
+from soong.shared.toolsets.code.paths import flag_of
+from soong.shared.toolsets.code.unified_diff import UnifiedDiff, parse_diff
 
 _INPUT_FAULTS: Final = frozenset({Fault.OTHER_FILE, Fault.SEVERAL_FILES})
 

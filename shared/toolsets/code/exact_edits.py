@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shared.jsontext import Json
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.result import ErrorType, ToolError
 
 MAX_MIXED_PLACES: Final = 10_000
 """Replacements in one file of mixed line endings, where each place is looked at on its own."""

@@ -4,9 +4,9 @@ import hashlib
 import os
 from typing import Final
 
-from shared.sandbox.names import readable
-from shared.sandbox.paths import Located
-from shared.tools.result import ContextNode
+from soong.shared.sandbox.names import readable
+from soong.shared.sandbox.paths import Located
+from soong.shared.tools.result import ContextNode
 
 INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
 MAX_INSTRUCTION_BYTES: Final = 32 * 1024

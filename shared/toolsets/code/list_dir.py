@@ -9,14 +9,14 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import PathRefusedError, opened_directory, refuse_kernel_files
-from shared.sandbox.names import readable
-from shared.sandbox.paths import PathPolicy, shown_path
-from shared.sandbox.threads import check, run_blocking
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
-from shared.tools.result import ErrorType, TextBlock, ToolResult
-from shared.toolsets.code.places import (
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.descriptors import PathRefusedError, opened_directory, refuse_kernel_files
+from soong.shared.sandbox.names import readable
+from soong.shared.sandbox.paths import PathPolicy, shown_path
+from soong.shared.sandbox.threads import check, run_blocking
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.toolsets.code.paths import (
     check_object,
     flag,
     flag_of,
@@ -27,7 +27,7 @@ from shared.toolsets.code.places import (
     string,
     text_of,
 )
-from shared.toolsets.code.withheld import LISTS, is_withheld, withheld_below
+from soong.shared.toolsets.code.withheld import LISTS, is_withheld, withheld_below
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.descriptors import PathRefusedError, opened_file
-from shared.sandbox.paths import is_below
-from shared.toolsets.code.program_kinds import runs_a_script
-from shared.toolsets.code.quoting import quoted
-from shared.toolsets.code.shell_strings import plain_name
+from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
+from soong.shared.sandbox.paths import is_below
+from soong.shared.toolsets.code.program_kinds import runs_a_script
+from soong.shared.toolsets.code.quoting import quoted
+from soong.shared.toolsets.code.shell_strings import plain_name
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 MAX_BYTES: Final = 64 * 1024 * 1024

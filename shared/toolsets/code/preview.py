@@ -5,11 +5,11 @@ import re
 from itertools import takewhile
 from typing import Final
 
-from shared.sandbox.key_material import HEAD_BYTES, is_key
-from shared.sandbox.links import is_linked_elsewhere
-from shared.sandbox.paths import Located, valid_text
-from shared.toolsets.code.replace import ABSENT, State
-from shared.toolsets.code.unified_diff import lines_of
+from soong.shared.sandbox.key_material import HEAD_BYTES, is_key
+from soong.shared.sandbox.links import is_linked_elsewhere
+from soong.shared.sandbox.paths import Located, valid_text
+from soong.shared.toolsets.code.atomic_write import ABSENT, State
+from soong.shared.toolsets.code.unified_diff import lines_of
 
 MAX_PREVIEW_CHARS: Final = 20_000
 MAX_COMPARED_LINES: Final = 4_000

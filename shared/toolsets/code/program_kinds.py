@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shared.toolsets.code.shell_strings import is_shell_or_starter, names, plain_name
+from soong.shared.toolsets.code.shell_strings import is_shell_or_starter, names, plain_name
 
 _INTERPRETERS: Final = names("""
     python pypy ipython perl raku ruby irb node nodejs deno bun php lua luajit r rscript julia java javac kotlin scala

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from shared.inert import is_seen, is_told_apart
+from soong.shared.core.inert import is_seen, is_told_apart
 
 _ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 

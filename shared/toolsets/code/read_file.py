@@ -7,17 +7,17 @@ from pathlib import PurePosixPath
 from threading import Event
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import opened_file
-from shared.sandbox.key_material import KeyBlocks
-from shared.sandbox.names import readable
-from shared.sandbox.paths import Located, PathPolicy, shown_path
-from shared.sandbox.redact import MARK
-from shared.sandbox.threads import check, run_blocking
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
-from shared.toolsets.code.instructions import INSTRUCTION_FILES, instructions
-from shared.toolsets.code.places import check_object, integer, number_of, permitted, read_target, string, text_of
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.descriptors import opened_file
+from soong.shared.sandbox.key_material import KeyBlocks
+from soong.shared.sandbox.names import readable
+from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
+from soong.shared.sandbox.redact import MARK
+from soong.shared.sandbox.threads import check, run_blocking
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.toolsets.code.instructions import INSTRUCTION_FILES, instructions
+from soong.shared.toolsets.code.paths import check_object, integer, number_of, permitted, read_target, string, text_of
 
 DEFAULT_LINES: Final = 200
 MAX_LINES: Final = 1000

@@ -13,12 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.command import Command, Finished
-from shared.sandbox.descriptors import PathRefusedError
-from shared.sandbox.process import run
-from shared.sandbox.programs import find_own_program, own_folders, untrusted_folders
-from shared.tools.definition import Workplace
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.sandbox.process import run
+from soong.shared.sandbox.programs import find_own_program, own_folders, untrusted_folders
+from soong.shared.tools.definition import Workplace
+from soong.shared.tools.result import ErrorType, ToolError
 
 MAX_OUTPUT_BYTES: Final = 8 * 1024 * 1024
 MAX_COLUMNS: Final = 400

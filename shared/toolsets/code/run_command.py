@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from shared.config import CommandsConfig
-from shared.jsontext import JsonObject
-from shared.sandbox.command import Command, CommandRunner, Finished
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
-from shared.sandbox.paths import PathPolicy
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.redact import Redactor
-from shared.sandbox.transcript import STREAMS, Transcript
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.result import ErrorType, ToolError, ToolResult
-from shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
-from shared.toolsets.code.command_result import partial_of, result_of
-from shared.toolsets.code.places import integer, string
-from shared.toolsets.code.program_kinds import is_network_client
+from soong.shared.core.config import CommandsConfig
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.sandbox.command import Command, CommandRunner, Finished
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.transcript import STREAMS, Transcript
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+from soong.shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
+from soong.shared.toolsets.code.command_result import partial_of, result_of
+from soong.shared.toolsets.code.paths import integer, string
+from soong.shared.toolsets.code.program_kinds import is_network_client
 
 DEFAULT_TIMEOUT: Final = timedelta(milliseconds=120_000)
 PROGRESS_EVERY: Final = timedelta(seconds=1.5)

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import opened_directory, opened_file
-from shared.sandbox.key_material import blocks_of
-from shared.sandbox.names import readable
-from shared.sandbox.paths import Located, PathPolicy, shown_path
-from shared.sandbox.threads import run_blocking
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
-from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from shared.toolsets.code.confirm import Confirmed, confirmed
-from shared.toolsets.code.left_out import LeftOut, globs, kernel_globs, withheld_globs
-from shared.toolsets.code.places import check_object, integer, number_of, permitted, read_target, string, text_of
-from shared.toolsets.code.rg import Matches, Search, program, search
-from shared.toolsets.code.withheld import SEARCHES, withheld_below
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.descriptors import opened_directory, opened_file
+from soong.shared.sandbox.key_material import blocks_of
+from soong.shared.sandbox.names import readable
+from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
+from soong.shared.sandbox.threads import run_blocking
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.toolsets.code.exclusions import LeftOut, globs, kernel_globs, withheld_globs
+from soong.shared.toolsets.code.paths import check_object, integer, number_of, permitted, read_target, string, text_of
+from soong.shared.toolsets.code.rg import Matches, Search, program, search
+from soong.shared.toolsets.code.verify_matches import Confirmed, confirmed
+from soong.shared.toolsets.code.withheld import SEARCHES, withheld_below
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000

@@ -3,19 +3,19 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from shared.config import Config
-from shared.sandbox.command import CommandRunner
-from shared.sandbox.paths import PathPolicy
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.redact import Redactor
-from shared.tools.definition import ToolDefinition
-from shared.tools.registry import MAX_TIMEOUT
-from shared.toolsets.code.edit_file import edit_file_tool
-from shared.toolsets.code.list_dir import list_dir_tool
-from shared.toolsets.code.read_file import read_file_tool
-from shared.toolsets.code.run_command import CommandTool
-from shared.toolsets.code.search import search_tool
-from shared.toolsets.code.write_file import write_file_tool
+from soong.shared.core.config import Config
+from soong.shared.sandbox.command import CommandRunner
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.registry import MAX_TIMEOUT
+from soong.shared.toolsets.code.edit_file import edit_file_tool
+from soong.shared.toolsets.code.list_dir import list_dir_tool
+from soong.shared.toolsets.code.read_file import read_file_tool
+from soong.shared.toolsets.code.run_command import CommandTool
+from soong.shared.toolsets.code.search import search_tool
+from soong.shared.toolsets.code.write_file import write_file_tool
 
 
 def code_tools(
@@ -43,7 +43,7 @@ def code_tools(
 
 @dataclass(frozen=True, slots=True)
 class CodeTools:
-    """A :class:`shared.tools.definition.ToolAdapter` over :func:`code_tools`."""
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over :func:`code_tools`."""
 
     policy: PathPolicy | None = None
     config: Config | None = None

@@ -9,8 +9,16 @@ A diff without a file header is refused, as git does.
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.toolsets.code.diff_fault import DiffError, Fault
-from shared.toolsets.code.diff_header import GIT_MARK, HUNK_LINE, HUNK_MARK, Header, find_header, is_hunk_line, is_pair
+from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.diff_header import (
+    GIT_MARK,
+    HUNK_LINE,
+    HUNK_MARK,
+    Header,
+    find_header,
+    is_hunk_line,
+    is_pair,
+)
 
 _MAX_NUMBER: Final = 2**31 - 1
 _MIN_MARKER_BYTES: Final = 12

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from shared.sandbox.paths import is_below
-from shared.tools.definition import Workplace
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.sandbox.paths import is_below
+from soong.shared.tools.definition import Workplace
+from soong.shared.tools.result import ErrorType, ToolError
 
 LISTS: Final = ("code.list_dir",)
 SEARCHES: Final = ("code.search", "code.read_file")

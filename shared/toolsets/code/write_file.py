@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from threading import Event
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.paths import Located, PathPolicy, shown_path
-from shared.sandbox.threads import run_blocking
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from shared.toolsets.code.places import flag, flag_of, string, text_of
-from shared.toolsets.code.preview import holds_key_now, preview_of
-from shared.toolsets.code.replace import ABSENT, Replacement, Written, read_state, write
-from shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
+from soong.shared.sandbox.threads import run_blocking
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, Written, read_state, write
+from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
+from soong.shared.toolsets.code.preview import holds_key_now, preview_of
+from soong.shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
 
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
 

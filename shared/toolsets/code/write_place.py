@@ -1,8 +1,8 @@
 """Where a write may go, and that it goes where it was permitted (FS-07, FS-09); for every tool that writes a file."""
 
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.paths import Located, PathPolicy
-from shared.tools.definition import ToolContext
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.paths import Located, PathPolicy
+from soong.shared.tools.definition import ToolContext
 
 
 def locate_for_writing(policy: PathPolicy, context: ToolContext, path: str) -> Located:

@@ -1,6 +1,6 @@
 """What a definition file may say, and everything that can be wrong with it (CMD-02, CMD-04, CMD-06).
 
-Owns the fields of a file and their meaning. Reading the files is :mod:`shared.toolsets.declarative.folder`; all
+Owns the fields of a file and their meaning. Reading the files is :mod:`soong.shared.toolsets.declarative.folder`; all
 problems of a file are found before any is told.
 """
 
@@ -14,17 +14,17 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shared.config import Config
-from shared.errors import InvalidToolError
-from shared.jsontext import Json, JsonObject
-from shared.sandbox.paths import is_below
-from shared.tools.definition import Permission
-from shared.tools.naming import check_name
-from shared.tools.registry import MAX_TIMEOUT
-from shared.tools.schema import schema_offences
-from shared.toolsets.code.shell_strings import shell_string
-from shared.toolsets.declarative.template import OPENING, Argument, field_problems, shell_problems
-from shared.toolsets.modules import RESERVED
+from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.paths import is_below
+from soong.shared.tools.definition import Permission
+from soong.shared.tools.naming import check_name
+from soong.shared.tools.registry import MAX_TIMEOUT
+from soong.shared.tools.schema import schema_offences
+from soong.shared.toolsets.code.shell_strings import shell_string
+from soong.shared.toolsets.declarative.template import OPENING, Argument, field_problems, shell_problems
+from soong.shared.toolsets.modules import RESERVED
 
 MAX_STDOUT_BYTES: Final = 8 * 1024 * 1024
 MAX_STDERR_BYTES: Final = 1024 * 1024

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shared.errors import InvalidJsonError, Offence, UsageError
-from shared.jsontext import Json, canonical, parse_strict
-from shared.sandbox.descriptors import opened_directory, opened_file
-from shared.toolsets.declarative.definition import Bounds, CommandTool, read_tool
+from soong.shared.core.errors import InvalidJsonError, Offence, UsageError
+from soong.shared.core.jsontext import Json, canonical, parse_strict
+from soong.shared.sandbox.descriptors import opened_directory, opened_file
+from soong.shared.toolsets.declarative.definition import Bounds, CommandTool, read_tool
 
 TOOLS_FOLDER: Final = "tools"
 SUFFIX: Final = ".json"

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shared.config import Config
-from shared.jsontext import JsonObject, digest
-from shared.sandbox.paths import is_below, valid_text
-from shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from shared.tools.definition import Target, ToolContext, Workplace
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.code.named_files import NamedFiles, runs_what_is_in
-from shared.toolsets.code.program_kinds import is_open_ended
-from shared.toolsets.code.shell_strings import shell_string
-from shared.toolsets.declarative.definition import Bounds, CommandTool, is_inside
-from shared.toolsets.declarative.template import Argument, render_arguments, render_shell
+from soong.shared.core.config import Config
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.sandbox.paths import is_below, valid_text
+from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
+from soong.shared.tools.definition import Target, ToolContext, Workplace
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.code.named_files import NamedFiles, runs_what_is_in
+from soong.shared.toolsets.code.program_kinds import is_open_ended
+from soong.shared.toolsets.code.shell_strings import shell_string
+from soong.shared.toolsets.declarative.definition import Bounds, CommandTool, is_inside
+from soong.shared.toolsets.declarative.template import Argument, render_arguments, render_shell
 
 SHELL: Final = "/bin/sh"
 EFFECT_VARIABLE: Final = "SOONG_EFFECT_ID"

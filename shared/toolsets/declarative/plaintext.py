@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from shared.sandbox.redact import Redactor
-from shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.terminal_text import inert_text
 
 _PATTERNS: Final = Redactor()
 

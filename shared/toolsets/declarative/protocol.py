@@ -8,11 +8,19 @@ shape is ``invalid_output``. Texts are data: they are stripped of terminal escap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from shared.jsontext import Json, JsonObject, dump, parse_strict
-from shared.sandbox.terminal_text import inert_text
-from shared.tools.normalise import refusal
-from shared.tools.result import ContentBlock, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
-from shared.toolsets.declarative.plaintext import in_a_line
+from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
+from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.result import (
+    ContentBlock,
+    ErrorType,
+    JsonBlock,
+    TextBlock,
+    ToolError,
+    ToolFailure,
+    ToolResult,
+)
+from soong.shared.tools.results.normalize import refusal
+from soong.shared.toolsets.declarative.plaintext import in_a_line
 
 MAX_DEPTH: Final = 90
 """Below what is taken of arguments and stored of results, so that nothing later is the first to refuse it."""

@@ -9,16 +9,16 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
-from shared.jsontext import Json, JsonObject, dump
-from shared.sandbox.command import Command, CommandRunner, Finished
-from shared.sandbox.descriptors import opened_directory
-from shared.sandbox.threads import run_blocking
-from shared.tools.definition import Progress, ToolContext
-from shared.tools.result import ErrorType, ToolError, ToolResult
-from shared.toolsets.declarative.definition import Bounds, CommandTool
-from shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
-from shared.toolsets.declarative.plaintext import last_lines
-from shared.toolsets.declarative.protocol import read_result
+from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.sandbox.command import Command, CommandRunner, Finished
+from soong.shared.sandbox.descriptors import opened_directory
+from soong.shared.sandbox.threads import run_blocking
+from soong.shared.tools.definition import Progress, ToolContext
+from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+from soong.shared.toolsets.declarative.definition import Bounds, CommandTool
+from soong.shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
+from soong.shared.toolsets.declarative.plaintext import last_lines
+from soong.shared.toolsets.declarative.protocol import read_result
 
 PROGRESS_S: Final = 1.5
 """Between two signs of life; people are promised one every 2 s (EXE-09)."""

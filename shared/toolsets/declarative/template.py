@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shared.jsontext import Json, JsonObject, dump
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.tools.result import ErrorType, ToolError
 
 OPENING: Final = "{{"
 SCALARS: Final = frozenset({"string", "number", "integer", "boolean"})

@@ -5,22 +5,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from shared.config import Config
-from shared.errors import InvalidConfigError, InvalidToolError
-from shared.jsontext import JsonObject
-from shared.sandbox.command import CommandRunner
-from shared.sandbox.paths import PathPolicy
-from shared.sandbox.programs import untrusted_folders
-from shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
-from shared.tools.describing import EVERY_CALL
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ErrorType
-from shared.toolsets.code.named_files import named_files
-from shared.toolsets.declarative.definition import Bounds, CommandTool
-from shared.toolsets.declarative.folder import read_tool_files
-from shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
-from shared.toolsets.declarative.protocol import CLAIMABLE
-from shared.toolsets.declarative.running import run_tool
+from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidConfigError, InvalidToolError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.sandbox.command import CommandRunner
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.programs import untrusted_folders
+from soong.shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
+from soong.shared.tools.docs import EVERY_CALL
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code.named_files import named_files
+from soong.shared.toolsets.declarative.definition import Bounds, CommandTool
+from soong.shared.toolsets.declarative.folder import read_tool_files
+from soong.shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
+from soong.shared.toolsets.declarative.protocol import CLAIMABLE
+from soong.shared.toolsets.declarative.running import run_tool
 
 _OF_EVERY_CALL: Final = {each for types in EVERY_CALL.values() for each in types}
 _ERRORS: Final = tuple(
@@ -30,7 +30,7 @@ _ERRORS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class DeclarativeTools:
-    """A :class:`shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
 
     Starting without it would leave a run without a tool that its user counts on, and nobody would be told.
     """

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shared.errors import InvalidPlanError, UsageError
-from shared.inert import is_seen
-from shared.jsontext import Json
-from shared.tasks.document import read_document
+from soong.shared.core.errors import InvalidPlanError, UsageError
+from soong.shared.core.inert import is_seen
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.plan.document import read_document
 
 MAX_NAME_CHARS: Final = 64
 MAX_DESCRIPTION_CHARS: Final = 1024

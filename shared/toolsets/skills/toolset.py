@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shared.config import Config
-from shared.inert import is_told_apart
-from shared.jsontext import Json, JsonObject
-from shared.permissions.taint import METADATA_KEY
-from shared.sandbox.paths import valid_text
-from shared.sandbox.threads import run_blocking
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
-from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolResult
-from shared.toolsets.skills.document import MAX_NAME_CHARS
-from shared.toolsets.skills.shelf import Found, Place, all_skills, load, places
+from soong.shared.core.config import Config
+from soong.shared.core.inert import is_told_apart
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.permissions.taint import METADATA_KEY
+from soong.shared.sandbox.paths import valid_text
+from soong.shared.sandbox.threads import run_blocking
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolResult
+from soong.shared.toolsets.skills.document import MAX_NAME_CHARS
+from soong.shared.toolsets.skills.loader import Found, Place, all_skills, load, places
 
 _TAGS: Final = frozenset({"internal", "readonly"})
 
 
 @dataclass(frozen=True, slots=True)
 class SkillTools:
-    """A :class:`shared.tools.definition.ToolAdapter`. ``home`` is Soong's own folder; None: there is none."""
+    """A :class:`soong.shared.tools.definition.ToolAdapter`. ``home`` is Soong's own folder; None: there is none."""
 
     home: Path | None = None
     config: Config = field(default_factory=Config)

@@ -1,7 +1,7 @@
 """The task tools: a child's own step, and whole tasks for those who plan them (DAG-01)."""
 
-from shared.toolsets.tasks.own import TaskRows, TaskTools
-from shared.toolsets.tasks.planning import PlanningTools
-from shared.toolsets.tasks.templates import PlanTemplates
+from soong.shared.toolsets.tasks.own import TaskRows, TaskTools
+from soong.shared.toolsets.tasks.planning import PlanningTools
+from soong.shared.toolsets.tasks.templates import PlanTemplates
 
 __all__ = ["PlanTemplates", "PlanningTools", "TaskRows", "TaskTools"]

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from shared.clock import Clock
-from shared.jsontext import Json, JsonObject
-from shared.runs.status import EndReason
-from shared.tasks.further import Unclaimable
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held, Step, StepEnd, StepError
-from shared.tasks.store import TaskStore
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from shared.tools.result import ErrorType, ToolError
-from shared.tools.schema import validate
-from shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
-from shared.toolsets.tasks.showing import STEP_ID, TAGS, changes_state, step_line
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, Step, StepEnd, StepError
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.schema import validate
+from soong.shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
+from soong.shared.toolsets.tasks.showing import STEP_ID, TAGS, changes_state, step_line
 
 MAX_PROGRESS_CHARS: Final = 500
 MAX_FAILURE_CHARS: Final = 2000

@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from shared.jsontext import Json
-from shared.tasks.further import Unclaimable
-from shared.tasks.inputs import bind_step
-from shared.tasks.step import Claim, Held, StepEnd
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.step import Claim, Held, StepEnd
 
 
 class FurtherClaims(Protocol):

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.clock import Clock
-from shared.jsontext import Json, JsonObject
-from shared.runs.store import RunStore
-from shared.tasks.functions import suggestion
-from shared.tasks.outcomes import tools_of
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held, Step, StepKind
-from shared.tasks.store import TaskStore
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.tasks.claiming import ClaimTools, own_step
-from shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
-from shared.toolsets.tasks.showing import (
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.tasks.failure_report import tools_of
+from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, Step, StepKind
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.tasks.claiming import ClaimTools, own_step
+from soong.shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
+from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
     TAGS,
@@ -39,7 +39,7 @@ class TaskRows(TaskStore, RunStore, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskTools:
-    """A :class:`shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
 
     ``shown`` takes secrets out of what is stored for people (EVT-05). ``claims`` are what runs of this process hold
     beside their own steps; without them no further step is given.

@@ -10,15 +10,15 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from shared.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
-from shared.jsontext import Json, JsonObject
-from shared.tasks.reading import plan_from_json
-from shared.tasks.schema import step_schema
-from shared.tasks.service import TaskService
-from shared.tasks.step import Task
-from shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
+from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.plan.schema import step_schema
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.step import Task
+from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ _UPDATE: Final[JsonObject] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanningTools:
-    """A :class:`shared.tools.definition.ToolAdapter` over the task service."""
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
 
     service: TaskService
 

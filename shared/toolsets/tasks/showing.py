@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from shared.jsontext import Json, JsonObject
-from shared.tasks.step import Step, StepKind, StepResult, Task, TaskCounts
-from shared.tasks.store import TaskStore
-from shared.tools.definition import ToolContext, Traits
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.step import Step, StepKind, StepResult, Task, TaskCounts
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.tools.definition import ToolContext, Traits
+from soong.shared.tools.result import ErrorType, ToolError
 
 TAGS: Final = frozenset({"internal", "agent", "readonly"})
 """Writing core state is no outside effect: the task tools are readonly and never asked (DAG-01)."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.jsontext import JsonObject
-from shared.tasks.plan import Known
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from shared.toolsets.tasks.showing import TAGS
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.toolsets.tasks.showing import TAGS
 
 PLAN: Final = """\
 title: What the task is for
@@ -91,7 +91,7 @@ SHAPES: Final[Mapping[str, JsonObject]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanTemplates:
-    """A :class:`shared.tools.definition.ToolAdapter` that needs nothing but what plans may name."""
+    """A :class:`soong.shared.tools.definition.ToolAdapter` that needs nothing but what plans may name."""
 
     known: Known = field(default_factory=Known)
 

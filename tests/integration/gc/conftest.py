@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client_bootstrap import open_retention
-from shared.adapters.sql.store import open_store
-from shared.settings import load_settings
+from soong.orchestrator.client.bootstrap import open_retention
+from soong.shared.core.settings import load_settings
+from soong.shared.storage.sql.store import open_store
 from tests.contract.scene import open_scene
 from tests.integration.gc.place import Place
 from tests.servers import PostgresServer

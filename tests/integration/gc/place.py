@@ -6,14 +6,14 @@ from typing import Any
 
 from sqlalchemy import text
 
-from orchestrator.retention import GarbageCollector, Limits
-from orchestrator.retention_files import StoredFolders
-from shared.adapters.artifacts import FolderArtifacts
-from shared.adapters.sql.store import SqlStore
-from shared.adapters.sql.tables import metadata
-from shared.runs.events import NewEvent
-from shared.sandbox.rooted import RootedFolder
-from shared.tasks.retention import Retention
+from soong.orchestrator.retention.collector import GarbageCollector, Limits
+from soong.orchestrator.retention.files import StoredFolders
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.retention import Retention
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.store import SqlStore
 from tests.contract.scene import Scene, completed
 from tests.integration.sql_stores import connected
 

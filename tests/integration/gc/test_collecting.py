@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from orchestrator.audit import verify
-from orchestrator.client_bootstrap import open_retention
-from orchestrator.retention import Limits
-from shared.adapters.artifacts import FolderArtifacts
-from shared.adapters.sql.store import open_store
-from shared.errors import InvalidConfigError, NotFoundError, UnavailableError
-from shared.identity import RunIdentity
-from shared.runs.events import NewEvent
-from shared.sandbox.rooted import RootedFolder
-from shared.settings import load_settings
-from shared.tasks.status import TaskStatus
-from shared.tasks.step import FailurePolicy
-from shared.testing.builders import make_request, make_session, make_step, make_task
+from soong.orchestrator.client.audit import verify
+from soong.orchestrator.client.bootstrap import open_retention
+from soong.orchestrator.retention.collector import Limits
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import FailurePolicy
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.sql.store import open_store
 from tests.contract.scene import Scene
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
+from tests.model.builders import make_request, make_session, make_step, make_task
 from tests.servers import PostgresServer
 
 SEEDS = 12

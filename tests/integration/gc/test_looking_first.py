@@ -15,16 +15,16 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
-from orchestrator.automatic_retention import AutomaticRetention, RetentionSettings
-from orchestrator.client_bootstrap import open_collector, open_retention
-from orchestrator.retention import Limits
-from shared.adapters.sql.naming import PAGE
-from shared.adapters.sql.store import open_store
-from shared.clock import SystemClock
-from shared.errors import UsageError
-from shared.jsontext import JsonObject
-from shared.runs.events import NewEvent
-from shared.settings import load_settings
+from soong.orchestrator.client.bootstrap import open_collector, open_retention
+from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+from soong.orchestrator.retention.collector import Limits
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.sql.tasks.artifact_names import PAGE
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.servers import PostgresServer

@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from sqlalchemy import text
 
-from orchestrator.audit import verify
-from orchestrator.client_bootstrap import open_retention
-from orchestrator.retention import GarbageCollector, Limits
-from orchestrator.retention_files import StoredFolders
-from shared.adapters.artifacts import FolderArtifacts
-from shared.adapters.sql.store import open_store
-from shared.adapters.sql.tables import metadata
-from shared.errors import InvalidTransitionError, UnavailableError
-from shared.identity import RunIdentity
-from shared.ids import new_id
-from shared.sandbox.rooted import RootedFolder
-from shared.settings import load_settings
-from shared.tasks.again import rerun
-from shared.tasks.status import STEP_ENDS
-from shared.tasks.step import Claim, FailurePolicy
-from shared.testing.builders import make_request, make_retry, make_step, make_task
+from soong.orchestrator.client.audit import verify
+from soong.orchestrator.client.bootstrap import open_retention
+from soong.orchestrator.retention.collector import GarbageCollector, Limits
+from soong.orchestrator.retention.files import StoredFolders
+from soong.shared.core.errors import InvalidTransitionError, UnavailableError
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.ids import new_id
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.status import STEP_ENDS
+from soong.shared.engine.tasks.step import Claim, FailurePolicy
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.store import open_store
 from tests.contract.scene import completed, failed, open_scene
 from tests.integration.sql_stores import connected
+from tests.model.builders import make_request, make_retry, make_step, make_task
 from tests.servers import PostgresServer
 
 T = TypeVar("T")

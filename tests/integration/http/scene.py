@@ -14,25 +14,25 @@ from typing import Any
 
 import httpx
 
-from orchestrator.client import Client
-from orchestrator.client_bootstrap import open_figures
-from orchestrator.commands import Commands
-from orchestrator.http.context import Api
-from orchestrator.http.limits import Limits
-from orchestrator.http.server import serve
-from orchestrator.listening import address_of, listen
-from shared.access.token import Right, make_token
-from shared.adapters.redis.client import RedisClients
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.redis.switchboard import RedisSwitchboard
-from shared.adapters.sql.store import open_store
-from shared.permissions.request import PermissionRequest
-from shared.runs.events import NewEvent
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings
-from shared.tasks.planner import Planner
-from shared.tasks.step import Claim
-from shared.tools.ports import Verdict
+from soong.orchestrator.client.bootstrap import open_figures
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.embedded.listening import address_of, listen
+from soong.orchestrator.http.context import Api
+from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.server import serve
+from soong.orchestrator.owner.commands import Commands
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.access.token import Right, make_token
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.sql.store import open_store
+from soong.shared.tools.ports import Verdict
 from tests.integration.consent import Bench, make_call, open_bench, until
 
 ALL = tuple(Right)

@@ -11,15 +11,15 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from orchestrator.approval import question_json
-from orchestrator.endings import question_of
-from orchestrator.http.questions import ApprovalShape
-from shared.access.token import Right
-from shared.audit.entry import AuditKind
-from shared.permissions.request import Choice, PermissionRequest
-from shared.runs.events import EventType
-from shared.sessions.session import AnswerMode
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals.approval import question_json
+from soong.orchestrator.approvals.question_status import question_of
+from soong.orchestrator.http.questions import ApprovalShape
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.request import Choice, PermissionRequest
+from soong.shared.tools.result import ErrorType
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
@@ -404,7 +404,9 @@ async def test_a_question_shows_all_that_a_person_needs(scene: HttpScene) -> Non
 async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpScene) -> None:
     question = await question_of(scene.bench.store, (await scene.ask()).id)
 
-    assert question_json(question).keys() <= ApprovalShape.model_fields.keys(), "add it to orchestrator.http.questions"
+    assert question_json(question).keys() <= ApprovalShape.model_fields.keys(), (
+        "add it to soong.orchestrator.http.questions"
+    )
 
 
 @pytest.mark.spec("PER-12")

@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.http.app import _routes, right_of, routes_of
-from orchestrator.http.authentication import MOST_FAILURES
-from orchestrator.http.limits import Limits
-from shared.access.token import IMPLIED, Right
+from soong.orchestrator.http.app import _routes, right_of, routes_of
+from soong.orchestrator.http.authentication import MOST_FAILURES
+from soong.orchestrator.http.limits import Limits
+from soong.shared.permissions.access.token import IMPLIED, Right
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpScene, code_of
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.http.limits import Limits
-from shared.access.token import Right
+from soong.orchestrator.http.limits import Limits
+from soong.shared.permissions.access.token import Right
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpScene, code_of

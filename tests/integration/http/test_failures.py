@@ -6,9 +6,9 @@ import json
 import httpx
 import pytest
 
-from orchestrator.http.limits import Limits
-from orchestrator.listening import listen
-from shared.errors import SoongError
+from soong.orchestrator.embedded.listening import listen
+from soong.orchestrator.http.limits import Limits
+from soong.shared.core.errors import SoongError
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpScene, code_of

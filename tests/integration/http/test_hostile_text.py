@@ -14,7 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from orchestrator.http.app import description
+from soong.orchestrator.http.app import description
 from tests.contract.databases import migrate, sqlite_copy
 from tests.integration.http.scene import HttpScene, code_of, open_scene
 from tests.servers import PostgresServer, RedisServer

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.peers import Peers
-from shared.access.token import Right
-from shared.sandbox.family import HAS_MARK
+from soong.orchestrator.http.peers import Peers
+from soong.shared.permissions.access.token import Right
+from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, HttpScene
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 CALLER = """
 import json, sys, urllib.error, urllib.request
-from shared.sandbox.family import mark_family
+from soong.shared.sandbox.family import mark_family
 if sys.argv[1] == "run":
     mark_family()
 address, token, body = sys.argv[2:]
@@ -41,8 +41,8 @@ except urllib.error.HTTPError as error:
 
 LOOKING = """
 import ctypes, encodings.ascii, encodings.idna, os, socket, sys, time
-from orchestrator.http.peers import _look
-from shared.sandbox.family import mark_family
+from soong.orchestrator.http.peers import _look
+from soong.shared.sandbox.family import mark_family
 user = 100_000 + os.getpid()  # nobody else's, whatever runs beside us
 os.setgid(user); os.setuid(user)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a change of user hides us; we are to be seen

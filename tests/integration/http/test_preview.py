@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from shared.access.token import Right
-from shared.permissions.policy import Policy
+from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.policy import Policy
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
 

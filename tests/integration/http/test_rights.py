@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 from httpx import AsyncClient
 
-from orchestrator.http.app import description
-from shared.access.token import Right
-from shared.permissions.request import PermissionRequest
+from soong.orchestrator.http.app import description
+from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.request import PermissionRequest
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpScene, code_of
 

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from shared.adapters.sql.engine import parse_url
-from shared.adapters.sql.grants import Roles, grant
-from shared.errors import InvalidConfigError
-from shared.sessions.session import AnswerMode
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from tests.integration.http.scene import HttpScene, code_of, open_scene
 from tests.integration.roles import ORCHESTRATOR, OWNER, WORKER, with_roles
 from tests.servers import PostgresServer, RedisServer

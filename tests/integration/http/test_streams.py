@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.limits import Limits
-from shared.runs.events import NewEvent, NewNode, NodeKind
-from shared.tasks.step import Claim
+from soong.orchestrator.http.limits import Limits
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.tasks.step import Claim
 from tests.contract.scene import completed
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene

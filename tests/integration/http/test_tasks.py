@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 from httpx import AsyncClient, Response
 
-from orchestrator.http.service_routes import WorkersShape
-from shared.access.token import Right
-from shared.sessions.session import AnswerMode
-from shared.tasks.status import TaskStatus
+from soong.orchestrator.http.service_routes import WorkersShape
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.permissions.access.token import Right
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
 

@@ -7,9 +7,9 @@ import json
 import os
 from pathlib import Path
 
-from shared.jsontext import Json, JsonObject
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
-from shared.tools.toolset import Toolset
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.toolset import Toolset
 from tests.system.faults.borders import reach
 
 TOOL = "test.append"

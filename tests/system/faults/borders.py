@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from sqlalchemy import RootTransaction
 
-from shared.adapters.redis.ring import RedisRing
-from shared.adapters.sql.database import Database, commit
-from shared.adapters.sql.store import SqlStore
-from shared.permissions.store import OpenQuestions
+from soong.shared.permissions.store import OpenQuestions
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.sql.engine.database import Database, commit
+from soong.shared.storage.sql.store import SqlStore
 
 END: Final = "end"
 HINT: Final = "hint"

@@ -1,9 +1,9 @@
 """``test.effect`` as a tool, for steps that run an agent: workers and clients import it through SOONG_TOOLS."""
 
-from shared.jsontext import JsonObject
-from shared.tasks.functions import StepContext
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from shared.tools.toolset import Toolset
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.functions import StepContext
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.toolset import Toolset
 from tests.system.faults.plugin import effect
 
 tools = Toolset()

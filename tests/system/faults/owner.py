@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import tests.system.faults.plugin  # noqa: F401  # installs them
-from orchestrator.cli.main import main
-from orchestrator.desk import Desk
-from orchestrator.session_desk import SessionDesk
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.session_approvals import SessionDesk
+from soong.orchestrator.cli.main import main
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.system.faults.append_tool import note
 from tests.system.faults.borders import reach
 

@@ -32,11 +32,11 @@ from typing import Any
 
 from sqlalchemy import RootTransaction
 
-from shared.adapters.celery_broker import CeleryBroker
-from shared.adapters.sql.database import Database, commit
-from shared.adapters.sql.store import SqlStore
-from shared.jsontext import Json, JsonObject
-from shared.tasks.functions import StepContext, step_function
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.functions import StepContext, step_function
+from soong.shared.storage.celery.broker import CeleryBroker
+from soong.shared.storage.sql.engine.database import Database, commit
+from soong.shared.storage.sql.store import SqlStore
 
 LOST_ANSWER = "lost_answer"
 UNDONE = "undone"
@@ -117,7 +117,7 @@ def install() -> None:
     if offset := os.environ.get("FAULT_CLOCK"):
         _install_clock(Path(offset))
     if protocol := os.environ.get("FAULT_PROTOCOL"):
-        vars(importlib.import_module("worker.incarnation"))["PROTOCOL"] = int(protocol)
+        vars(importlib.import_module("soong.worker.incarnation"))["PROTOCOL"] = int(protocol)
 
 
 def _install_commits(shares: dict[str, float]) -> None:

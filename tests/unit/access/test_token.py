@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.access.token import ApiToken, Right, digest_of, make_token, read_token
-from shared.errors import UsageError
-from shared.sandbox.redact import MARK, Redactor
+from soong.shared.core.errors import UsageError
+from soong.shared.permissions.access.token import ApiToken, Right, digest_of, make_token, read_token
+from soong.shared.sandbox.redact import MARK, Redactor
 
 NOW_US = 1_000_000
 

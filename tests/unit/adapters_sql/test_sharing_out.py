@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.adapters.sql.claiming import Lane, Place, share_out
+from soong.shared.storage.sql.claims.claiming import Lane, Place, share_out
 
 
 def make_lane(

@@ -1,6 +1,6 @@
 """One text, two dialects."""
 
-from shared.adapters.sql.statements import Insert, Statement
+from soong.shared.storage.sql.engine.statements import Insert, Statement
 
 
 def test_lists_are_one_json_value_in_both_dialects() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shared.adapters.sql.rows import lane_of, pack, plain, unpack
+from soong.shared.storage.sql.engine.rows import lane_of, pack, plain, unpack
 
 
 @pytest.mark.parametrize("value", ["größer", "\ud800 lone", "\x00", {"a": [1, 2.5, None, True]}, "𝄞"], ids=repr)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.sql.engine import parse_url, refuse_network_file_system
-from shared.errors import InvalidConfigError
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.storage.sql.engine.engine import parse_url, refuse_network_file_system
 
 
 @pytest.mark.parametrize(

@@ -5,33 +5,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from orchestrator.catalogue import Catalogue
-from shared.agents.definition import AgentLimits, builtin_definitions
-from shared.agents.loop import run_agent
-from shared.agents.model import resolve_model
-from shared.agents.ports import AgentEnd, AgentTask
-from shared.agents.script import check_script
-from shared.clock import SystemClock
-from shared.identity import Role, RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.runs.call_events import result_nodes
-from shared.runs.events import NewEvent, NewNode, Node
-from shared.runs.status import EndReason
-from shared.runs.store import CallRow
-from shared.sessions.session import AnswerMode, Session
-from shared.tasks.expansion import expand_map, new_task
-from shared.tasks.functions import StepContext, resolve
-from shared.tasks.inputs import bind_inputs, bind_step
-from shared.tasks.plan import Known, Plan
-from shared.tasks.reading import load_plan
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import NewStep, NewTask, Outcome, Step, StepKind, StepResult, Task
-from shared.tools.definition import ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
-from shared.tools.result import ArtifactRef, ErrorType, ToolResult
-from shared.tools.surface import Surface, SurfaceRequest, compute_surface
-from shared.toolsets.code.toolset import code_tools
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.agents.definition import AgentLimits, builtin_definitions
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.model import resolve_model
+from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.script import check_script
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.call_events import result_nodes
+from soong.shared.engine.runs.events import NewEvent, NewNode, Node
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.tasks.expansion import expand_map, new_task
+from soong.shared.engine.tasks.functions import StepContext, resolve
+from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
+from soong.shared.engine.tasks.plan.plan import Known, Plan
+from soong.shared.engine.tasks.plan.reader import load_plan
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepKind, StepResult, Task
+from soong.shared.tools.definition import ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
+from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
+from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
+from soong.shared.toolsets.code.toolset import code_tools
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = Known(

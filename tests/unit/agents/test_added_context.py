@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
 
-from shared.agents.loop import run_agent
-from shared.agents.ports import AgentEnd
-from shared.jsontext import JsonObject
-from shared.runs.events import NewNode, NodeKind
-from shared.runs.store import CallRow
-from shared.testing.clock import FakeClock
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.result import ContextNode, TextBlock, ToolResult
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.result import ContextNode, TextBlock, ToolResult
+from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import Talker, calls, error_told, says
 

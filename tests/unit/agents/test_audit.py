@@ -8,7 +8,7 @@ from typing import Any, cast
 import celery
 import pytest
 
-from shared.tasks.step import Outcome, StepResult
+from soong.shared.engine.tasks.step import Outcome, StepResult
 from tests.unit.agents import counting
 from tests.unit.agents.parts import Playground, RuleGate, load_example
 

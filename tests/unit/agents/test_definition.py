@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.agents.definition import AgentDefinition, AgentDefinitionRegistry, builtin_definitions
-from shared.errors import InvalidConfigError, NotFoundError
+from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry, builtin_definitions
+from soong.shared.core.errors import InvalidConfigError, NotFoundError
 
 
 @pytest.mark.spec("DIS-02.a")

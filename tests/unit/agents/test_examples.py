@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.tasks.step import Outcome
+from soong.shared.engine.tasks.step import Outcome
 from tests.unit.agents.parts import EXAMPLES, Playground, RuleGate, load_example
 
 

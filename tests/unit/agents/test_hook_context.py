@@ -3,10 +3,10 @@
 import pytest
 from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart
 
-from shared.agents.messages import answer_parts
-from shared.tools.normalise import refusal
-from shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
-from shared.tools.stored import from_json, to_json
+from soong.shared.agents.messages import answer_parts
+from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.results.codec import from_json, to_json
+from soong.shared.tools.results.normalize import refusal
 
 ASKED = ModelResponse(parts=[ToolCallPart("code__read_file", {}, "c1")])
 

@@ -11,18 +11,18 @@ from pydantic_ai.exceptions import ModelConnectionError, ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from shared.agents.definition import AgentLimits
-from shared.agents.loop import run_agent
-from shared.agents.ports import AgentEnd, AgentTask
-from shared.agents.turn import FINAL_TOOL
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import EventType, NodeKind
-from shared.runs.status import EndReason
-from shared.tasks.step import Outcome
-from shared.testing.clock import FakeClock
-from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.turn import FINAL_TOOL
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType, NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.result import ErrorType, ToolError
+from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 
 SCHEMA: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -7,10 +7,10 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.models import ModelRequestParameters
 
-from shared.agents.messages import messages_of, opening_nodes
-from shared.agents.model import _unusable, check_name, is_warm, resolve_model, warm_up
-from shared.errors import InvalidConfigError, InvalidPlanError, TemplateError
-from shared.jsontext import Json
+from soong.shared.agents.messages import messages_of, opening_nodes
+from soong.shared.agents.model import _unusable, check_name, is_warm, resolve_model, warm_up
+from soong.shared.core.errors import InvalidConfigError, InvalidPlanError, TemplateError
+from soong.shared.core.jsontext import Json
 
 
 def opening(inputs: dict[str, Json]) -> list[ModelMessage]:
@@ -96,7 +96,8 @@ def test_a_model_is_warm_once_it_has_been_warmed_up() -> None:
 
 
 def test_the_seam_costs_nothing_until_a_model_is_asked_for() -> None:
-    modules = "shared.agents.model, shared.agents.ports, shared.agents.script, shared.tasks.expansion"
+    agents = ", ".join(f"soong.shared.agents.{name}" for name in ("model", "ports", "script"))
+    modules = f"{agents}, soong.shared.engine.tasks.expansion"
     code = f"import sys, {modules}; print('pydantic_ai' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

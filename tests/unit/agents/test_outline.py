@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from shared.agents.outline import MAX_SOURCE_CHARS, python_outline
-from shared.jsontext import dump, parse_strict
+from soong.shared.agents.outline import MAX_SOURCE_CHARS, python_outline
+from soong.shared.core.jsontext import dump, parse_strict
 
 
 def facts(source: str, kind: str) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from shared.agents.expressions import CONDITIONS, OPERATIONS
-from shared.tasks.plan import PlanStep
-from shared.tasks.reading import parse_plan
+from soong.shared.agents.expressions import CONDITIONS, OPERATIONS
+from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.engine.tasks.plan.reader import parse_plan
 
 TEXT = (Path(__file__).parents[3] / "docs" / "plans.md").read_text(encoding="utf-8")
 

@@ -15,16 +15,16 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.profiles import InlineDefsJsonSchemaTransformer
 from pydantic_ai.settings import ModelSettings
 
-from shared.agents.loop import run_agent
-from shared.agents.model import resolve_model
-from shared.agents.ports import AgentEnd
-from shared.agents.provider_schema import LIMITS, SchemaUnsupportedError, check_offer, limits_of, names_for
-from shared.agents.turn import FINAL_TOOL, parameters_of
-from shared.jsontext import Json, JsonObject
-from shared.runs.status import EndReason
-from shared.testing.clock import FakeClock
-from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.model import resolve_model
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.provider_schema import LIMITS, SchemaUnsupportedError, check_offer, limits_of, names_for
+from soong.shared.agents.turn import FINAL_TOOL, parameters_of
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 
 NOTHING: JsonObject = {"type": "object", "properties": {}}

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 
-from shared.agents.definition import AgentLimits
-from shared.agents.loop import run_agent
-from shared.runs.status import EndReason
-from shared.testing.clock import FakeClock
-from shared.tools.definition import Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.loop import run_agent
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.definition import Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import BREAK, SHOUT, Talker, calls, run, says
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from shared.agents.loop import run_agent
-from shared.agents.model import resolve_model
-from shared.agents.ports import AgentEnd
-from shared.errors import SchemaVersionError
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NewNode, NodeKind
-from shared.runs.store import CallRow, CallStatus
-from shared.tasks.outcomes import Suffered
-from shared.tasks.step import Outcome
-from shared.testing.clock import FakeClock
-from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.model import resolve_model
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.core.errors import SchemaVersionError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.store import CallRow, CallStatus
+from soong.shared.engine.tasks.failure_report import Suffered
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 
 NUMBER: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

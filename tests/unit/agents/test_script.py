@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from shared.agents.expressions import CONDITIONS, OPERATIONS, evaluate, holds
-from shared.agents.player import Player, Wanted
-from shared.agents.script import check_script, parse_script
-from shared.errors import InvalidPlanError, TemplateError
-from shared.jsontext import Json
-from shared.tasks.budget import Budget
+from soong.shared.agents.expressions import CONDITIONS, OPERATIONS, evaluate, holds
+from soong.shared.agents.player import Player, Wanted
+from soong.shared.agents.script import check_script, parse_script
+from soong.shared.core.errors import InvalidPlanError, TemplateError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.plan.budget import Budget
 
 HITS: list[Json] = [{"path": "b", "n": 2}, {"path": "a", "n": 10}, {"path": "a", "n": 9}]
 

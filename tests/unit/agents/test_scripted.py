@@ -7,11 +7,11 @@ import pytest
 from pydantic_ai.messages import ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.models import ModelRequestParameters
 
-from shared.agents.expressions import evaluate
-from shared.agents.scripted import INLINE_LOOKUPS, script_model
-from shared.errors import BudgetExceededError
-from shared.jsontext import Json, dump
-from shared.tasks.budget import Budget
+from soong.shared.agents.expressions import evaluate
+from soong.shared.agents.scripted import INLINE_LOOKUPS, script_model
+from soong.shared.core.errors import BudgetExceededError
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.engine.tasks.plan.budget import Budget
 
 FACTS: Json = {"inputs": {}, "workplace": {}}
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import ModelResponse
 
-from shared.agents.loop import run_agent
-from shared.agents.ports import AgentEnd
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NodeKind
-from shared.runs.status import EndReason
-from shared.testing.clock import FakeClock
-from shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.hooks import HookCall, Hooks, NamedPreHook, PreOutcome
-from shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import Talker, calls
 

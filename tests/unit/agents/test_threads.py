@@ -7,14 +7,14 @@ import pytest
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 
-from shared.agents.turn import FINAL_TOOL
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NodeKind
-from shared.runs.status import EndReason
-from shared.tasks.outcomes import Remains
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, StepResult
-from shared.tools.ports import GateCall
+from soong.shared.agents.turn import FINAL_TOOL
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.failure_report import Remains
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Outcome, StepResult
+from soong.shared.tools.ports import GateCall
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import SHOUT, WRITE, Talker, calls, final, run, says
 

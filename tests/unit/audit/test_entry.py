@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.audit.entry import AuditEntry, AuditKind, AuditNote, Break, Head, Verifier, linked
-from shared.jsontext import Json, digest
+from soong.shared.core.jsontext import Json, digest
+from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, AuditNote, Break, Head, Verifier, linked
 
 KINDS = st.sampled_from(list(AuditKind))
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

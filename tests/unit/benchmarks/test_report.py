@@ -10,9 +10,9 @@ from benchmarks.plans import plan_of
 from benchmarks.report import figures, table, write
 from benchmarks.workbench import Sample
 from benchmarks.workload import Shape, Work, Workload
-from shared.agents.script import check_script
-from shared.tasks.plan import Known
-from shared.tasks.reading import plan_from_json
+from soong.shared.agents.script import check_script
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.reader import plan_from_json
 
 FAN = Workload(Shape.FAN, Work.PYTHON, 500)
 CHAIN = Workload(Shape.CHAIN, Work.SCRIPT, 100)

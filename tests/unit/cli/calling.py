@@ -13,13 +13,13 @@ LIMIT_S = 60.0
 def soong(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call it in an environment of its own; return how it ended and what it said."""
     env = _environment(home, environment)
-    return called("orchestrator.cli", arguments, env=env, cwd=Path.cwd(), limit_s=LIMIT_S)
+    return called("soong.orchestrator.cli", arguments, env=env, cwd=Path.cwd(), limit_s=LIMIT_S)
 
 
 def started_soong(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Start it from nothing: for what the interpreter itself makes of its environment."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "orchestrator.cli", *arguments],
+        [sys.executable, "-P", "-m", "soong.orchestrator.cli", *arguments],
         capture_output=True,
         text=True,
         check=False,

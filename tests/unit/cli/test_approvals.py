@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from orchestrator.cli.approvals import app
-from shared.errors import NotFoundError, UsageError
+from soong.orchestrator.cli.approvals import app
+from soong.shared.core.errors import NotFoundError, UsageError
 from tests.contract.databases import migrate
 
 

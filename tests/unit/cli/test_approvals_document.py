@@ -8,9 +8,9 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from orchestrator.cli import approvals
-from orchestrator.cli.application import build
-from orchestrator.endings import ending_of
+from soong.orchestrator.approvals.question_status import ending_of
+from soong.orchestrator.cli import approvals
+from soong.orchestrator.cli.application import build
 from tests.unit.orchestrator.test_endings import WAYS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "approvals.md").read_text(encoding="utf-8")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli import audit, keys
-from shared.adapters.sql.store import open_store
-from shared.audit.entry import AuditKind, AuditNote
-from shared.errors import UsageError
-from shared.permissions.signing import Signer
-from shared.testing.builders import make_session
+from soong.orchestrator.cli import audit, keys
+from soong.shared.core.errors import UsageError
+from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
+from soong.shared.permissions.signing import Signer
+from soong.shared.storage.sql.store import open_store
+from tests.model.builders import make_session
 
 RUNNER = CliRunner()
 NOW = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.testing.builders import make_worker
+from tests.model.builders import make_worker
 from tests.unit.cli.calling import soong
 from tests.unit.cli.test_workers import deployed
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from orchestrator.cli import checks
-from orchestrator.cli.answer_check import check_answers
-from orchestrator.cli.checks import file_system_of
-from orchestrator.cli.doctor import report
-from orchestrator.cli.finding import Finding, Level
-from orchestrator.embedded.service_file import ServiceLock, own_record
-from shared.sandbox.family import HAS_MARK
-from shared.settings import Settings, load_settings
+from soong.orchestrator.cli import checks
+from soong.orchestrator.cli.answer_check import check_answers
+from soong.orchestrator.cli.checks import file_system_of
+from soong.orchestrator.cli.doctor import report
+from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.embedded.service_file import ServiceLock, own_record
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.sandbox.family import HAS_MARK
 
 
 @pytest.fixture
@@ -275,9 +275,9 @@ async def test_every_check_stands_in_the_documents(settings: Settings) -> None:
 def test_a_shell_that_a_run_started_fails(settings: Settings) -> None:
     code = (
         "import asyncio, json\n"
-        "from orchestrator.cli.answer_check import check_answers\n"
-        "from shared.sandbox.family import mark_family\n"
-        "from shared.settings import load_settings\n"
+        "from soong.orchestrator.cli.answer_check import check_answers\n"
+        "from soong.shared.sandbox.family import mark_family\n"
+        "from soong.shared.core.settings import load_settings\n"
         "mark_family()\n"
         "print(json.dumps(asyncio.run(check_answers(load_settings())).as_json()))\n"
     )

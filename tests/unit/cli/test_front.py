@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.commands import COMMANDS
+from soong.orchestrator.cli.commands import COMMANDS
 from tests.unit.cli.calling import soong, started_soong
 
 PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
@@ -110,7 +110,7 @@ def test_status_of_a_home_without_a_service_says_so_with_exit_code_1(tmp_path: P
 
 def test_a_plan_is_read_from_a_pipe(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "orchestrator.cli", "tasks", "validate", "-", "--json"],
+        [sys.executable, "-P", "-m", "soong.orchestrator.cli", "tasks", "validate", "-", "--json"],
         input=PLAN,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.commands import COMMANDS
+from soong.orchestrator.cli.commands import COMMANDS
 from tests.unit.cli.calling import soong
 
 SOONG = str(Path(sys.executable).parent / "soong")
@@ -44,7 +44,7 @@ def test_bytes_as_a_shell_passes_them_are_refused(tmp_path: Path) -> None:
 )
 def test_an_option_of_a_worker_process_that_is_not_utf_8_is_refused(tmp_path: Path, option: str, named: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "worker", option, b"a\xff"],
+        [sys.executable, "-P", "-m", "soong.worker", option, b"a\xff"],
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SOONG_AGENT_HOME": str(tmp_path)},
         capture_output=True,
         check=False,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator.cli.losses import LostLeases
-from orchestrator.client import view_of
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.cli.losses import LostLeases
+from soong.orchestrator.client.client import view_of
 from tests.contract.scene import Scene, open_scene
+from tests.model.memory import MemoryStore
 
 DIED = "worker-2@vm died (SIGKILL, killed, perhaps out of memory)"
 

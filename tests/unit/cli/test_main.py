@@ -15,7 +15,7 @@ PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\
 @pytest.mark.spec("OPS-04")
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['soong', '--help']\n"
-    code += "from orchestrator.cli.main import main\n"
+    code += "from soong.orchestrator.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
     code += "heavy = 'pydantic celery redis sqlalchemy rich structlog jsonschema psutil yaml'.split()\n"
     code += "print([name for name in heavy if name in sys.modules])"

@@ -6,16 +6,17 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.display import Lines, counted, status_text
-from orchestrator.cli.live import Live
-from orchestrator.cli.workers import text_of
-from orchestrator.client import View
-from orchestrator.workers import WorkersView
-from shared.store import Store
-from shared.tasks.status import StepStatus
-from shared.testing.builders import make_request
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.cli.display import Lines, status_text
+from soong.orchestrator.cli.live import Live
+from soong.orchestrator.cli.step_words import counted
+from soong.orchestrator.cli.workers import text_of
+from soong.orchestrator.client.client import View
+from soong.orchestrator.client.workers import WorkersView
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.storage.store import Store
 from tests.contract.scene import Scene, held, open_scene
+from tests.model.builders import make_request
+from tests.model.memory import MemoryStore
 
 
 async def view_of(scene: Scene, store: Store) -> View:

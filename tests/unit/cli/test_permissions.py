@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.permissions import app
-from shared.errors import InvalidConfigError, UsageError
+from soong.orchestrator.cli.permissions import app
+from soong.shared.core.errors import InvalidConfigError, UsageError
 
 CONFIG = """
 [[permission.rules]]

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from orchestrator.cli import asking
-from orchestrator.cli.preview import StoppedError, consented, text_of
-from shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
-from shared.permissions.rules import Effect
-from shared.permissions.scope import Scope, ScopeKind
+from soong.orchestrator.cli import asking
+from soong.orchestrator.cli.preview import StoppedError, consented, text_of
+from soong.shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
+from soong.shared.permissions.rules import Effect
+from soong.shared.permissions.scope import Scope, ScopeKind
 
 pytestmark = pytest.mark.spec("PER-17")
 

@@ -13,15 +13,23 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from orchestrator.cli.console import one_line, table
-from orchestrator.cli.prompt import Keyboard, ReadLine, TerminalPrompt, choices, preview_of, question, read_decision
-from orchestrator.remote_responder import AnotherFirstError, NoMoreAnswersError
-from orchestrator.whole_input import EXACT, WholeInput
-from shared.errors import UnavailableError
-from shared.identity import Role, RunIdentity
-from shared.inert import inert
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.testing.clock import FakeClock
+from soong.orchestrator.approvals.full_input import EXACT, WholeInput
+from soong.orchestrator.approvals.remote_responder import AnotherFirstError, NoMoreAnswersError
+from soong.orchestrator.cli.console import one_line, table
+from soong.orchestrator.cli.prompt import (
+    Keyboard,
+    ReadLine,
+    TerminalPrompt,
+    choices,
+    preview_of,
+    question,
+    read_decision,
+)
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.inert import inert
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.model.clock import FakeClock
 
 
 def make_request(**overrides: object) -> PermissionRequest:

@@ -1,11 +1,11 @@
 """What is told of a task when it has ended."""
 
-from orchestrator.cli.summary import text_of
-from orchestrator.client import view_of
-from orchestrator.outcome import TaskOutcome
-from shared.testing.builders import make_step
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.cli.summary import text_of
+from soong.orchestrator.client.client import view_of
+from soong.orchestrator.client.outcome import TaskOutcome
 from tests.contract.scene import cancelled, open_scene
+from tests.model.builders import make_step
+from tests.model.memory import MemoryStore
 
 
 async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.ids import open_store
-from orchestrator.cli.tokens import _create, _list, _revoke, seconds_of
-from shared.access.token import Right, read_token
-from shared.errors import NotFoundError, StartedByRunError, UsageError
-from shared.settings import Settings
-from shared.testing.builders import make_worker
+from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.tokens import _create, _list, _revoke, seconds_of
+from soong.shared.core.errors import NotFoundError, StartedByRunError, UsageError
+from soong.shared.core.settings import Settings
+from soong.shared.permissions.access.token import Right, read_token
+from tests.model.builders import make_worker
 
 
 @pytest.fixture

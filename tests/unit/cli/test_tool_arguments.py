@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.cli.tool_arguments import read_arguments
-from shared.errors import UsageError
-from shared.jsontext import Json, JsonObject
-from shared.tools.schema import close
+from soong.orchestrator.cli.tool_arguments import read_arguments
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.schema import close
 
 SCHEMA: JsonObject = close(
     {

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.cli.tools import _rule
-from shared.errors import UsageError
-from shared.settings import load_settings
-from shared.tasks.plan import PlanStep
+from soong.orchestrator.cli.tools import _rule
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.plan.plan import PlanStep
 from tests.unit.cli.calling import soong, started_soong
 
 TOOLS = """
@@ -94,9 +94,10 @@ def test_a_roles_list_is_its_tool_set(project: Path) -> None:
 
 def test_listing_tools_imports_no_model_library_and_no_server_client(project: Path) -> None:
     code = "import sys; sys.argv = ['soong', 'tools', 'list']\n"
-    code += "from orchestrator.cli.main import main\n"
+    code += "from soong.orchestrator.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
-    code += "heavy = 'pydantic_ai celery redis sqlalchemy psycopg jsonschema psutil orchestrator.client'.split()\n"
+    code += "heavy = 'pydantic_ai celery redis sqlalchemy psycopg jsonschema psutil'.split()\n"
+    code += "heavy.append('soong.orchestrator.client.client')\n"
     code += "print([name for name in heavy if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
@@ -335,7 +336,7 @@ def test_output_that_cannot_be_written_is_said_in_a_sentence_or_not_at_all(
         writer = os.open(output, os.O_WRONLY)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "orchestrator.cli", "tools", "list"],
+            [sys.executable, "-P", "-m", "soong.orchestrator.cli", "tools", "list"],
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
@@ -358,7 +359,7 @@ def test_a_function_that_blocks_does_not_hold_the_command(project: Path) -> None
 
 @pytest.mark.parametrize("words", [["list"], ["call", "team.big"], ["call", "team.big", "--json"]], ids=" ".join)
 def test_a_reader_that_has_seen_enough_is_no_error(project: Path, words: list[str]) -> None:
-    command = f"{sys.executable} -P -m orchestrator.cli tools {' '.join(words)}"
+    command = f"{sys.executable} -P -m soong.orchestrator.cli tools {' '.join(words)}"
     environment = {
         "PATH": "/usr/bin:/bin",
         "SOONG_AGENT_HOME": str(project.parent / "soong"),
@@ -381,7 +382,7 @@ def test_a_module_that_cannot_be_imported_is_named(project: Path) -> None:
 def test_a_folder_that_is_gone_is_said_in_a_sentence(tmp_path: Path) -> None:
     code = "import os, sys; sys.argv = ['soong', 'tools', 'list']\n"
     code += "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
-    code += "from orchestrator.cli.main import main; main()"
+    code += "from soong.orchestrator.cli.main import main; main()"
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
 
     done = subprocess.run(

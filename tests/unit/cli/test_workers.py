@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.workers import text_of
-from orchestrator.workers import PoolView, WorkersView, WorkerView
-from shared.adapters.sql.store import open_store
-from shared.sessions.session import ProcessState, Worker
-from shared.tasks.figures import Holding
-from shared.testing.builders import make_worker
+from soong.orchestrator.cli.workers import text_of
+from soong.orchestrator.client.workers import PoolView, WorkersView, WorkerView
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.metrics import Holding
+from soong.shared.storage.sql.store import open_store
+from tests.model.builders import make_worker
 from tests.unit.cli.calling import soong
 
 

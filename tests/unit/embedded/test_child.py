@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded.child import EXIT_USAGE, STATUS_FD, Child, exit_words
+from soong.orchestrator.embedded.child import EXIT_USAGE, STATUS_FD, Child, exit_words
 
 REPORTING = """
 import os, sys

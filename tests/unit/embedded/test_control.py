@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded.control import ControlClient, ControlServer, Ending, ask_once
-from shared.errors import UnavailableError
+from soong.orchestrator.embedded.control import ControlClient, ControlServer, Ending, ask_once
+from soong.shared.core.errors import UnavailableError
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.embedded.child import STEADY_AFTER_S
-from orchestrator.embedded.health import ChildHealth
+from soong.orchestrator.embedded.child import STEADY_AFTER_S
+from soong.orchestrator.embedded.health import ChildHealth
 
 
 @pytest.mark.parametrize(

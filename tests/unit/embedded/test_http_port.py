@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.embedded.http_port import HttpLock, former_child, listen_after_former, sign
-from orchestrator.listening import PortHeldError, listen
-from shared.settings import Settings
+from soong.orchestrator.embedded.http_port import HttpLock, former_child, listen_after_former, sign
+from soong.orchestrator.embedded.listening import PortHeldError, listen
+from soong.shared.core.settings import Settings
 
 
 async def until(condition: Callable[[], bool]) -> None:

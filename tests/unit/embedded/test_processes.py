@@ -11,24 +11,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.embedded import leash
-from orchestrator.embedded.child import Child
-from orchestrator.embedded.environment import INSTALL_ROOT, child_environment, module_command
-from orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
-from orchestrator.embedded.leftovers import expire_dead, has_ended
-from orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
-from orchestrator.embedded.service_file import start_of
-from orchestrator.embedded.starter import last_words
-from shared.errors import InvalidConfigError, UnavailableError
-from shared.sessions.session import Owner, Worker
-from shared.settings import load_settings
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.embedded import die_with_parent
+from soong.orchestrator.embedded.child import Child
+from soong.orchestrator.embedded.environment import child_environment, module_command
+from soong.orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
+from soong.orchestrator.embedded.leftovers import expire_dead, has_ended
+from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
+from soong.orchestrator.embedded.service_file import start_of
+from soong.orchestrator.embedded.starter import last_words
+from soong.shared.core.errors import InvalidConfigError, UnavailableError
+from soong.shared.core.installation import INSTALL_ROOT
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.sessions.session import Owner, Worker
+from tests.model.memory import MemoryStore
 
 _SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 _STARTER = """
 import subprocess, sys
-from orchestrator.embedded import leash
-with subprocess.Popen(leash.command(sys.argv[1:]), stdout=subprocess.PIPE) as child:
+from soong.orchestrator.embedded import die_with_parent
+with subprocess.Popen(die_with_parent.command(sys.argv[1:]), stdout=subprocess.PIPE) as child:
     child.stdout.readline()
     print(child.pid, flush=True)
     sys.stdin.read()
@@ -52,11 +53,11 @@ def test_a_program_on_a_leash_dies_with_its_starter(how: signal.Signals) -> None
 def test_without_the_kernels_help_a_watcher_ends_the_program() -> None:
     not_our_parent = os.getppid() + 1_000_000
 
-    assert leash.watch(not_our_parent, _SLEEPER) == -signal.SIGKILL
+    assert die_with_parent.watch(not_our_parent, _SLEEPER) == -signal.SIGKILL
 
 
 def test_a_leashed_program_ends_with_its_own_code() -> None:
-    done = subprocess.run(leash.command([sys.executable, "-c", "raise SystemExit(7)"]), check=False)
+    done = subprocess.run(die_with_parent.command([sys.executable, "-c", "raise SystemExit(7)"]), check=False)
 
     assert done.returncode == 7
 
@@ -69,7 +70,7 @@ def test_children_find_our_packages_before_those_of_a_project(tmp_path: Path, mo
 
     environment = child_environment(load_settings(agent_home=tmp_path))
     done = subprocess.run(
-        [*module_command("orchestrator.embedded"), "x"],
+        [*module_command("soong.orchestrator.embedded"), "x"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -79,7 +80,7 @@ def test_children_find_our_packages_before_those_of_a_project(tmp_path: Path, mo
 
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(INSTALL_ROOT), str(tmp_path)]
     assert "the project was imported" not in done.stderr
-    assert "orchestrator.embedded" in done.stderr
+    assert "soong.orchestrator.embedded" in done.stderr
 
 
 def test_children_get_the_settings_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

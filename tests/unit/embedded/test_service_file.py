@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded.service_file import (
+from soong.orchestrator.embedded.service_file import (
     ServiceHeldError,
     ServiceLock,
     ServiceRecord,
@@ -57,7 +57,7 @@ def test_releasing_removes_the_record_and_lets_the_next_one_hold(tmp_path: Path)
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from orchestrator.embedded.service_file import ServiceLock;"
+    code = "import sys; from pathlib import Path; from soong.orchestrator.embedded.service_file import ServiceLock;"
     code += "ServiceLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

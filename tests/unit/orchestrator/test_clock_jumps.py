@@ -4,15 +4,15 @@ from datetime import timedelta
 
 import pytest
 
-from orchestrator.expander import Expander
-from orchestrator.scheduler import BACKOFF_LIMIT_S, Scheduler
-from shared.runs.status import EndReason
-from shared.sessions.session import Ownership
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Step, StepEnd, StepError
-from shared.testing.builders import make_step, open_session, open_task, open_worker
-from shared.testing.clock import FakeClock
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.scheduler import BACKOFF_LIMIT_S, Scheduler
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step, StepEnd, StepError
+from tests.model.builders import make_step, open_session, open_task, open_worker
+from tests.model.clock import FakeClock
+from tests.model.memory import MemoryStore
 
 
 async def waiting_retry(store: MemoryStore, clock: FakeClock) -> tuple[Scheduler, Ownership, str]:

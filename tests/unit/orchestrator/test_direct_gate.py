@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.direct.gate import DirectGate
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
-from shared.permissions.rules import parse_allow
-from shared.runs.events import NewEvent
-from shared.sandbox.redact import redactor
-from shared.sessions.session import AnswerMode, Session
-from shared.testing.clock import START_US, FakeClock
-from shared.tools.definition import Permission, Risk, Target, Traits
-from shared.tools.ports import GateCall, Verdict
-from shared.tools.result import ErrorType
+from soong.orchestrator.direct.gate import DirectGate
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+from soong.shared.permissions.rules import parse_allow
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import Permission, Risk, Target, Traits
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.result import ErrorType
+from tests.model.clock import START_US, FakeClock
 from tests.unit.permissions.calls import make_call, make_path
 
 READ = make_call("code.read_file", permission=Permission.READONLY, traits=Traits(True, True), risk=Risk.READ)

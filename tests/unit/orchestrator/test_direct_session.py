@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import soong
-from orchestrator.direct.session import DirectSession
-from shared.errors import InvalidConfigError, UnavailableError, UsageError
-from shared.jsontext import Json
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.tools.definition import Permission, ToolContext
-from shared.tools.hooks import HookCall, Hooks, NamedPreHook, PreOutcome
-from shared.tools.result import ErrorType, ToolError
-from shared.tools.toolset import Toolset
+from soong.orchestrator.direct.session import DirectSession
+from soong.shared.core.errors import InvalidConfigError, UnavailableError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.tools.definition import Permission, ToolContext
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.toolset import Toolset
 from tests.unit.toolsets.parts import text_of
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.endings import WAITS, denial_sentence, ending_of
-from shared.permissions.request import Answer, Choice, Decision, Question, RequestState
-from shared.tools.result import ErrorType
+from soong.orchestrator.approvals.question_status import WAITS, denial_sentence, ending_of
+from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
+from soong.shared.tools.result import ErrorType
 from tests.unit.cli.test_prompt import make_request
 
 REQUEST = make_request()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.expander import MAX_STARTS, Expander
-from shared.errors import UnavailableError
-from shared.jsontext import JsonObject
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Step
-from shared.testing.builders import make_map
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.owner.expander import MAX_STARTS, Expander
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step
 from tests.contract.scene import Scene, open_scene
+from tests.model.builders import make_map
+from tests.model.memory import MemoryStore
 
 pytestmark = pytest.mark.spec("OPS-12", "DAG-05")
 

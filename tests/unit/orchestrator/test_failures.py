@@ -6,17 +6,17 @@ from datetime import timedelta
 
 import pytest
 
-from orchestrator.expander import Expander
-from orchestrator.scheduler import BACKOFF_LIMIT_S, Scheduler, backoff_s
-from shared.jsontext import Json, JsonObject
-from shared.runs.status import EndReason
-from shared.tasks.functions import StepContext, step_function
-from shared.tasks.service import TaskService
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Claim, StepError, Task
-from shared.testing.builders import make_step
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.scheduler import BACKOFF_LIMIT_S, Scheduler, backoff_s
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.functions import StepContext, step_function
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Claim, StepError, Task
 from tests.contract.scene import Scene, failed, open_scene
+from tests.model.builders import make_step
+from tests.model.memory import MemoryStore
 from tests.one_loop import OneLoop
 
 pytestmark = pytest.mark.spec("DAG-05")

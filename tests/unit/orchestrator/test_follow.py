@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-import orchestrator.client
-from orchestrator.client import Client, View
-from shared.settings import load_settings
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.testing.memory import MemoryStore
-from shared.testing.memory.ring import MemorySwitchboard
+import soong.orchestrator.client.client
+from soong.orchestrator.client.client import Client, View
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import Scene, cancelled, open_scene
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemorySwitchboard
 
 pytestmark = pytest.mark.spec("DAG-06")
 
@@ -43,7 +43,7 @@ async def test_the_last_look_comes_when_what_the_end_stopped_has_stopped() -> No
 
 
 async def test_a_step_that_does_not_stop_is_shown_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orchestrator.client, "STOPPING_S", 0.1)
+    monkeypatch.setattr(soong.orchestrator.client.client, "STOPPING_S", 0.1)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")
     await scene.store.cancel_task(scene.own, claim.identity.task_id, reason="not needed", now_us=scene.now_us)

@@ -3,9 +3,9 @@
 import json
 import re
 
-from orchestrator.http.app import _routes, description, right_of, routes_of
-from orchestrator.http.gate import OPEN_PATHS
-from shared.access.token import Right
+from soong.orchestrator.http.app import _routes, description, right_of, routes_of
+from soong.orchestrator.http.edge import OPEN_PATHS
+from soong.shared.permissions.access.token import Right
 
 
 def test_every_route_names_its_right_or_is_open() -> None:

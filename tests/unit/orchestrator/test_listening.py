@@ -2,9 +2,9 @@
 
 import pytest
 
-from orchestrator.http.borders import Borders
-from orchestrator.listening import PortHeldError, address_of, is_loopback, listen
-from shared.errors import UsageError
+from soong.orchestrator.embedded.listening import PortHeldError, address_of, is_loopback, listen
+from soong.orchestrator.http.origin_checks import Borders
+from soong.shared.core.errors import UsageError
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from orchestrator.commands import Commands
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.expander import Expander
-from orchestrator.scheduler import Scheduler
-from orchestrator.service import Orchestrator, Parts
-from shared.sessions.session import Command, Ownership
-from shared.settings import Settings
-from shared.testing.builders import make_owner, make_session
-from shared.testing.clock import FakeClock
-from shared.testing.memory import MemoryStore, MemorySwitchboard
+from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import Command, Ownership
+from tests.model.builders import make_owner, make_session
+from tests.model.clock import FakeClock
+from tests.model.memory import MemoryStore, MemorySwitchboard
 from tests.one_loop import NoFolders, NoQuestions
 
 

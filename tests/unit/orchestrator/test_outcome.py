@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.client import View, view_of
-from orchestrator.outcome import TaskOutcome
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Step
-from shared.testing.builders import make_map
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.client.client import View, view_of
+from soong.orchestrator.client.outcome import TaskOutcome
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step
 from tests.contract.scene import open_scene
+from tests.model.builders import make_map
+from tests.model.memory import MemoryStore
 
 CHILDREN = 2_000
 

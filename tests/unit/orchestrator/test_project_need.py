@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalogue import Catalogue
-from orchestrator.submission import submission
-from shared.clock import SystemClock
-from shared.jsontext import Json
-from shared.sandbox.marked_project import mark_project
-from shared.sessions.session import AnswerMode
-from shared.settings import Settings
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import NewStep
-from shared.wire.capabilities import projects_among
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.submission import submission
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.step import NewStep
+from soong.shared.engine.wire.capabilities import projects_among
+from soong.shared.sandbox.marked_project import mark_project
 
 STEPS: list[Json] = [
     {"id": "agent", "instructions": "x", "script": []},

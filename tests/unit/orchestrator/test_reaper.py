@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from orchestrator.reaper import BeatWatch
-from shared.testing.clock import FakeClock
+from soong.orchestrator.owner.reaper import BeatWatch
+from tests.model.clock import FakeClock
 
 
 @pytest.fixture

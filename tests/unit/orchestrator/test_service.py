@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.errors import ConflictError, NotFoundError
-from shared.jsontext import Json, JsonObject
-from shared.tasks.service import TaskService
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.testing.memory.store import MemoryStore
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 
 

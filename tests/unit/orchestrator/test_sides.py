@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.errors import ConflictError
-from shared.identity import Origin
-from shared.jsontext import Json, JsonObject
-from shared.sessions.session import AnswerMode, Command, CommandKind
-from shared.tasks.service import TaskService
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task
-from shared.testing.builders import make_session
-from shared.testing.memory.store import MemoryStore
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import ConflictError
+from soong.shared.core.identity import Origin
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.sessions.session import AnswerMode, Command, CommandKind
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
+from tests.model.builders import make_session
+from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 
 pytestmark = pytest.mark.spec("PER-02", "OPS-12.a")

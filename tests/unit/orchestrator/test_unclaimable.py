@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.client import view_of
-from orchestrator.unclaimable import UnclaimableSteps
-from shared.clock import SystemClock
-from shared.jsontext import JsonObject
-from shared.runs.events import Event, EventType
-from shared.tasks.status import StepStatus, TaskStatus
-from shared.tasks.step import Task, Waiting
-from shared.testing.memory.store import MemoryStore
+from soong.orchestrator.client.client import view_of
+from soong.orchestrator.owner.unschedulable import UnclaimableSteps
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task, Waiting
+from tests.model.memory.store import MemoryStore
 from tests.one_loop import FAST, LoopWorker, OneLoop
 
 pytestmark = pytest.mark.spec("DIS-04")

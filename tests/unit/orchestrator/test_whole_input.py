@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.whole_input import EXACT, REDACTED, SUMMARY, whole_input
-from shared.jsontext import Json, JsonObject, digest, dump
-from shared.permissions.gate import MAX_SHOWN_CHARS
-from shared.permissions.request import PermissionRequest
-from shared.runs.events import Node, NodeKind
-from shared.sandbox.redact import MARK
+from soong.orchestrator.approvals.full_input import EXACT, REDACTED, SUMMARY, whole_input
+from soong.shared.core.jsontext import Json, JsonObject, digest, dump
+from soong.shared.engine.runs.events import Node, NodeKind
+from soong.shared.permissions.gate import MAX_SHOWN_CHARS
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.sandbox.redact import MARK
 from tests.unit.cli.test_prompt import make_request
 
 TEXT = "line\n" * 2_000

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from shared.identity import Role, RunIdentity
-from shared.jsontext import JsonObject, digest
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.rules import Effect, Facts, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-from shared.tools.ports import GateCall
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.ports import GateCall
 
 IDENTITY = RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "worker", "run_0", "agent_0", "task_1", "task_1/a")
 

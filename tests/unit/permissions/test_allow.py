@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import UsageError
-from shared.permissions.rules import Effect, Rule, parse_allow
-from shared.permissions.scope import Scope, ScopeKind
+from soong.shared.core.errors import UsageError
+from soong.shared.permissions.rules import Effect, Rule, parse_allow
+from soong.shared.permissions.scope import Scope, ScopeKind
 
 HOME = "/home/someone"
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import Config, PermissionConfig, RuleConfig, ToolsConfig
-from shared.identity import Role
-from shared.permissions.configured import WORKER_SOURCE, policy_of, surface_request
-from shared.permissions.policy import judge
-from shared.permissions.rules import Effect, Facts
-from shared.tools.definition import Permission, Risk, Target, ToolDefinition
-from shared.tools.naming import name_matches
-from shared.tools.surface import RunMode, compute_surface, narrow
+from soong.shared.core.config import Config, PermissionConfig, RuleConfig, ToolsConfig
+from soong.shared.core.identity import Role
+from soong.shared.permissions.configured import WORKER_SOURCE, policy_of, surface_request
+from soong.shared.permissions.policy import judge
+from soong.shared.permissions.rules import Effect, Facts
+from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition
+from soong.shared.tools.naming import name_matches
+from soong.shared.tools.surface import RunMode, compute_surface, narrow
 from tests.unit.permissions.calls import make_tool
 
 WRITE = Permission.WRITE

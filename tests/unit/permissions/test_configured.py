@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, parse_config
-from shared.errors import InvalidConfigError
-from shared.identity import Role
-from shared.permissions.configured import configured_write_roots, policy_of, surface_request
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy, judge
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.tools.definition import Permission
-from shared.tools.surface import RunMode, compute_surface, narrow
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.identity import Role
+from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Mode, Policy, judge
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.tools.definition import Permission
+from soong.shared.tools.surface import RunMode, compute_surface, narrow
 from tests.unit.permissions.calls import make_facts, make_tool
 
 HOME = "/home/someone"

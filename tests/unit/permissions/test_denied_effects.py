@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.direct.gate import DirectGate
-from shared.identity import Role
-from shared.jsontext import JsonObject
-from shared.permissions.policy import Mode, Policy
-from shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import ScopeKind
-from shared.runs.events import NewEvent
-from shared.sessions.session import AnswerMode, Session
-from shared.testing.clock import START_US, FakeClock
-from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
-from shared.tools.hook import HookCall, NamedPreHook, PreAction, PreOutcome
-from shared.tools.hooks import Hooks
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import ToolCall
-from shared.tools.surface import SurfaceRequest, compute_surface
+from soong.orchestrator.direct.gate import DirectGate
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import ScopeKind
+from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, NamedPreHook, PreAction, PreOutcome
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.surface import SurfaceRequest, compute_surface
+from tests.model.clock import START_US, FakeClock
 from tests.unit.permissions.calls import PATTERNS, RULES
 from tests.unit.tools.parts import Artifacts, RecordingLog, make_identity, make_registry, make_workplace
 

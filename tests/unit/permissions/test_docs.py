@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.permissions import app
-from shared.config import parse_config
-from shared.permissions.configured import configured_write_roots, policy_of
-from shared.permissions.network import NetworkMode
+from soong.orchestrator.cli.permissions import app
+from soong.shared.core.config import parse_config
+from soong.shared.permissions.configured import configured_write_roots, policy_of
+from soong.shared.permissions.network import NetworkMode
 
 PAGE = Path(__file__).parents[3] / "docs" / "permissions.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -5,18 +5,18 @@ from typing import Literal
 
 import pytest
 
-from shared.errors import ForgedError
-from shared.identity import Role, RunIdentity
-from shared.jsontext import JsonObject, digest
-from shared.permissions.gate import MAX_ITEMS, MAX_SHOWN_CHARS, check_binding, facts_of, request_of
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy, evaluate
-from shared.permissions.request import Choice, Decision, PermissionRequest
-from shared.sandbox.redact import redactor
-from shared.testing.builders import make_decision
-from shared.tools.definition import Risk, Target
-from shared.tools.ports import GateCall
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import ForgedError
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.permissions.gate import MAX_ITEMS, MAX_SHOWN_CHARS, check_binding, facts_of, request_of
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Mode, Policy, evaluate
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import Risk, Target
+from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ErrorType
+from tests.model.builders import make_decision
 from tests.unit.permissions.calls import make_call, make_path
 
 NOW_US = 1_767_225_600_000_001

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from shared.errors import InvalidConfigError
-from shared.jsontext import dump, parse_strict
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Policy, judge
-from shared.permissions.rules import Effect, Facts, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.tools.definition import Risk, Target
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import dump, parse_strict
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Policy, judge
+from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.tools.definition import Risk, Target
+from soong.shared.tools.result import ErrorType
 from tests.unit.permissions.calls import FACTS, NETWORKS, POLICIES, make_facts, make_path
 
 EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidConfigError
-from shared.jsontext import dump, parse_strict
-from shared.permissions.policy import Mode, Policy, evaluate, judge
-from shared.permissions.rules import Effect, Facts, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.tools.definition import Permission, Risk, Target, Traits
-from shared.tools.ports import GateCall
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import dump, parse_strict
+from soong.shared.permissions.policy import Mode, Policy, evaluate, judge
+from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.tools.definition import Permission, Risk, Target, Traits
+from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ErrorType
 from tests.unit.permissions.calls import FACTS, POLICIES, RULES, make_call, make_facts, make_path
 
 READ = Traits(is_read_only=True, is_concurrency_safe=True)

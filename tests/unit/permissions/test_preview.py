@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import UsageError
-from shared.jsontext import JsonObject
-from shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
-from shared.permissions.network import NetworkMode, NetworkPolicy
-from shared.permissions.policy import Mode, Policy, judge
-from shared.permissions.preview import Previewer
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.sandbox.paths import PathPolicy
-from shared.tasks.plan import PlanStep
-from shared.tasks.reading import parse_plan
-from shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Workplace
-from shared.toolsets.code.edit_file import edit_file_tool
-from shared.toolsets.code.run_command import CommandTool
-from shared.toolsets.code.write_file import write_file_tool
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
+from soong.shared.permissions.network import NetworkMode, NetworkPolicy
+from soong.shared.permissions.policy import Mode, Policy, judge
+from soong.shared.permissions.preview import Previewer
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Workplace
+from soong.shared.toolsets.code.edit_file import edit_file_tool
+from soong.shared.toolsets.code.run_command import CommandTool
+from soong.shared.toolsets.code.write_file import write_file_tool
 from tests.unit.permissions.calls import make_facts, make_path, make_tool
 
 pytestmark = pytest.mark.spec("PER-17")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from shared.permissions.provenance import Provenance, provenance_from
-from shared.testing.builders import make_provenance
+from soong.shared.permissions.provenance import Provenance, provenance_from
+from tests.model.builders import make_provenance
 
 pytestmark = pytest.mark.spec("PER-13.h")
 

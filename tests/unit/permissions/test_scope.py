@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cli.console import visible
-from shared.permissions.grants import Grant, GrantBook
-from shared.permissions.scope import Scope, ScopeKind, is_within, offered_scope
-from shared.tools.definition import Target
+from soong.orchestrator.cli.console import visible
+from soong.shared.permissions.grants import Grant, GrantBook
+from soong.shared.permissions.scope import Scope, ScopeKind, is_within, offered_scope
+from soong.shared.tools.definition import Target
 from tests.unit.permissions.calls import make_path
 
 PARTS = st.lists(st.sampled_from(["a", "b", "ab", "..a", ".git"]), max_size=4)

@@ -10,16 +10,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from shared.errors import ForgedError, InvalidConfigError
-from shared.jsontext import Json, dump, parse_strict
-from shared.permissions.gate import request_of
-from shared.permissions.keys import SigningKey
-from shared.permissions.policy import Policy, evaluate
-from shared.permissions.request import Choice, Decision, PermissionRequest
-from shared.permissions.signing import KeyFile, Signer, check_proof, prove, verify
-from shared.sandbox.redact import Redactor
-from shared.testing.builders import make_decision
-from shared.tools.result import ErrorType
+from soong.shared.core.errors import ForgedError, InvalidConfigError
+from soong.shared.core.jsontext import Json, dump, parse_strict
+from soong.shared.permissions.gate import request_of
+from soong.shared.permissions.keys import SigningKey
+from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest
+from soong.shared.permissions.signing import KeyFile, Signer, check_proof, prove, verify
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.result import ErrorType
+from tests.model.builders import make_decision
 from tests.unit.permissions.calls import make_call
 
 OTHER: dict[type, object] = {int: 7, str: "other", type(None): ErrorType.PERMISSION_DENIED, Choice: Choice.DENY}

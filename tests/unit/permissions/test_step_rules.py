@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shared.permissions.policy import Mode, Policy, judge
-from shared.permissions.reach import reachable
-from shared.permissions.rules import Effect, Facts, Rule, is_of_step
-from shared.permissions.scope import Scope, ScopeKind
-from shared.tools.definition import Risk, Target
+from soong.shared.permissions.egress import reachable
+from soong.shared.permissions.policy import Mode, Policy, judge
+from soong.shared.permissions.rules import Effect, Facts, Rule, is_of_step
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.tools.definition import Risk, Target
 from tests.unit.permissions.calls import FACTS, POLICIES, make_facts, make_path
 
 pytestmark = pytest.mark.spec("PER-17")

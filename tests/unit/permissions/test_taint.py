@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.permissions.taint import reads_untrusted
-from shared.tools.definition import Permission, ToolDefinition
-from shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.toolsets.sources import Surroundings, make_registry
 from tests.unit.permissions.calls import make_tool
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.permissions.policy import Policy
-from shared.permissions.rules import Effect, Rule
-from shared.permissions.scope import Scope, ScopeKind
-from shared.permissions.writable import writable_by_rule
-from shared.tools.definition import Permission
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.writable import writable_by_rule
+from soong.shared.tools.definition import Permission
 from tests.unit.tools.parts import make_tool
 
 TOOLS = (

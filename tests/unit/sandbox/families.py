@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from shared.sandbox.command import Command
+from soong.shared.sandbox.command import Command
 
 DOUBLE_FORK = """
 import os, sys, time

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.sandbox import descriptors
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened, opened_directory, opened_file
+from soong.shared.sandbox import descriptors
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened, opened_directory, opened_file
 
 
 @pytest.fixture(params=["openat2", "walk"], autouse=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.sandbox import keeper
-from shared.sandbox.command import Command, Finished
-from shared.sandbox.leash import Report
-from shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox import subreaper
+from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.subreaper_pipes import Report
 from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux")
@@ -25,8 +25,8 @@ OWNER = """
 import asyncio, os, sys
 from datetime import timedelta
 from pathlib import Path
-from shared.sandbox.command import Command
-from shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.command import Command
+from soong.shared.sandbox.process import ProcessRunner
 
 folder = os.open(sys.argv[1], os.O_RDONLY)
 argv = [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]]
@@ -258,26 +258,26 @@ async def test_commands_run_side_by_side_without_ending_each_other(folder: int, 
 def test_children_are_found_on_a_kernel_that_does_not_list_them() -> None:
     child = subprocess.Popen(["/bin/sleep", "60"])
     try:
-        assert child.pid in keeper.children_by_scan(os.getpid())
-        assert child.pid in keeper.children(os.getpid())
+        assert child.pid in subreaper.children_by_scan(os.getpid())
+        assert child.pid in subreaper.children(os.getpid())
     finally:
         child.kill()
         child.wait()
 
-    assert keeper.children(child.pid) == []
+    assert subreaper.children(child.pid) == []
 
 
 async def test_freezing_stops_every_descendant_of_a_process() -> None:
     parent = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & sleep 60"])  # noqa: ASYNC220  # returns at once
     try:
-        await until(lambda: len(keeper.children(parent.pid)) == 2)
+        await until(lambda: len(subreaper.children(parent.pid)) == 2)
 
-        frozen = keeper.freeze(parent.pid)
+        frozen = subreaper.freeze(parent.pid)
 
         assert len(frozen) == 2
         await until(lambda: {psutil.Process(pid).status() for pid in frozen} == {psutil.STATUS_STOPPED})
     finally:
-        for pid in (*keeper.children(parent.pid), parent.pid):
+        for pid in (*subreaper.children(parent.pid), parent.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         parent.wait()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.sandbox.hosts import HostRefusedError, Reach, host_of_url, is_host_within, normal_host, reach_of
+from soong.shared.sandbox.hosts import HostRefusedError, Reach, host_of_url, is_host_within, normal_host, reach_of
 
 LOOPBACK = [
     "127.0.0.1",

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidConfigError
-from shared.sandbox.marked_project import MARK, mark_project, project_id
-from shared.sandbox.names import is_control
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.sandbox.marked_project import MARK, mark_project, project_id
+from soong.shared.sandbox.names import is_control
 
 
 def test_a_folder_is_marked_once_and_keeps_its_id(tmp_path: Path) -> None:

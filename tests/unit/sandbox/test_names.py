@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidConfigError
-from shared.sandbox.names import SENSITIVE, is_control, is_sensitive, plain, readable
-from shared.sandbox.paths import PathPolicy
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.sandbox.names import SENSITIVE, is_control, is_sensitive, plain, readable
+from soong.shared.sandbox.paths import PathPolicy
 
 
 @pytest.mark.spec("FS-06")

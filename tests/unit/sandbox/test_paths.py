@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.paths import PathPolicy, is_below, shown_path
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.paths import PathPolicy, is_below, shown_path
 from tests.unit.tools.parts import make_workplace
 
 POLICY = PathPolicy(Path("/home/u/.soong-home"))

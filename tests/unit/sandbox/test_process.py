@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import psutil
 import pytest
 
-from shared.sandbox.command import Command, Finished
-from shared.sandbox.process import ProcessRunner, run
-from shared.sandbox.threads import StoppedError, check, run_blocking
+from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.process import ProcessRunner, run
+from soong.shared.sandbox.threads import StoppedError, check, run_blocking
 
 Runner: TypeAlias = Callable[[Command], Awaitable[Finished]]
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.programs import FALLBACK_PATH, child_environment, find_program, program_identity
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.programs import FALLBACK_PATH, child_environment, find_program, program_identity
 
 
 def make_program(path: Path, text: str = "#!/bin/sh\n", mode: int = 0o755) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shared.sandbox import keeper
+from soong.shared.sandbox import subreaper
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux"),
@@ -33,7 +33,7 @@ def kept(code: str, allowed_s: float) -> "Iterator[tuple[subprocess.Popen[str], 
     """Run a program under a keeper; yield both, the keeper by its process and the program by its id."""
     reading, writing = os.pipe()
     program = [sys.executable, "-I", "-S", "-c", BEGIN % allowed_s + code]
-    argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.STAND_IN, "-1", str(writing), "0.2", *program]
+    argv = [sys.executable, "-I", "-S", subreaper.__file__, subreaper.STAND_IN, "-1", str(writing), "0.2", *program]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=(writing,)
     ) as process:
@@ -45,7 +45,7 @@ def kept(code: str, allowed_s: float) -> "Iterator[tuple[subprocess.Popen[str], 
             try:
                 yield process, int(pid)
             finally:
-                process.send_signal(keeper.END_NOW)
+                process.send_signal(subreaper.END_NOW)
                 process.wait(LIMIT_S)
 
 
@@ -68,7 +68,7 @@ def test_a_program_that_gives_no_sign_of_life_is_ended_and_says_where_it_hung(ha
 
         assert code == (-signal.SIGKILL if "SIG_IGN" in hanging else -signal.SIGABRT)
         assert report_of(process) == "hung 0.5\n"
-        assert not keeper._content(f"/proc/{pid}/stat")
+        assert not subreaper._content(f"/proc/{pid}/stat")
         assert process.stderr is not None
         if code == -signal.SIGABRT:
             assert 'File "<string>", line' in process.stderr.read()

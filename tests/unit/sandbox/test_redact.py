@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.jsontext import Json
-from shared.sandbox.redact import MARK, redactor
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.redact import MARK, redactor
 
 SECRET = 'pa"ss/word-üöä-long'
 KEY_BLOCK = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow\n" * 40 + "-----END RSA PRIVATE KEY-----"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ForeignEntryError
-from shared.sandbox.rooted import RootedFolder
+from soong.shared.core.errors import ForeignEntryError
+from soong.shared.sandbox.rooted import RootedFolder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import psutil
 import pytest
 
-from shared.sandbox.family import HAS_MARK, MOST_PROGRAM_CHARS, WorkerProcess, chain_of, is_marked, own_chain
+from soong.shared.sandbox.family import HAS_MARK, MOST_PROGRAM_CHARS, WorkerProcess, chain_of, is_marked, own_chain
 
 pytestmark = [
     pytest.mark.spec("PER-13.h"),
@@ -19,7 +19,7 @@ pytestmark = [
 
 NOBODY = 65_534
 
-MARKED = "from shared.sandbox.family import *; assert mark_family(); assert is_marked()\n"
+MARKED = "from soong.shared.sandbox.family import *; assert mark_family(); assert is_marked()\n"
 LOCKS = "import os, resource; LOCKS = 10; FREE = resource.RLIM_INFINITY\n"
 
 
@@ -44,7 +44,7 @@ def test_a_process_that_nothing_marked_is_no_run() -> None:
 def test_a_mark_stays_over_fork_exec_and_a_new_session() -> None:
     code = MARKED + (
         "import subprocess, sys\n"
-        "child = [sys.executable, '-c', 'from shared.sandbox.family import is_marked; print(is_marked())']\n"
+        "child = [sys.executable, '-c', 'from soong.shared.sandbox.family import is_marked; print(is_marked())']\n"
         "print(subprocess.check_output(child, start_new_session=True, env={}).decode())"
     )
 

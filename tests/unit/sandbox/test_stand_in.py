@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.sandbox import keeper
+from soong.shared.sandbox import subreaper
 from tests.unit.sandbox.families import STAYING, is_alive, pids
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux")
@@ -26,7 +26,17 @@ time.sleep(60)
 
 
 def stand_in(*program: str, control: int = -1, grace_s: float = 0.2) -> "subprocess.Popen[str]":
-    argv = [sys.executable, "-I", "-S", keeper.__file__, keeper.STAND_IN, str(control), "-1", str(grace_s), *program]
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        subreaper.__file__,
+        subreaper.STAND_IN,
+        str(control),
+        "-1",
+        str(grace_s),
+        *program,
+    ]
     fds = (control,) if control >= 0 else ()
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=fds)
 
@@ -91,7 +101,7 @@ def test_everybody_ends_with_the_program(tmp_path: Path) -> None:
 def test_everybody_ends_when_it_is_told_to_end_now(tmp_path: Path) -> None:
     with stand_in(*python(STAYING, str(tmp_path))) as process:
         until_ready(process, "ready")
-        process.send_signal(keeper.END_NOW)
+        process.send_signal(subreaper.END_NOW)
 
         assert process.wait(LIMIT_S) == -signal.SIGKILL
         assert not any(map(is_alive, pids(tmp_path).values()))

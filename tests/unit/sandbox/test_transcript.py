@@ -1,7 +1,7 @@
 import pytest
 
-from shared.sandbox.redact import redactor
-from shared.sandbox.transcript import TAIL_BYTES, Transcript
+from soong.shared.sandbox.redact import redactor
+from soong.shared.sandbox.transcript import TAIL_BYTES, Transcript
 
 SECRET = "canary-secret-value"
 

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from shared.tasks.again import rerun
-from shared.tasks.status import StepStatus
-from shared.tasks.step import FailurePolicy, Step
-from shared.testing.builders import make_children, make_map, make_step, open_session, open_task
-from shared.testing.clock import START_US
-from shared.testing.memory import MemoryStore
+from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import FailurePolicy, Step
+from tests.model.builders import make_children, make_map, make_step, open_session, open_task
+from tests.model.clock import START_US
+from tests.model.memory import MemoryStore
 
 
 async def rows_of_a_map_that_went_on_without_its_dependency() -> list[Step]:

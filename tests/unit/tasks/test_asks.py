@@ -2,16 +2,16 @@
 
 import pytest
 
-from shared.errors import InvalidPlanError
-from shared.jsontext import JsonObject
-from shared.tasks.asks import MAX_ASKS, Asks, rendered
-from shared.tasks.budget import Budget
-from shared.tasks.expansion import expand_map, new_task
-from shared.tasks.growth import planned, read_update
-from shared.tasks.plan import Known, spec_of
-from shared.tasks.reading import parse_plan
-from shared.tasks.status import StepStatus
-from shared.tasks.step import StepResult
+from soong.shared.core.errors import InvalidPlanError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.expansion import expand_map, new_task
+from soong.shared.engine.tasks.growth import planned, read_update
+from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.permissions import MAX_ASKS, Asks, rendered
+from soong.shared.engine.tasks.plan.plan import Known, spec_of
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import StepResult
 from tests.unit.agents.parts import row_of, task_of
 from tests.unit.tasks.test_expansion import SESSION
 

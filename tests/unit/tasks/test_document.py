@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidPlanError
-from shared.tasks.document import MAX_CHARS, MAX_DEPTH, read_document
-from shared.tasks.places import show
+from soong.shared.core.errors import InvalidPlanError
+from soong.shared.engine.tasks.paths import show
+from soong.shared.engine.tasks.plan.document import MAX_CHARS, MAX_DEPTH, read_document
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["C"])),

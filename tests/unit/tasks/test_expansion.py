@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import InvalidPlanError, TemplateError
-from shared.identity import Role
-from shared.jsontext import Json
-from shared.runs.record import Run, Usage
-from shared.runs.status import RunStatus
-from shared.sessions.session import AnswerMode, Session
-from shared.tasks.budget import Budget
-from shared.tasks.expansion import expand_map, map_items, new_task, next_attempt
-from shared.tasks.inputs import bind_step
-from shared.tasks.plan import Plan, PlanStep
-from shared.tasks.reading import parse_plan
-from shared.tasks.status import StepStatus
-from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, StepKind, StepResult
+from soong.shared.core.errors import InvalidPlanError, TemplateError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.tasks.expansion import expand_map, map_items, new_task, next_attempt
+from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, StepKind, StepResult
 from tests.unit.agents.parts import row_of, task_of
 
 SESSION = Session("sess_1", "/project", "/cwd", AnswerMode.ATTACHED, 0)

@@ -1,9 +1,9 @@
 import pytest
 
-from shared.errors import InvalidConfigError, NotFoundError
-from shared.identity import Role, RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.tasks.functions import StepContext, known_functions, resolve, step_function
+from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.functions import StepContext, known_functions, resolve, step_function
 
 CONTEXT = StepContext(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "python:f"))
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.tasks.graph import find_cycle, mermaid
-from shared.tasks.reading import parse_plan
-from shared.tasks.status import StepStatus
+from soong.shared.engine.tasks.plan.graph import find_cycle, mermaid
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.status import StepStatus
 
 NODES = st.integers(0, 7).map(str)
 LABEL = r'"(?:[^"\[\](){}<>;`%$&|\\\n\r\u2028\u2029ﬂ°¶ß]|#[0-9]+;|</?i>|<br/>)*"'

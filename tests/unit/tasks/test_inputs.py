@@ -1,11 +1,11 @@
 import pytest
 
-from shared.errors import InvalidPlanError, TemplateError
-from shared.jsontext import Json
-from shared.tasks.inputs import bind_inputs, bind_step
-from shared.tasks.reading import parse_plan
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Outcome, StepResult
+from soong.shared.core.errors import InvalidPlanError, TemplateError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Outcome, StepResult
 
 PLAN = parse_plan(
     """\

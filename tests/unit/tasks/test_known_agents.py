@@ -2,17 +2,17 @@
 
 import pytest
 
-from orchestrator.catalogue import Catalogue
-from shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
-from shared.errors import InvalidPlanError
-from shared.jsontext import Json, JsonObject
-from shared.tasks.growth import read_update
-from shared.tasks.plan import Known
-from shared.tasks.reading import plan_from_json
-from shared.tasks.step import StepKind
-from shared.testing.builders import make_step
-from shared.testing.memory import MemoryStore
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
+from soong.shared.core.errors import InvalidPlanError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.growth import read_update
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.step import StepKind
 from tests.contract.scene import open_scene
+from tests.model.builders import make_step
+from tests.model.memory import MemoryStore
 
 pytestmark = pytest.mark.spec("DIS-02", "DAG-02")
 

@@ -2,10 +2,17 @@
 
 import pytest
 
-from shared.sessions.session import ProcessState, Worker
-from shared.tasks.matching import is_able, lacking
-from shared.testing.builders import make_worker
-from shared.wire.capabilities import catalogue_of, declared, functions_needed, in_words, labels, tools_needed
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.matching import is_able, lacking
+from soong.shared.engine.wire.capabilities import (
+    catalogue_of,
+    declared,
+    functions_needed,
+    in_words,
+    labels,
+    tools_needed,
+)
+from tests.model.builders import make_worker
 
 pytestmark = pytest.mark.spec("DIS-04")
 

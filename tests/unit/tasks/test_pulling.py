@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from shared.agents.script import check_script
-from shared.errors import InvalidPlanError, LimitExceededError
-from shared.identity import Role, RunIdentity
-from shared.jsontext import JsonObject
-from shared.sessions.session import AnswerMode, Session
-from shared.tasks.expansion import new_task
-from shared.tasks.growth import planned_task, standing_of
-from shared.tasks.plan import Known
-from shared.tasks.planner import Planner
-from shared.tasks.pulling import PULLER_TOOLS, read_dispatch, waiting_for_a_puller
-from shared.tasks.reading import parse_plan
-from shared.tasks.status import StepStatus
-from shared.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
+from soong.shared.agents.script import check_script
+from soong.shared.core.errors import InvalidPlanError, LimitExceededError
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.growth import planned_task, standing_of
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.pull_workers import PULLER_TOOLS, read_dispatch, waiting_for_a_puller
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
 from tests.unit.agents.parts import row_of, task_of
 
 pytestmark = pytest.mark.spec("DAG-03")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.agents.script import check_script
-from shared.errors import InvalidPlanError
-from shared.tasks.plan import Known, Plan, PlanInput
-from shared.tasks.reading import load_plan, parse_plan, plan_from_json
-from shared.tasks.step import ClaimMode, FailurePolicy, StepKind
+from soong.shared.agents.script import check_script
+from soong.shared.core.errors import InvalidPlanError
+from soong.shared.engine.tasks.plan.plan import Known, Plan, PlanInput
+from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
+from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 KNOWN = Known(
     tools=frozenset({"code.read_file", "code.search"}),

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from shared.errors import InvalidPlanError
-from shared.jsontext import Json
-from shared.tasks.plan import Plan
-from shared.tasks.reading import plan_from_json
-from shared.tasks.schema import EVERY_STEP, plan_schema, step_schema
-from shared.tools.schema import schema_offences, validate
+from soong.shared.core.errors import InvalidPlanError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.plan.schema import EVERY_STEP, plan_schema, step_schema
+from soong.shared.tools.schema import schema_offences, validate
 from tests.spec_document import ROOT
 
 pytestmark = pytest.mark.spec("DAG-08")

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pytest
 
-from shared.errors import InvalidTransitionError
-from shared.runs.status import RUN_TRANSITIONS, EndReason, RunEvent, RunStatus, advance_run
-from shared.tasks.status import (
+from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.engine.runs.status import RUN_TRANSITIONS, EndReason, RunEvent, RunStatus, advance_run
+from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     STEP_TRANSITIONS,
     TASK_TRANSITIONS,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import TemplateError
-from shared.jsontext import Json
-from shared.tasks.budget import Budget
-from shared.tasks.template import references, render, render_text
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.template import references, render, render_text
 
 SCOPE: dict[str, Json] = {
     "inputs": {"name": "Ada", "count": 3, "list": [1, {"deep": "x"}], "none": None, "yes": True, "odd key": 7},

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.errors import ConflictError, LimitExceededError
-from shared.jsontext import Json, JsonObject
-from shared.tasks.planner import Planner
-from shared.tasks.reading import plan_from_json
-from shared.tasks.service import TaskService
-from shared.tasks.status import TaskStatus
-from shared.tasks.totals import check_total
-from shared.testing.builders import make_session, make_step, make_task
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.testing.memory.store import MemoryStore
-from shared.tools.result import ErrorType
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import ConflictError, LimitExceededError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.totals import check_total
+from soong.shared.tools.result import ErrorType
+from tests.model.builders import make_session, make_step, make_task
+from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.store import MemoryStore
 from tests.one_loop import FAST, OneLoop
 from tests.unit.toolsets.test_task_planning import Planning
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.config import CommandsConfig, HookConfig, HooksConfig
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.redact import Redactor
-from shared.tools.command_hooks import hooks_of
-from shared.tools.definition import ToolDefinition
-from shared.tools.hooks import Hooks
+from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.command import hooks_of
 from tests.unit.tools.parts import Bench, make_bench, make_tool
 
 PYTHON = str(Path(sys.executable).resolve())

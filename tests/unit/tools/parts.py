@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shared.identity import Role, RunIdentity
-from shared.jsontext import Json, JsonObject
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
-from shared.tools.hooks import NO_HOOKS, Hooks
-from shared.tools.pipeline import DECIDED_EVENT, PipelineConfig, RunScope, ToolPipeline
-from shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ArtifactRef, ToolResult
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
+from soong.shared.tools.pipeline import DECIDED_EVENT, PipelineConfig, RunScope, ToolPipeline
+from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ArtifactRef, ToolResult
 
 TEXT_INPUT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}}
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.jsontext import Json, digest, dump
-from shared.tools.bounds import UnfitError, check_incoming, integral, plain, storable
+from soong.shared.core.jsontext import Json, digest, dump
+from soong.shared.tools.value_limits import UnfitError, check_incoming, integral, plain, storable
 
 JSON = st.recursive(
     st.none()

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from shared.config import CommandsConfig, HookConfig, HooksConfig
-from shared.errors import InvalidConfigError
-from shared.jsontext import digest, parse_strict
-from shared.sandbox.process import ProcessRunner
-from shared.tools.command_hooks import hooks_of
-from shared.tools.definition import Target
-from shared.tools.result import ErrorType, JsonBlock, TextBlock
+from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import digest, parse_strict
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.tools.definition import Target
+from soong.shared.tools.hooks.command import hooks_of
+from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock
 from tests.unit.tools.hook_programs import Programs, hook_runs
 from tests.unit.tools.parts import Bench, make_bench, make_tool
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.jsontext import JsonObject
-from shared.tools.describing import EVERY_CALL, Argument, arguments_of, first_sentence, may_end_in
-from shared.tools.result import ErrorType
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.docs import EVERY_CALL, Argument, arguments_of, first_sentence, may_end_in
+from soong.shared.tools.result import ErrorType
 from tests.unit.tools.parts import make_tool
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools.result import RESERVED, ErrorType
+from soong.shared.tools.result import RESERVED, ErrorType
 from tests.spec_document import ROOT, read_clauses
 
 PACKAGES = ("shared", "worker", "orchestrator")
-NOT_MAKERS = frozenset({"shared/tools/result.py", "shared/tools/describing.py"})
+NOT_MAKERS = frozenset({"shared/tools/result.py", "shared/tools/docs.py"})
 """Where types are listed; that makes none of them."""
 
 RETRYABLE = {

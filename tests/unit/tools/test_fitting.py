@@ -2,11 +2,11 @@
 
 import pytest
 
-from shared.jsontext import JsonObject
-from shared.sandbox.redact import MARK, redactor
-from shared.tools.definition import HandlerOutput, ToolContext
-from shared.tools.pipeline import PipelineConfig
-from shared.tools.result import TextBlock, ToolResult
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.sandbox.redact import MARK, redactor
+from soong.shared.tools.definition import HandlerOutput, ToolContext
+from soong.shared.tools.pipeline import PipelineConfig
+from soong.shared.tools.result import TextBlock, ToolResult
 from tests.unit.tools.parts import make_bench, make_tool
 
 SECRET = "correct-horse-battery"

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import JsonObject, digest
-from shared.testing.clock import FakeClock
-from shared.tools.definition import HandlerOutput, Target, ToolContext
-from shared.tools.hooks import (
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
+from soong.shared.tools.hooks.chain import (
     HookCall,
     Hooks,
     HookWires,
@@ -18,8 +17,9 @@ from shared.tools.hooks import (
     PostOutcome,
     PreOutcome,
 )
-from shared.tools.ports import CallInputs
-from shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.tools.ports import CallInputs
+from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from tests.model.clock import FakeClock
 from tests.unit.tools.parts import Bench, make_bench, make_identity, make_tool, make_workplace
 
 EVERY = Matcher()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shared.config import Config
-from shared.jsontext import JsonObject, parse_strict
-from shared.tools import sdk_hooks
-from shared.tools.command_hooks import _PostAnswer, _PreAnswer
-from shared.tools.definition import Target, ToolContext
-from shared.tools.hook import STRENGTH
-from shared.tools.result import ErrorType
+from soong.shared.core.config import Config
+from soong.shared.core.jsontext import JsonObject, parse_strict
+from soong.shared.tools.definition import Target, ToolContext
+from soong.shared.tools.hooks import sdk
+from soong.shared.tools.hooks.command import _PostAnswer, _PreAnswer
+from soong.shared.tools.hooks.hook import STRENGTH
+from soong.shared.tools.result import ErrorType
 from tests.unit.tools.hook_programs import Programs
 from tests.unit.tools.parts import TEXT_INPUT, make_bench, make_tool
 
@@ -72,10 +72,10 @@ async def test_the_program_of_the_example_denies_vendored_code(tmp_path: Path) -
 
 @pytest.mark.spec("EXE-13")
 async def test_the_function_of_the_example_has_the_call_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdk_hooks, "_PRE", {})
+    monkeypatch.setattr(sdk, "_PRE", {})
     exec(compile(example("python", 1), "docs/hooks.md", "exec"), {"__name__": "example"})
     tool = make_tool("code.run_command", input_schema=TEXT_INPUT)
-    bench = make_bench([tool], hooks=sdk_hooks.registered_hooks())
+    bench = make_bench([tool], hooks=sdk.registered_hooks())
 
     await bench.call("code.run_command", text="x")
 

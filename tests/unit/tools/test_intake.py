@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json
-from shared.tools.intake import parsed, shown_arguments
-from shared.tools.result import ErrorType, ToolError
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.arguments import parsed, shown_arguments
+from soong.shared.tools.result import ErrorType, ToolError
 from tests.unit.tools.parts import make_bench, make_tool
 
 NUMBER: Any = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidToolError
-from shared.tools.naming import NameTable, check_alias, check_name, mangle, name_matches, unmangle
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.tools.naming import NameTable, check_alias, check_name, mangle, name_matches, unmangle
 
 PARTS = st.from_regex(r"[a-z0-9_][a-z0-9_-]{0,8}", fullmatch=True)
 NAMES = st.builds(

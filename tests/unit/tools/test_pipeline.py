@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from shared.errors import AlreadyConsumedError, LeaseLostError
-from shared.jsontext import Json, JsonObject, digest
-from shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from shared.sandbox.redact import redactor
-from shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
-from shared.tools.pipeline import PipelineConfig
-from shared.tools.ports import CallRecord, ToolCall, Verdict
-from shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
+from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
+from soong.shared.tools.pipeline import PipelineConfig
+from soong.shared.tools.ports import CallRecord, ToolCall, Verdict
+from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
 from tests.unit.tools.parts import TEXT_INPUT, Bench, make_bench, make_tool
 
 DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)

@@ -7,15 +7,23 @@ from typing import Any, cast
 
 import pytest
 
-from shared.jsontext import Json, JsonObject, digest
-from shared.sandbox.redact import redactor
-from shared.testing.clock import FakeClock
-from shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
-from shared.tools.execution import PROGRESS_BURST
-from shared.tools.hooks import HookCall, Hooks, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
-from shared.tools.ports import CallInputs, ToolCall, Verdict
-from shared.tools.rendering import for_model
-from shared.tools.result import ContextNode, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
+from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
+from soong.shared.tools.execution import PROGRESS_BURST
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
+from soong.shared.tools.ports import CallInputs, ToolCall, Verdict
+from soong.shared.tools.result import (
+    ContextNode,
+    ErrorType,
+    JsonBlock,
+    TextBlock,
+    ToolError,
+    ToolFailure,
+    ToolResult,
+)
+from soong.shared.tools.results.rendering import for_model
+from tests.model.clock import FakeClock
 from tests.unit.tools.parts import make_bench, make_tool
 
 SECRET = "hunter2-very-secret"

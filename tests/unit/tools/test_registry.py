@@ -4,10 +4,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from shared.errors import InvalidToolError
-from shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
-from shared.tools.registry import ToolRegistry
-from shared.tools.risk import effective_traits
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.risk import effective_traits
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
 
 

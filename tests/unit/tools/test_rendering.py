@@ -4,9 +4,18 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import dump
-from shared.tools import stored
-from shared.tools.rendering import (
+from soong.shared.core.jsontext import dump
+from soong.shared.tools.result import (
+    ArtifactRef,
+    ContextNode,
+    ErrorType,
+    JsonBlock,
+    TextBlock,
+    ToolFailure,
+    ToolResult,
+)
+from soong.shared.tools.results import codec
+from soong.shared.tools.results.rendering import (
     for_model,
     for_person,
     for_telemetry,
@@ -14,7 +23,6 @@ from shared.tools.rendering import (
     log_line,
     status_of,
 )
-from shared.tools.result import ArtifactRef, ContextNode, ErrorType, JsonBlock, TextBlock, ToolFailure, ToolResult
 
 REF = ArtifactRef("ab" * 32, 5_000, "text/plain", "out.txt")
 FULL = ToolResult(
@@ -173,7 +181,7 @@ def test_a_line_of_the_tool_log_leaves_out_input_summary_and_message() -> None:
 @pytest.mark.spec("RES-06.d", "RES-01.b")
 def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_nodes() -> None:
     for result in (FULL, FAILED):
-        back = stored.from_json(stored.to_json("code.search", result))
+        back = codec.from_json(codec.to_json("code.search", result))
 
         assert (back.content, back.data, back.error, back.metadata, back.evidence) == (
             result.content,
@@ -182,7 +190,7 @@ def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_node
             result.metadata,
             result.evidence,
         )
-    assert "how to review" not in dump(stored.to_json("code.search", FULL))
-    payload = stored.context_to_json("c1", "internal.load_skill", FULL.context_nodes[0])
-    assert stored.context_from_json("skill", payload) == FULL.context_nodes[0]
-    assert stored.context_from_json("system", {"v": 1, "text": "you are a worker"}) is None
+    assert "how to review" not in dump(codec.to_json("code.search", FULL))
+    payload = codec.context_to_json("c1", "internal.load_skill", FULL.context_nodes[0])
+    assert codec.context_from_json("skill", payload) == FULL.context_nodes[0]
+    assert codec.context_from_json("system", {"v": 1, "text": "you are a worker"}) is None

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.tools.definition import Permission, Risk, Traits
-from shared.tools.risk import by_keywords, effective_traits, risk_of
+from soong.shared.tools.definition import Permission, Risk, Traits
+from soong.shared.tools.risk import by_keywords, effective_traits, risk_of
 from tests.unit.tools.parts import make_tool
 
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import LeaseLostError
-from shared.jsontext import JsonObject
-from shared.tools.definition import Permission, ToolDefinition, Traits
-from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, ToolFailure, ToolResult
-from shared.tools.schedule import GroupKind, plan_groups, run_turn
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.definition import Permission, ToolDefinition, Traits
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
+from soong.shared.tools.schedule import GroupKind, plan_groups, run_turn
 from tests.unit.tools.parts import make_tool
 
 TOOLS = {

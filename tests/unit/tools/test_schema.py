@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from shared.errors import InvalidToolError
-from shared.jsontext import Json, JsonObject
-from shared.tools.pydantic_schema import from_pydantic
-from shared.tools.schema import MAX_SCHEMA_DEPTH, MAX_VALUE_DEPTH, check_schema, close, schema_offences, validate
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.pydantic_schema import from_pydantic
+from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, MAX_VALUE_DEPTH, check_schema, close, schema_offences, validate
 
 FULL: JsonObject = {
     "type": "object",

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from shared.errors import InvalidConfigError
-from shared.tools.hooks import HookCall, Matcher, PostOutcome, PreOutcome
-from shared.tools.result import ToolResult
-from shared.tools.sdk_hooks import post_hook, pre_hook, registered_hooks
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.tools.hooks.chain import HookCall, Matcher, PostOutcome, PreOutcome
+from soong.shared.tools.hooks.sdk import post_hook, pre_hook, registered_hooks
+from soong.shared.tools.result import ToolResult
 
 
 @pre_hook("test.before", tools="nothing.*", tags=("mcp",), timeout=timedelta(seconds=2))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from shared.errors import InvalidToolError
-from shared.tools.definition import Permission
-from shared.tools.registry import ToolRegistry
-from shared.tools.toolset import Toolset
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.tools.definition import Permission
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.toolset import Toolset
 from tests.unit.tools.parts import make_tool
 
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import UsageError
-from shared.identity import Role
-from shared.jsontext import dump, parse_strict
-from shared.tools.definition import Permission
-from shared.tools.naming import name_matches
-from shared.tools.surface import RunMode, Surface, SurfaceRequest, ToolRule, compute_surface
+from soong.shared.core.errors import UsageError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import dump, parse_strict
+from soong.shared.tools.definition import Permission
+from soong.shared.tools.naming import name_matches
+from soong.shared.tools.surface import RunMode, Surface, SurfaceRequest, ToolRule, compute_surface
 from tests.unit.tools.parts import make_registry, make_tool
 
 CHILDREN = (Role.SUB, Role.FORK, Role.WORKER)

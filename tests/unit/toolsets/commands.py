@@ -6,14 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from shared.config import CommandsConfig
-from shared.jsontext import Json
-from shared.sandbox.command import CommandRunner
-from shared.sandbox.paths import PathPolicy
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.redact import Redactor
-from shared.tools.result import TextBlock, ToolFailure, ToolResult
-from shared.toolsets.code.run_command import CommandTool
+from soong.shared.core.config import CommandsConfig
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.command import CommandRunner
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.result import TextBlock, ToolFailure, ToolResult
+from soong.shared.toolsets.code.run_command import CommandTool
 from tests.unit.tools.parts import Bench, make_bench
 
 

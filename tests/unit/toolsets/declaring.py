@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.config import Config
-from shared.jsontext import Json
-from shared.sandbox.process import ProcessRunner
-from shared.tools.definition import Target, ToolDefinition
-from shared.tools.result import ErrorType, ToolResult
-from shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.core.config import Config
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.tools.definition import Target, ToolDefinition
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.toolsets.declarative.toolset import DeclarativeTools
 from tests.unit.tools.parts import Bench, make_bench
 
 ANY_TEXT: dict[str, Any] = {

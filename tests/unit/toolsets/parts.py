@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.jsontext import Json
-from shared.sandbox.paths import PathPolicy
-from shared.tools.describing import may_end_in
-from shared.tools.result import ErrorType, TextBlock, ToolResult
-from shared.toolsets.code import code_tools
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.docs import may_end_in
+from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.toolsets.code import code_tools
 from tests.unit.tools.parts import Bench, make_bench
 
 

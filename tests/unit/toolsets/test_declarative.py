@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from shared.config import Config, parse_config
-from shared.errors import InvalidConfigError
-from shared.sandbox.process import ProcessRunner
-from shared.tools.definition import Permission, ToolDefinition
-from shared.tools.registry import ToolRegistry
-from shared.toolsets.declarative.toolset import DeclarativeTools
-from shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.sources import Surroundings, make_registry
 from tests.unit.tools.parts import make_tool
 
 FIELD: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}

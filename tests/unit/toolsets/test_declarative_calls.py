@@ -10,15 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.config import parse_config
-from shared.identity import Role
-from shared.jsontext import JsonObject
-from shared.permissions.scope import offered_scope
-from shared.tools.definition import ToolContext
-from shared.tools.execution import PROGRESS_EVENT
-from shared.tools.ports import ToolCall, Verdict
-from shared.tools.result import ErrorType, JsonBlock, ToolError
-from shared.tools.surface import SurfaceRequest, compute_surface
+from soong.shared.core.config import parse_config
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.permissions.scope import offered_scope
+from soong.shared.tools.definition import ToolContext
+from soong.shared.tools.execution import PROGRESS_EVENT
+from soong.shared.tools.ports import ToolCall, Verdict
+from soong.shared.tools.result import ErrorType, JsonBlock, ToolError
+from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from tests.unit.tools.parts import make_bench, make_identity, make_workplace
 from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
 

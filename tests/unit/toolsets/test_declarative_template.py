@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.jsontext import Json
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.declarative.template import Argument, render_arguments, render_shell, shell_problems
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.declarative.template import Argument, render_arguments, render_shell, shell_problems
 
 NAMES = st.sampled_from(["a", "b", "c"])
 VALUES = st.one_of(

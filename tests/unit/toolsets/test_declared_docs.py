@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.config import Config
-from shared.toolsets.declarative.definition import ToolFile
-from shared.toolsets.declarative.protocol import _ERROR_FIELDS, _FIELDS, CLAIMABLE
-from shared.toolsets.skills.toolset import SkillTools
+from soong.shared.core.config import Config
+from soong.shared.toolsets.declarative.definition import ToolFile
+from soong.shared.toolsets.declarative.protocol import _ERROR_FIELDS, _FIELDS, CLAIMABLE
+from soong.shared.toolsets.skills.toolset import SkillTools
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.declaring import make_declared
 

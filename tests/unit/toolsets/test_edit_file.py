@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json
-from shared.sandbox.descriptors import PathRefusedError
-from shared.tools.definition import ToolContext
-from shared.tools.result import ErrorType, ToolError
-from shared.toolsets.code import code_tools, replace
+from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.tools.definition import ToolContext
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.code import atomic_write, code_tools
 from tests.unit.tools.parts import make_identity, make_workplace
 from tests.unit.toolsets.parts import Project
 
@@ -311,9 +311,9 @@ async def test_a_change_between_reading_and_renaming_is_not_lost(
     project: Project, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = project.file("x", "one\n")
-    original = replace._is_unchanged
+    original = atomic_write._is_unchanged
 
-    def unchanged(folder: int, name: str, before: replace.State) -> bool:
+    def unchanged(folder: int, name: str, before: atomic_write.State) -> bool:
         if late == "in place":
             path.write_text("ONE\n")
         else:
@@ -321,7 +321,7 @@ async def test_a_change_between_reading_and_renaming_is_not_lost(
             (project.root / "y").rename(path)
         return original(folder, name, before)
 
-    monkeypatch.setattr(replace, "_is_unchanged", unchanged)
+    monkeypatch.setattr(atomic_write, "_is_unchanged", unchanged)
     theirs = {"in place": "ONE\n", "replaced": "one\n"}[late]
 
     assert await project.error("edit_file", path="x", edits=edits(("one", "1"))) is ErrorType.PATH_CONFLICT

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools.result import ErrorType
-from shared.toolsets.code import list_dir
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code import list_dir
 from tests.unit.toolsets.parts import Project, text_of
 
 

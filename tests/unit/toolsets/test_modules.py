@@ -7,13 +7,13 @@ from textwrap import dedent
 
 import pytest
 
-from orchestrator.catalogue import Catalogue
-from shared.errors import InvalidConfigError
-from shared.settings import load_settings
-from shared.tools.definition import Permission
-from shared.tools.registry import ToolRegistry
-from shared.toolsets.modules import register_modules
-from shared.toolsets.sources import Surroundings, make_registry
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import load_settings
+from soong.shared.tools.definition import Permission
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.toolsets.modules import register_modules
+from soong.shared.toolsets.sources import Surroundings, make_registry
 
 Module = Callable[..., str]
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shared.tools.result import ErrorType
-from shared.toolsets.code.diff_fault import STRICTER_THAN_GIT, DiffError, Fault
-from shared.toolsets.code.diff_names import FileNames
-from shared.toolsets.code.exact_edits import Edit, apply_edits
-from shared.toolsets.code.line_image import apply_diff
-from shared.toolsets.code.unified_diff import parse_diff
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code.apply_hunks import apply_diff
+from soong.shared.toolsets.code.diff_fault import STRICTER_THAN_GIT, DiffError, Fault
+from soong.shared.toolsets.code.diff_names import FileNames
+from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
+from soong.shared.toolsets.code.unified_diff import parse_diff
 from tests.spec_document import ROOT
 from tests.unit.toolsets.examples import fixed
 from tests.unit.toolsets.hardened_git import Git

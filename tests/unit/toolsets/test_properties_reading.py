@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.sandbox.paths import PathPolicy
-from shared.toolsets.code import rg
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.toolsets.code import rg
 from tests.unit.tools.parts import make_workplace
 from tests.unit.toolsets.examples import fixed
 from tests.unit.toolsets.parts import Project, make_project

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.tools.result import ErrorType
+from soong.shared.tools.result import ErrorType
 from tests.unit.toolsets.parts import Project, make_project, text_of
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.jsontext import Json
-from shared.tools.ports import Verdict
-from shared.tools.result import ErrorType
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ErrorType
 from tests.unit.toolsets.parts import Project, make_project
 
 pytestmark = pytest.mark.spec("FS-06", "PER-02")

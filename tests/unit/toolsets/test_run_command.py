@@ -9,17 +9,17 @@ from random import Random
 
 import pytest
 
-from shared.config import CommandsConfig, Config
-from shared.permissions.scope import offered_scope
-from shared.sandbox.command import Command, Finished
-from shared.sandbox.process import ProcessRunner
-from shared.sandbox.redact import redactor
-from shared.testing.clock import FakeClock
-from shared.tools.definition import Permission, Traits
-from shared.tools.result import ErrorType
-from shared.toolsets.code import code_tools
-from shared.toolsets.code.quoting import quoted
-from shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
+from soong.shared.core.config import CommandsConfig, Config
+from soong.shared.permissions.scope import offered_scope
+from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import Permission, Traits
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.quoting import quoted
+from soong.shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
+from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
 from tests.unit.sandbox.families import STAYING, is_alive, pids, until
 from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.sandbox.paths import PathPolicy
-from shared.tools.result import ErrorType
-from shared.toolsets.code import code_tools
-from shared.toolsets.code.confirm import confirmed
-from shared.toolsets.code.rg import Match, program
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.rg import Match, program
+from soong.shared.toolsets.code.verify_matches import confirmed
 from tests.unit.tools.parts import make_bench, make_workplace
 from tests.unit.toolsets.parts import Project, make_project, text_of
 

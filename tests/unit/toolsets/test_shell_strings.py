@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.toolsets.code.program_kinds import HARMLESS, is_harmless, is_network_client, is_open_ended
-from shared.toolsets.code.shell_strings import plain_name, shell_string
+from soong.shared.toolsets.code.program_kinds import HARMLESS, is_harmless, is_network_client, is_open_ended
+from soong.shared.toolsets.code.shell_strings import plain_name, shell_string
 
 
 @pytest.mark.spec("CMD-01.b")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from shared.config import Config, parse_config
-from shared.identity import Role
-from shared.permissions.taint import reads_untrusted
-from shared.tools.definition import ToolDefinition
-from shared.tools.result import ContextNode, ErrorType, ToolResult
-from shared.tools.surface import SurfaceRequest, compute_surface
-from shared.toolsets.skills.shelf import MAX_SKILL_BYTES
-from shared.toolsets.skills.toolset import SkillTools
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.identity import Role
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.result import ContextNode, ErrorType, ToolResult
+from soong.shared.tools.surface import SurfaceRequest, compute_surface
+from soong.shared.toolsets.skills.loader import MAX_SKILL_BYTES
+from soong.shared.toolsets.skills.toolset import SkillTools
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.parts import text_of
 

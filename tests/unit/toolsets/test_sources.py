@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, parse_config
-from shared.tools.definition import ToolDefinition, Traits
-from shared.tools.result import ErrorType, ToolResult
-from shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.core.config import Config, parse_config
+from soong.shared.tools.definition import ToolDefinition, Traits
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.toolsets.sources import Surroundings, make_registry
 from tests.unit.tools.parts import make_bench
 from tests.unit.tools.test_pipeline import DENIED
 from tests.unit.toolsets.declaring import make_declared

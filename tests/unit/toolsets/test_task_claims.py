@@ -8,26 +8,26 @@ from typing import Any, cast
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.jsontext import Json, JsonObject
-from shared.sessions.session import Ownership
-from shared.tasks.change import TaskChange
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, ClaimMode, Held, Step, StepKind
-from shared.testing.builders import make_session, make_step, make_task, open_session
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.testing.memory.store import MemoryStore
-from shared.tools.definition import Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import ToolCall
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ErrorType, ToolFailure, ToolResult
-from shared.tools.surface import CHILD_TASK_TOOLS
-from shared.toolsets.tasks import TaskTools
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step, StepKind
+from soong.shared.tools.definition import Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
+from soong.shared.tools.surface import CHILD_TASK_TOOLS
+from soong.shared.toolsets.tasks import TaskTools
+from soong.worker.additional_steps import FurtherSteps
+from soong.worker.claim_loop import Pump
+from soong.worker.incarnation import Incarnation
+from tests.model.builders import make_session, make_step, make_task, open_session
+from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
-from worker.further import FurtherSteps
-from worker.incarnation import Incarnation
-from worker.pump import Pump
 
 pytestmark = pytest.mark.spec("DAG-01", "DAG-03")
 

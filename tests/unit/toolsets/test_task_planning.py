@@ -8,26 +8,26 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.tool_registry import owner_registry, registry_of
-from shared.clock import SystemClock
-from shared.identity import Role, RunIdentity
-from shared.jsontext import Json
-from shared.sessions.session import Session
-from shared.tasks.functions import known_functions
-from shared.tasks.plan import Known
-from shared.tasks.planner import Planner
-from shared.tasks.service import TaskService
-from shared.tasks.status import StepStatus, TaskEvent, TaskStatus
-from shared.testing.builders import make_session, make_step, make_task
-from shared.testing.memory.store import MemoryStore
-from shared.tools.definition import Permission, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import ToolCall
-from shared.tools.result import ErrorType, ToolResult
-from shared.tools.risk import effective_traits
-from shared.tools.surface import RunMode, SurfaceRequest, compute_surface
-from shared.toolsets.sources import Surroundings
-from shared.toolsets.tasks.showing import TAGS
+from soong.orchestrator.client.tool_registry import owner_registry, registry_of
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.tools.definition import Permission, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.risk import effective_traits
+from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
+from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.tasks.showing import TAGS
+from tests.model.builders import make_session, make_step, make_task
+from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 from tests.unit.agents.parts import Notebook, RuleGate
 

@@ -6,20 +6,20 @@ from typing import Any, cast
 
 import pytest
 
-from shared.errors import LeaseLostError
-from shared.jsontext import JsonObject
-from shared.tasks.step import Claim, StepKind
-from shared.testing.builders import make_session, make_step, open_session, open_task, open_worker
-from shared.testing.clock import FakeClock
-from shared.testing.memory.store import MemoryStore
-from shared.tools.definition import Permission, Workplace
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import ToolCall
-from shared.tools.registry import ToolRegistry
-from shared.tools.result import ErrorType, ToolResult
-from shared.tools.risk import effective_traits
-from shared.tools.surface import CHILD_TASK_TOOLS
-from shared.toolsets.tasks import TaskTools
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.step import Claim, StepKind
+from soong.shared.tools.definition import Permission, Workplace
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.risk import effective_traits
+from soong.shared.tools.surface import CHILD_TASK_TOOLS
+from soong.shared.toolsets.tasks import TaskTools
+from tests.model.builders import make_session, make_step, open_session, open_task, open_worker
+from tests.model.clock import FakeClock
+from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.permissions.gate import scope_of
-from shared.permissions.policy import Policy, evaluate
-from shared.permissions.rules import Effect, parse_allow
-from shared.tools.result import ErrorType
-from shared.toolsets.code import replace
+from soong.shared.permissions.gate import scope_of
+from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.rules import Effect, parse_allow
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.code import atomic_write
 from tests.unit.toolsets.parts import Project
 
 
@@ -124,13 +124,13 @@ async def test_a_file_that_appears_between_check_and_rename_survives(
     project: Project, overwrite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = project.root / "x"
-    original = replace._link_new
+    original = atomic_write._link_new
 
     def late(folder: int, temporary: str, name: str) -> bool:
         path.write_text("theirs")
         return original(folder, temporary, name)
 
-    monkeypatch.setattr(replace, "_link_new", late)
+    monkeypatch.setattr(atomic_write, "_link_new", late)
 
     assert await project.error("write_file", path="x", content="mine", overwrite=overwrite) is ErrorType.PATH_CONFLICT
     assert path.read_text() == "theirs"
@@ -178,9 +178,9 @@ def test_a_file_system_without_hard_links_is_served_too(tmp_path: Path, monkeypa
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     (tmp_path / "temporary").write_text("new")
 
-    assert replace._link_new(folder, "temporary", "x")
+    assert atomic_write._link_new(folder, "temporary", "x")
     (tmp_path / "again").write_text("other")
-    assert not replace._link_new(folder, "again", "x")
+    assert not atomic_write._link_new(folder, "again", "x")
 
     os.close(folder)
     assert (tmp_path / "x").read_text() == "new"
@@ -212,13 +212,13 @@ async def test_the_owner_stays_and_the_right_to_run_as_the_owner_goes(project: P
 @pytest.mark.spec("FS-04")
 async def test_a_change_in_place_of_the_same_size_is_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     path = project.file("x", "old")
-    original = replace._is_unchanged
+    original = atomic_write._is_unchanged
 
-    def late(folder: int, name: str, before: replace.State) -> bool:
+    def late(folder: int, name: str, before: atomic_write.State) -> bool:
         path.write_text("new")
         return original(folder, name, before)
 
-    monkeypatch.setattr(replace, "_is_unchanged", late)
+    monkeypatch.setattr(atomic_write, "_is_unchanged", late)
 
     assert await project.error("write_file", path="x", content="mine", overwrite=True) is ErrorType.PATH_CONFLICT
     assert path.read_text() == "new"

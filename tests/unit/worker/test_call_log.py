@@ -8,25 +8,25 @@ from typing import Any, Literal
 
 import pytest
 
-from shared.errors import LeaseLostError
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NewNode, NodeKind
-from shared.runs.store import CallStatus
-from shared.sandbox.redact import redactor
-from shared.tasks.step import Claim
-from shared.testing.builders import open_session, open_task, open_worker
-from shared.testing.clock import START_US, FakeClock
-from shared.testing.memory import MemoryStore
-from shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from shared.tools.hooks import NO_HOOKS, HookCall, Hooks, NamedPreHook, PreOutcome
-from shared.tools.pipeline import RunScope, ToolPipeline
-from shared.tools.ports import ToolCall
-from shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
-from shared.tools.schedule import run_turn
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.store import CallStatus
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
+from soong.shared.tools.schedule import run_turn
+from soong.worker.call_log import RunCallLog
+from soong.worker.stop_signal import Interruption
+from soong.worker.transcript import RunTranscript
+from tests.model.builders import open_session, open_task, open_worker
+from tests.model.clock import START_US, FakeClock
+from tests.model.memory import MemoryStore
 from tests.unit.tools.parts import Artifacts, RecordingGate, make_tool, make_workplace
-from worker.call_log import RunCallLog
-from worker.interruption import Interruption
-from worker.transcript import RunTranscript
 
 SECRET = "hunter2-very-secret"
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from shared.runs.status import EndReason
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd
-from shared.testing.builders import open_session, open_task, open_worker
-from shared.testing.clock import START_US
-from shared.testing.memory import MemoryStore
-from worker.flower import FlowerEvents
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.worker.flower import FlowerEvents
+from tests.model.builders import open_session, open_task, open_worker
+from tests.model.clock import START_US
+from tests.model.memory import MemoryStore
 
 BUDGETS = {"max_turns", "token_limit", "cost_limit", "time_limit"}
 

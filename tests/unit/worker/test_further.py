@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.errors import LeaseLostError, UnavailableError
-from shared.jsontext import Json
-from shared.runs.status import EndReason
-from shared.sandbox.redact import Redactor
-from shared.sessions.session import Ownership
-from shared.tasks.change import TaskChange
-from shared.tasks.further import Refusal, Unclaimable
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, ClaimMode, Held, NewStep, Outcome, Step, StepEnd, StepError, StepKind
-from shared.testing.builders import make_session, make_step, make_task, open_session
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.testing.memory.store import MemoryStore
-from worker.flower import NoFlower
-from worker.further import FurtherSteps
-from worker.incarnation import Incarnation
-from worker.interruption import Interruption
-from worker.pump import Pump
-from worker.slots import Slots
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.additional_claims import Refusal, Unclaimable
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, NewStep, Outcome, Step, StepEnd, StepError, StepKind
+from soong.shared.sandbox.redact import Redactor
+from soong.worker.additional_steps import FurtherSteps
+from soong.worker.claim_loop import Pump
+from soong.worker.flower import NoFlower
+from soong.worker.incarnation import Incarnation
+from soong.worker.slots import Slots
+from soong.worker.stop_signal import Interruption
+from tests.model.builders import make_session, make_step, make_task, open_session
+from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.store import MemoryStore
 
 pytestmark = pytest.mark.spec("DAG-03")
 

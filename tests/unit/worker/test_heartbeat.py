@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from shared.errors import UnavailableError
-from shared.testing.clock import FakeClock
-from worker.heartbeat import TRUST, Heartbeat
+from soong.shared.core.errors import UnavailableError
+from soong.worker.heartbeat import TRUST, Heartbeat
+from tests.model.clock import FakeClock
 
 LEASE_S = 20.0
 BEAT_S = 5.0

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.errors import LeaseLostError, UnavailableError
-from shared.tasks.step import Held
-from shared.testing.clock import FakeClock
-from shared.testing.memory import MemoryStore
-from worker.interruption import Interruption
-from worker.parking import Parking, ParkingLot
+from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.engine.tasks.step import Held
+from soong.worker.parking import Parking, ParkingLot
+from soong.worker.stop_signal import Interruption
+from tests.model.clock import FakeClock
+from tests.model.memory import MemoryStore
 
 HELD = Held("task_1/a", "run_1", 1)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shared.jsontext import Json
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd, StepKind
-from shared.testing.builders import make_identity
-from worker.python_step import MAX_OUTPUT_BYTES, PythonSteps
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
+from soong.worker.function_step import MAX_OUTPUT_BYTES, PythonSteps
+from tests.model.builders import make_identity
 
 
 def nested(depth: int) -> Json:

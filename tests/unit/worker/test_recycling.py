@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from shared.settings import Settings
-from worker.recycling import JITTER, Wear, resident_mib
+from soong.shared.core.settings import Settings
+from soong.worker.recycling import JITTER, Wear, resident_mib
 
 
 def test_each_process_waits_for_at_least_what_it_is_told_and_not_for_much_more() -> None:

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from shared.jsontext import Json, JsonObject
-from shared.runs.events import NodeKind
-from shared.runs.status import EndReason
-from shared.tasks.inputs import BoundStep
-from shared.tasks.outcomes import Remains, Suffered, with_report
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, StepEnd, StepKind, StepResult
-from shared.testing.builders import make_identity
-from worker.interruption import Interruption
-from worker.python_step import PythonSteps
-from worker.run import Runner
-from worker.time_limit import TimeLimit
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.failure_report import Remains, Suffered, with_report
+from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind, StepResult
+from soong.worker.function_step import PythonSteps
+from soong.worker.run import Runner
+from soong.worker.stop_signal import Interruption
+from soong.worker.time_limit import TimeLimit
+from tests.model.builders import make_identity
 
 pytestmark = pytest.mark.spec("DAG-10")
 

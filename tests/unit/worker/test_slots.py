@@ -5,20 +5,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.errors import LeaseLostError, UnavailableError
-from shared.jsontext import Json
-from shared.runs.status import EndReason
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Advance, Claim, Step, StepEnd, StepError
-from shared.testing.builders import make_session, make_step, make_task
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.testing.memory.store import MemoryStore
-from worker.flower import NoFlower
-from worker.incarnation import Incarnation
-from worker.interruption import Interruption
-from worker.pump import BATCH, Pump
-from worker.slots import Slots
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Advance, Claim, Step, StepEnd, StepError
+from soong.worker.claim_loop import BATCH, Pump
+from soong.worker.flower import NoFlower
+from soong.worker.incarnation import Incarnation
+from soong.worker.slots import Slots
+from soong.worker.stop_signal import Interruption
+from tests.model.builders import make_session, make_step, make_task
+from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.store import MemoryStore
 
 Work = Callable[[Claim], Awaitable[StepEnd]]
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from shared.clock import SystemClock
-from shared.errors import UnavailableError
-from shared.tasks.status import StepStatus
-from shared.tasks.step import Claim, Held, StepEnd
-from shared.testing.builders import make_session, make_task
-from shared.testing.memory.ring import MemorySwitchboard
-from shared.testing.memory.store import MemoryStore
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.worker.claim_loop import Pump
+from soong.worker.flower import NoFlower
+from soong.worker.incarnation import Incarnation
+from soong.worker.slots import Slots
+from tests.model.builders import make_session, make_task
+from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.store import MemoryStore
 from tests.unit.worker.test_slots import Running, done
-from worker.flower import NoFlower
-from worker.incarnation import Incarnation
-from worker.pump import Pump
-from worker.slots import Slots
 
 
 class LateStore(MemoryStore):

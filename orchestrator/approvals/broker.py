@@ -1,0 +1,74 @@
+"""The desk: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
+
+Owns a :class:`SessionDesk` for each session that has questions, grants or a callback. A successor of a dead owner asks
+the same questions under the same ids, reads the answers that stand, and has none of its grants.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.approvals.session_approvals import DeskTools, SessionDesk
+from soong.orchestrator.approvals.unheld_runs import RunEvents, UnheldRuns
+from soong.shared.core.clock import Clock
+from soong.shared.core.settings import Settings
+from soong.shared.engine.wire.notifier import Ring
+from soong.shared.permissions.grants import Grant
+from soong.shared.permissions.request import PermissionCallback
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.storage.store import Store
+
+
+class Desk:
+    """The desk of one owner. ``review`` may be called as often as one likes; nothing in it waits for people."""
+
+    def __init__(
+        self,
+        store: Store,
+        ring: Ring,
+        key: DeploymentKey,
+        clock: Clock,
+        settings: Settings,
+        direct: Mapping[str, PermissionCallback] | None = None,
+        *,
+        owner_id: Callable[[], str],
+        home: str = "",
+        redactor: Redactor | None = None,
+        events: RunEvents | None = None,
+    ) -> None:
+        home, redactor = home or str(Path.home()), redactor or Redactor()
+        unheld = UnheldRuns(store, events)
+        self._tools = DeskTools(store, ring, key, clock, settings, owner_id, home, redactor, unheld)
+        self._sessions: dict[str, SessionDesk] = {}
+        for session_id, callback in (direct or {}).items():
+            self._of(session_id).callback = callback
+
+    async def review(self, session_ids: Sequence[str]) -> None:
+        """Look at the pending questions of these sessions, in tasks of the desk's own."""
+        await self._tools.key.current()
+        self._sessions = {name: desk for name, desk in self._sessions.items() if not desk.is_idle}
+        for session_id in session_ids:
+            self._of(session_id).poke()
+
+    def attach(self, session_id: str, callback: PermissionCallback) -> None:
+        """Let a callback in this process fill the session's one callback."""
+        self._of(session_id).set_callback(callback)
+        self._of(session_id).poked.set()
+
+    def detach(self, session_id: str) -> None:
+        """Take the callback away; what it was being asked waits for another responder."""
+        self._of(session_id).set_callback(None)
+        self._of(session_id).poked.set()
+
+    def grants(self, session_id: str) -> Sequence[Grant]:
+        """Return what has been allowed for the session, for showing."""
+        return tuple(self._of(session_id).grants)
+
+    async def close(self) -> None:
+        """End every task; questions stay pending for a successor."""
+        desks, self._sessions = list(self._sessions.values()), {}
+        for desk in desks:
+            await desk.close()
+
+    def _of(self, session_id: str) -> SessionDesk:
+        return self._sessions.setdefault(session_id, SessionDesk(self._tools, session_id))

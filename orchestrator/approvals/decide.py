@@ -1,0 +1,182 @@
+"""What an owner rules on a question, before it is signed: pure, every way of not getting a yes told apart (PER-14)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.permissions.gate import facts_of
+from soong.shared.permissions.grants import Grant
+from soong.shared.permissions.policy import Policy, judge
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, RequestState
+from soong.shared.permissions.rules import Effect
+from soong.shared.permissions.scope import offered_scope
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.result import ErrorType
+
+FAULTS = frozenset({ErrorType.PERMISSION_TIMEOUT, ErrorType.PERMISSION_NO_CALLBACK, ErrorType.PERMISSION_FAILED})
+"""Not getting a yes because asking failed: each is a permission_failed event of its own (PER-05)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """An outcome and its author. ``error`` is set exactly when the choice is deny.
+
+    ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
+    the person's callback said beside its answer (PER-03, PER-19). ``security`` names what did not hold of the question
+    or the answer; it is an event of its own.
+    """
+
+    choice: Choice
+    author: Literal["rule", "grant", "person", "system"]
+    principal: str = ""
+    channel: str = ""
+    reason: str = ""
+    error: ErrorType | None = None
+    rule: str = ""
+    grant: str = ""
+    metadata: JsonObject = field(default_factory=dict)
+    state: RequestState = RequestState.DECIDED
+    security: str = ""
+
+    def decision(self, request: PermissionRequest, *, now_us: int, ttl_us: int) -> Decision:
+        """Return the unsigned decision of this ruling, bound to exactly the request."""
+        return Decision(
+            id=new_id("dec"),
+            request_id=request.id,
+            session_id=request.identity.session_id,
+            run_id=request.identity.run_id,
+            tool_call_id=request.tool_call_id,
+            tool=request.tool,
+            input_digest=request.input_digest,
+            scope=request.scope,
+            precondition=request.precondition,
+            choice=self.choice,
+            author=self.author,
+            principal=self.principal,
+            reason=self.reason,
+            error=self.error,
+            decided_us=now_us,
+            expires_us=now_us + ttl_us,
+            key_id="",
+        )
+
+    def events(self, decision: Decision, redactor: Redactor) -> Sequence[NewEvent]:
+        """Return what the run's log says of it, without secrets; the pipeline adds tool_denied when the call ends."""
+        told: dict[str, Json] = {
+            "request_id": decision.request_id,
+            "decision_id": decision.id,
+            "tool_call_id": decision.tool_call_id,
+            "tool": decision.tool,
+            "scope": decision.scope,
+            "choice": str(self.choice),
+            "author": self.author,
+            "rule": self.rule,
+            "grant": self.grant,
+            "principal": self.principal,
+            "channel": self.channel,
+            "reason": self.reason,
+            "error": None if self.error is None else str(self.error),
+            "metadata": dict(self.metadata),
+        }
+        facts = redactor.mapping(told)  # a person's words may hold what was typed at the wrong place (EVT-05)
+        events = [NewEvent(EventType.PERMISSION_DECIDED, facts, decision.decided_us)]
+        if self.error in FAULTS:
+            failed = {**facts, "reason": str(self.error), "message": facts["reason"]}
+            events.insert(0, NewEvent(EventType.PERMISSION_FAILED, failed, decision.decided_us))
+        if self.state is RequestState.WITHDRAWN:
+            events = [NewEvent(EventType.PERMISSION_WITHDRAWN, facts, decision.decided_us)]
+        if self.security:
+            events.insert(0, NewEvent(EventType.SECURITY, {**facts, "what": self.security}, decision.decided_us))
+        return tuple(events)
+
+
+def forged() -> Ruling:
+    """Refuse a request that its run did not prove; nobody is asked."""
+    reason = "the request does not carry the proof of its run"
+    refusal = _refusal(ErrorType.PERMISSION_WITHDRAWN, reason, state=RequestState.WITHDRAWN)
+    return replace(refusal, security="forged_request")
+
+
+def failed(reason: str) -> Ruling:
+    """Refuse because asking went wrong."""
+    return _refusal(ErrorType.PERMISSION_FAILED, reason)
+
+
+def no_callback(waited_s: float) -> Ruling:
+    reason = f"nobody who could answer was attached to the session for {waited_s:g} s"
+    return _refusal(ErrorType.PERMISSION_NO_CALLBACK, reason)
+
+
+def timed_out(waited_s: float) -> Ruling:
+    return _refusal(ErrorType.PERMISSION_TIMEOUT, f"the question was shown for {waited_s:g} s and nobody answered")
+
+
+def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> Ruling | None:
+    """Refuse what the session's policy denies by now, and whatever asks in a session that nobody answers for."""
+    verdict = judge(policy, facts_of(request))
+    if verdict.effect is Effect.DENY:
+        principal = f"{verdict.rule} ({verdict.source})"
+        error = verdict.error or ErrorType.PERMISSION_DENIED
+        return Ruling(Choice.DENY, "rule", principal, reason=verdict.reason, error=error, rule=principal)
+    if session.answer_mode is AnswerMode.NONE:
+        reason = (
+            "the session is answered by its policy alone, and no rule of it allows this; add one, for example --allow"
+        )
+        return _refusal(ErrorType.PERMISSION_NO_CALLBACK, reason)
+    return None
+
+
+def by_grant(grant: Grant) -> Ruling:
+    reason = f"allowed for the session by {grant.decision_id}"
+    return Ruling(Choice.ALLOW_ONCE, "grant", grant.principal, reason=reason, grant=grant.decision_id)
+
+
+def offers_session(policy: Policy, request: PermissionRequest, home: str) -> bool:
+    """Say whether a session grant may be given or used: judged by the owner, whatever the asker wrote (PER-08)."""
+    facts = facts_of(request)
+    may_be_granted = request.offers_session and not policy.asks_each_time(facts)
+    return may_be_granted and offered_scope(facts.target, home) == request.scope
+
+
+def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> Ruling:
+    """Turn a responder's words into a ruling; what does not fit the question is a failed answer, not a person's no."""
+    security, problem = _problem(session, request, answer, may_grant=may_grant)
+    if problem or answer.choice is None:
+        return Ruling(
+            Choice.DENY,
+            "system",
+            answer.principal,
+            answer.channel,
+            problem,
+            ErrorType.PERMISSION_FAILED,
+            security=security,
+        )
+    error = ErrorType.PERMISSION_DENIED if answer.choice is Choice.DENY else None
+    return Ruling(
+        answer.choice, "person", answer.principal, answer.channel, answer.reason, error, metadata=answer.metadata
+    )
+
+
+def _problem(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> tuple[str, str]:
+    """Return what is wrong with an answer: the name of the security event, if it is one, and a sentence."""
+    if answer.provenance.problem:
+        return "not_a_person", answer.provenance.problem
+    if session.answer_mode is AnswerMode.ATTACHED and answer.principal != session.principal:
+        foreign = f"{answer.principal!r} answered, but the session is answered by {session.principal!r}"
+        return "foreign_principal", foreign
+    if answer.input_digest != request.input_digest:
+        return "wrong_digest", "the answer was given to another input than the one that waits"
+    if answer.choice is None:
+        return "", answer.reason or "the responder failed without saying why"
+    if answer.choice is Choice.ALLOW_FOR_SESSION and not may_grant:
+        unoffered = "allow_for_session was answered to a question that offers only allow_once and deny"
+        return "unoffered_choice", unoffered
+    return "", ""
+
+
+def _refusal(error: ErrorType, reason: str, state: RequestState = RequestState.DECIDED) -> Ruling:
+    return Ruling(Choice.DENY, "system", reason=reason, error=error, state=state)

@@ -1,0 +1,131 @@
+"""The whole input of a call that is asked for: all that the summary in its question leaves out.
+
+The question keeps a bounded summary and the digest of the real input, which is what a decision is bound to. The whole
+stands in the run's nodes as the model sent it, or in the event of the question as hooks made it, both without secrets.
+It is the real input exactly when its digest is that one; otherwise it is said what it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.jsontext import Json, JsonObject, digest, parse_strict
+from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.permissions.gate import MAX_SHOWN_CHARS
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.sandbox.redact import MARK
+
+EXACT: Final = "exactly what an answer is bound to"
+REDACTED: Final = f"without secrets, which read {MARK}; an answer is bound to the real input"
+SUMMARY: Final = "a summary: the whole is not to be found in the run's log; deny what you would have to see"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInput:
+    """``input`` as a person may see it; ``note`` says what it is. Nothing of it is cut exactly when ``is_whole``."""
+
+    input: JsonObject
+    note: str
+    is_exact: bool = False
+    is_whole: bool = True
+
+    def as_json(self) -> dict[str, Json]:
+        return {"input": self.input, "is_exact": self.is_exact, "is_whole": self.is_whole, "note": self.note}
+
+
+async def read_whole_input(store: RunStore, request: PermissionRequest) -> WholeInput:
+    """Read the whole input of a question's call from its run's logs. Raises: UnavailableError."""
+    run_id = request.identity.run_id
+    found = whole_input(request, await store.nodes(run_id))
+    return found if found.is_whole else whole_of_event(request, await _asked(store, run_id, request.id)) or found
+
+
+def whole_input(request: PermissionRequest, nodes: Sequence[Node]) -> WholeInput:
+    """Return the whole input of a question's call, as far as its run's nodes keep it."""
+    if _has_digest(request.arguments, request.input_digest):
+        return WholeInput(request.arguments, EXACT, is_exact=True)
+    for said in _arguments_in(nodes, request.tool_call_id):
+        found = _whole(request, said)
+        if found is not None:
+            return found
+    return WholeInput(request.arguments, SUMMARY, is_whole=False)
+
+
+def whole_of_event(request: PermissionRequest, event: Event | None) -> WholeInput | None:
+    """Return the whole input of a call that hooks rewrote, as the event of its question keeps it."""
+    said = None if event is None else event.data.get("input")
+    return _whole(request, said) if isinstance(said, Mapping) else None
+
+
+def _whole(request: PermissionRequest, said: JsonObject) -> WholeInput | None:
+    if _has_digest(said, request.input_digest):
+        return WholeInput(said, EXACT, is_exact=True)
+    return WholeInput(said, REDACTED) if _fits(request.arguments, said) else None
+
+
+async def _asked(store: RunStore, run_id: str, request_id: str) -> Event | None:
+    """Find the event of a question."""
+    page = await store.events(run_id)
+    while page:
+        for event in page:
+            if event.type == EventType.PERMISSION_REQUESTED and event.data.get("request_id") == request_id:
+                return event
+        page = await store.events(run_id, after_seq=page[-1].seq)
+    return None
+
+
+def _arguments_in(nodes: Sequence[Node], tool_call_id: str) -> Sequence[JsonObject]:
+    """Return what the model sent under a call's id, newest first."""
+    return [
+        arguments
+        for node in reversed(nodes)
+        if node.kind is NodeKind.ASSISTANT
+        for part in _parts(node.payload)
+        if part.get("part_kind") == "tool-call" and part.get("tool_call_id") == tool_call_id
+        if (arguments := _parsed(part.get("args"))) is not None
+    ]
+
+
+def _parts(payload: JsonObject) -> list[Mapping[str, Json]]:
+    message = payload.get("message")
+    parts = message.get("parts") if isinstance(message, Mapping) else None
+    return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list | tuple) else []
+
+
+def _parsed(value: Json) -> JsonObject | None:
+    """Return arguments as an object: providers send them as one, or as its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = parse_strict(value)
+        except InvalidJsonError:
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _has_digest(value: JsonObject, expected: str) -> bool:
+    try:
+        return digest(value) == expected
+    except InvalidJsonError:
+        return False
+
+
+def _fits(summary: Json, whole: Json) -> bool:
+    """Say whether a question's summary is what this would be summed up to: equal but for what was cut."""
+    if isinstance(summary, Mapping) and isinstance(whole, Mapping):
+        known = {name: item for name, item in summary.items() if name != "…"}
+        is_all = known.keys() == whole.keys() or ("…" in summary and known.keys() <= whole.keys())
+        return is_all and all(_fits(item, whole[name]) for name, item in known.items())
+    if isinstance(summary, list | tuple) and isinstance(whole, list | tuple):
+        is_cut = bool(summary) and isinstance(summary[-1], str) and summary[-1].startswith("… (")
+        kept = summary[:-1] if is_cut else summary
+        return (is_cut or len(summary) == len(whole)) and len(kept) <= len(whole) and all(map(_fits, kept, whole))
+    return summary == whole or (isinstance(summary, str) and _is_cut_of(summary, whole))
+
+
+def _is_cut_of(summary: str, whole: Json) -> bool:
+    """Say whether a text is cut from another, or stands for something that lies too deep."""
+    if not isinstance(whole, str):
+        return summary.startswith("… (")
+    return len(whole) > MAX_SHOWN_CHARS and whole[:MAX_SHOWN_CHARS] == summary[:MAX_SHOWN_CHARS]

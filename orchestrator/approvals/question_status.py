@@ -1,0 +1,117 @@
+"""How a question stands or ended, in words: every way of not getting a yes has its own (PER-14).
+
+Pure. Texts of others (reasons, principals) are returned as they are; whoever shows them makes them inert.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from soong.orchestrator.approvals.decide import FAULTS
+from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
+from soong.shared.permissions.store import ConsentStore
+from soong.shared.tools.result import ErrorType
+
+WAITS: Final = "waits"
+
+CHANNELS: Final = {
+    "callback": "the program's callback",
+    "terminal": "a terminal",
+    "cli": "soong approvals",
+    "http": "the HTTP API",
+    "sdk": "a program",
+}
+
+CHOICES: Final = {
+    Choice.ALLOW_ONCE: "allowed once",
+    Choice.ALLOW_FOR_SESSION: "allowed for the session",
+    Choice.DENY: "denied",
+}
+
+_REFUSALS: Final = {
+    ErrorType.PERMISSION_TIMEOUT: ("timed out", "nobody answered in time"),
+    ErrorType.PERMISSION_NO_CALLBACK: ("nobody there", "nobody was there to be asked"),
+    ErrorType.PERMISSION_FAILED: ("failed", "asking failed"),
+    ErrorType.PERMISSION_WITHDRAWN: ("withdrawn", "the question was withdrawn"),
+    ErrorType.PERMISSION_STALE: ("stale", "the answer no longer fits"),
+    ErrorType.PATH_CONFLICT: ("changed", "the target is not what was shown"),
+}
+
+
+_REFUSED: Final = "not permitted:"
+_SILENT: Final = "a person denied it without a reason"
+"""What the pipeline puts before a reason, and what it says instead of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """``word`` for tables, ``sentence`` for people. A question that waits has one, too."""
+
+    word: str
+    sentence: str
+    is_allowed: bool = False
+
+
+def ending_of(question: Question) -> Ending:
+    """Return how a question stands now."""
+    if question.decision is not None:
+        decided = _decided(question.decision, question.answer)
+        if question.state is RequestState.EXPIRED and decided.is_allowed:
+            return Ending("lapsed", f"{decided.sentence}; not used in time, so its call asks anew")
+        return decided
+    match question.state:
+        case RequestState.PENDING if question.answer is not None:
+            return Ending("answered", f"{_answered(question.answer)}; no orchestrator has acted on it yet")
+        case RequestState.PENDING:
+            return Ending(WAITS, "waits for an answer")
+        case RequestState.EXPIRED:
+            return Ending("expired", "expired without an answer")
+        case _:
+            return Ending("withdrawn", "withdrawn: its call does not wait for it any more")
+
+
+async def question_of(store: ConsentStore, request_id: str) -> Question:
+    """Return a question as the rows have it. Raises: NotFoundError."""
+    request, state = await store.request(request_id)
+    return Question(request, state, await store.answer_of(request_id), await store.decision_of(request_id))
+
+
+def denial_sentence(error: str, message: str, *, author: str = "", principal: str = "", channel: str = "") -> str:
+    """Return why a call was not allowed, from what its run's log says: the error, its words, and who decided."""
+    reason = message.removeprefix(_REFUSED).strip()
+    if author == "person":
+        reason = "" if reason == _SILENT else reason
+        return _with_reason(f"denied by {_who(principal, channel)}", reason)
+    if author == "rule":
+        return _with_reason("denied by a rule", reason)
+    asking_failed = {str(name): _REFUSALS[name][1] for name in FAULTS}
+    return _with_reason(asking_failed[error], reason) if error in asking_failed else reason
+
+
+def _decided(decision: Decision, answer: Answer | None) -> Ending:
+    principal, channel = decision.principal, answer.channel if answer is not None else ""
+    if decision.error is None:
+        if decision.author == "grant":
+            return Ending("by grant", f"allowed by a grant that {principal} gave for the session", is_allowed=True)
+        said = CHOICES[decision.choice]
+        return Ending(said, _with_reason(f"{said} by {_who(principal, channel)}", decision.reason), is_allowed=True)
+    word, sentence = _REFUSALS.get(decision.error, ("denied", "denied"))
+    if decision.author == "rule":
+        return Ending("by rule", _with_reason(f"denied by the rule {principal}", decision.reason))
+    if decision.author == "person":
+        sentence = f"denied by {_who(principal, channel)}"
+    return Ending(word, _with_reason(sentence, decision.reason))
+
+
+def _answered(answer: Answer) -> str:
+    who = _who(answer.principal, answer.channel)
+    if answer.choice is None:
+        return _with_reason(f"{who} failed to answer", answer.reason)
+    return _with_reason(f"{CHOICES[answer.choice]} by {who}", answer.reason)
+
+
+def _who(principal: str, channel: str) -> str:
+    return f"{principal} through {CHANNELS.get(channel, channel)}" if channel else principal or "a person"
+
+
+def _with_reason(sentence: str, reason: str) -> str:
+    return f"{sentence}: {reason}" if reason else sentence

@@ -1,0 +1,262 @@
+"""The responder in a client of the service: attaches to sessions, shows what waits, inserts what is answered (PER-13).
+
+What it knows is what the rows say: hints only tell it when to look.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from soong.orchestrator.approvals.leases import Attendance
+from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.approvals.question_status import ending_of, question_of
+from soong.orchestrator.approvals.responders import LOOK_EVERY_S, answer_by, insert_answer, lane_of
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.wire.notifier import DeafEar, Ear, Ring, Switchboard
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import Answer, Choice, PermissionCallback, PermissionRequest, Question
+from soong.shared.storage.store import Store
+
+log = get_logger(__name__)
+
+GRANT_SETTLES_S = 5.0
+"""How long questions that our grant answers are not shown, while the owner decides them one after another."""
+OTHERS_SETTLE_S = 0.5
+"""The same after somebody else's answer, which may have been a grant."""
+
+_ScopedLane = tuple[str, str, str]
+"""A session's lane."""
+
+
+class AnotherFirstError(Exception):
+    """Raised by a remote callback that wants to be shown another question first; this one stays open."""
+
+
+class NoMoreAnswersError(Exception):
+    """Raised by a remote callback that can be asked nothing any more, and says why; the question stays open."""
+
+
+@dataclass(slots=True)
+class RemoteResponder:
+    """A callback in a client of the service. ``run`` keeps it attached and asks it one question at a time.
+
+    Without a ``session_id`` it answers for every session that its principal may answer for, and attaches to those that
+    ask. ``notify`` is told, in a sentence, when a question is answered elsewhere or goes away while it is shown;
+    ``on_waiting`` is told all that waits, whenever it was looked at.
+    """
+
+    store: Store
+    ring: Ring
+    switchboard: Switchboard
+    session_id: str
+    principal: str
+    channel: str
+    callback: PermissionCallback
+    settings: Settings
+    clock: Clock = field(default_factory=SystemClock)
+    notify: Callable[[str], None] = lambda _sentence: None
+    on_waiting: Callable[[Sequence[PermissionRequest]], None] = lambda _waiting: None
+    _shown: PermissionRequest | None = None
+    _asking: asyncio.Task[None] | None = None
+    _is_over: bool = False
+    _answered: set[str] = field(default_factory=set)
+    """Pending ones that somebody has answered and the owner has not settled."""
+    _said: set[str] = field(default_factory=set)
+    """Those of them that were answered here."""
+    _put_off: list[str] = field(default_factory=list)
+    """Questions that are to be shown after the others, in the order in which they were put off."""
+    _lanes: dict[str, _ScopedLane] = field(default_factory=dict)
+    _held: dict[_ScopedLane, float] = field(default_factory=dict)
+    _sessions: dict[str, Session] = field(default_factory=dict)
+    _waiting: tuple[PermissionRequest, ...] = ()
+    _provenance: Provenance = field(default_factory=Provenance)
+
+    async def run(self) -> None:
+        """Answer until cancelled, or until the callback can be asked nothing more; questions then stay open.
+
+        While the database is away it waits.
+
+        Raises:
+            StartedByRunError: a run started this process; nobody was asked anything.
+        """
+        self._provenance = await self._checked_provenance()
+        ear: Ear = await self.switchboard.session_ear(self.session_id) if self.session_id else DeafEar()
+        lease_s = self.settings.responder_lease_s
+        attendance = Attendance(self.store, self.ring, self.principal, self.channel, lease_s)
+        attendance.attend([self.session_id] if self.session_id else [])
+        attending = asyncio.get_running_loop().create_task(attendance.run())
+        try:
+            while not self._is_over:
+                await self._look()
+                if not self.session_id:
+                    attendance.attend(request.identity.session_id for request in self._waiting)
+                await self._wait(ear)
+        finally:
+            await _cancelled(self._asking, attending)
+            await ear.close()
+            left = await self._left() if self._waiting else 0
+            if left:
+                self.notify(_left_open(left))
+
+    async def _checked_provenance(self) -> Provenance:
+        while True:
+            try:
+                return await check_person(self.store, "answer")
+            except UnavailableError as error:
+                log.warning("provenance_unread", error=str(error))
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _wait(self, ear: Ear) -> None:
+        """Wait for a hint, the end of the question that is shown, or the next look."""
+        hearing = asyncio.get_running_loop().create_task(_hear(ear))
+        try:
+            await asyncio.wait(
+                {hearing, *([self._asking] if self._asking else [])}, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            await _cancelled(hearing)
+
+    async def _look(self) -> None:
+        try:
+            questions = await self._questions()
+        except UnavailableError as error:
+            log.warning("pending_unanswered", error=str(error))
+            return
+        pending = [question.request for question in questions]
+        self._hold_settled(pending)
+        self._answered &= {request.id for request in pending}
+        self._said &= self._answered
+        self._answered |= {question.request.id for question in questions if question.answer is not None}
+        self._waiting = tuple(request for request in pending if request.id not in self._answered)
+        self.on_waiting(self._waiting)
+        await self._take_back()
+        if self._shown is None:
+            self._show_next(pending)
+
+    async def _left(self) -> int:
+        """Return how many questions stay open: what ended with their task, after the last look, does not."""
+        try:
+            async with asyncio.timeout(LOOK_EVERY_S):
+                return sum(question.answer is None for question in await self._questions())
+        except (UnavailableError, TimeoutError):
+            return len(self._waiting)
+
+    async def _questions(self) -> Sequence[Question]:
+        """Return what is pending and this responder's to answer, oldest first."""
+        questions = await self.store.questions(session_id=self.session_id)
+        if self.session_id:
+            return questions
+        return [question for question in questions if await self._is_ours(question.request)]
+
+    async def _is_ours(self, request: PermissionRequest) -> bool:
+        session_id = request.identity.session_id
+        if session_id not in self._sessions:
+            self._sessions[session_id] = await self.store.session(session_id)
+        return not why_not(self._sessions[session_id], self.principal)
+
+    async def _take_back(self) -> None:
+        """Stop showing what has been answered, or what somebody else has settled."""
+        if self._asking is not None and self._asking.done():
+            self._asking, self._shown = None, None
+        shown = self._shown
+        if shown is None or shown.id in self._said or any(request.id == shown.id for request in self._waiting):
+            return
+        await _cancelled(self._asking)
+        self._asking, self._shown = None, None
+        await self._tell_settled(shown)
+
+    async def _tell_settled(self, request: PermissionRequest) -> None:
+        try:
+            said = ending_of(await question_of(self.store, request.id)).sentence
+        except SoongError as error:  # it is gone either way
+            log.warning("settled_unread", error=str(error))
+            said = "it has been settled"
+        self.notify(f"the question about {request.tool} was settled elsewhere: {said}")
+
+    def _hold_settled(self, pending: Sequence[PermissionRequest]) -> None:
+        """Hold back what is like a question that was settled elsewhere just now: perhaps by a grant for all of them."""
+        now_s = asyncio.get_running_loop().time()
+        lanes = {request.id: _scoped(request) for request in pending}
+        for request_id in self._lanes.keys() - lanes.keys() - self._said:
+            self._held.setdefault(self._lanes[request_id], now_s + OTHERS_SETTLE_S)
+        self._lanes = lanes
+        self._held = {lane: until_s for lane, until_s in self._held.items() if until_s > now_s}
+
+    def _show_next(self, pending: Sequence[PermissionRequest]) -> None:
+        """Show the oldest question whose like is not waiting for the owner to act on an answer just given.
+
+        One of those that were put off comes when no other is left.
+        """
+        busy = set(self._held) | {_scoped(request) for request in pending if request.id in self._answered}
+        first: dict[_ScopedLane, PermissionRequest] = {}
+        for request in self._waiting:
+            first.setdefault(_scoped(request), request)
+        free = [request for lane, request in first.items() if lane not in busy]
+        self._put_off = [request_id for request_id in self._put_off if any(request_id == one.id for one in free)]
+        if free:
+            self._shown = min(free, key=lambda one: self._put_off.index(one.id) if one.id in self._put_off else -1)
+            self._asking = asyncio.get_running_loop().create_task(self._answer(self._shown))
+
+    async def _answer(self, request: PermissionRequest) -> None:
+        try:
+            answer = await answer_by(
+                self.callback,
+                request,
+                principal=self.principal,
+                channel=self.channel,
+                clock=self.clock,
+                provenance=self._provenance,
+                passing=(AnotherFirstError, NoMoreAnswersError),
+            )
+        except AnotherFirstError:
+            self._put_off = [*(one for one in self._put_off if one != request.id), request.id]
+            return
+        except NoMoreAnswersError as error:
+            self._is_over = True
+            self.notify(str(error))
+            return
+        await self._insert(request, answer)
+
+    async def _insert(self, request: PermissionRequest, answer: Answer) -> None:
+        self._answered.add(request.id)
+        self._said.add(request.id)
+        state = await insert_answer(self.store, answer)
+        if state:
+            self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
+        elif answer.choice is Choice.ALLOW_FOR_SESSION:
+            self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
+        await self.ring.permission_raised(request.id, request.identity.session_id)
+
+
+def why_not(session: Session, principal: str) -> str:
+    """Say why somebody may not answer for a session; empty when they may. The owner checks the same again."""
+    if session.answer_mode is AnswerMode.NONE:
+        return "its session is answered by its policy alone"
+    if session.answer_mode is AnswerMode.ATTACHED and principal != session.principal:
+        return f"its session is answered by {session.principal!r}, and you are {principal!r} (SOONG_PRINCIPAL)"
+    return ""
+
+
+def _scoped(request: PermissionRequest) -> _ScopedLane:
+    return (request.identity.session_id, *lane_of(request))
+
+
+def _left_open(count: int) -> str:
+    stay = "1 question stays" if count == 1 else f"{count} questions stay"
+    return f"{stay} open; `soong approvals list` shows what waits, `soong approvals allow|deny ID` answers"
+
+
+async def _hear(ear: Ear) -> None:
+    await ear.wait(LOOK_EVERY_S)
+
+
+async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel tasks and wait until they have ended."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,141 @@
+"""Responders: whoever may fill the session's one callback. They answer by a row and never speak to a worker.
+
+Owns how an answer is got out of a :data:`PermissionCallback` and inserted, and the responder in the owner's own process
+(``DirectResponder``); the one in a client of the service is :mod:`soong.orchestrator.approvals.remote_responder`.
+Both insert the same answer row, of which the first wins; what it is worth is for the desk to say.
+"""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from soong.orchestrator.approvals.provenance import provenance_here
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
+from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
+from soong.shared.core.jsontext import JsonObject, canonical, parse_strict
+from soong.shared.core.log import get_logger
+from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import (
+    Answer,
+    Choice,
+    PermissionCallback,
+    PermissionDecision,
+    PermissionRequest,
+)
+from soong.shared.permissions.store import ConsentStore
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+MAX_REASON_CHARS = 2_000
+MAX_METADATA_BYTES = 16 * 1024
+
+Lane = tuple[str, str]
+
+
+def lane_of(request: PermissionRequest) -> Lane:
+    """Return what questions share that one session grant would answer; they are shown one at a time (PER-07)."""
+    return (request.tool, request.scope) if request.offers_session else ("", request.id)
+
+
+async def answer_by(
+    callback: PermissionCallback,
+    request: PermissionRequest,
+    *,
+    principal: str,
+    channel: str,
+    clock: Clock,
+    provenance: Provenance,
+    passing: tuple[type[Exception], ...] = (),
+) -> Answer:
+    """Ask a callback; whatever it does becomes an answer, but for being cancelled from outside and ``passing``.
+
+    ``provenance`` is where the process that holds the callback comes from.
+    """
+    said = await _ask(callback, replace(request, proof=""), passing)
+    reason, now_us = _stored(said.reason), clock.now_us()
+    return Answer(
+        request.id, said.choice, principal, channel, request.input_digest, now_us, reason, said.metadata, provenance
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a callback said; no choice means that it failed, and the reason says how."""
+
+    choice: Choice | None
+    reason: str
+    metadata: JsonObject = field(default_factory=dict)
+
+
+async def _ask(callback: PermissionCallback, request: PermissionRequest, passing: tuple[type[Exception], ...]) -> _Said:
+    try:
+        decision: object = await await_foreign(lambda: callback(request))
+    except passing:
+        raise
+    except ForeignError as error:
+        if isinstance(error.original, SystemExit | KeyboardInterrupt):
+            raise error.original from None  # the callback's program is this process, and may end it
+        if isinstance(error.original, asyncio.CancelledError):
+            return _Said(None, "the callback was cancelled from within")
+        return _failed(request, error)
+    except Exception as error:  # noqa: BLE001  # a stranger's function: whatever it raises is a failed answer
+        return _failed(request, error)
+    if not isinstance(decision, PermissionDecision) or not isinstance(decision.choice, Choice):
+        return _Said(None, f"the callback returned {shown(decision)}, not a PermissionDecision")
+    try:
+        metadata = parse_strict(canonical(dict(decision.metadata)))
+    except Exception as error:  # noqa: BLE001  # a mapping of the callback's own: its methods may raise anything
+        return _Said(None, f"the callback's metadata is not a JSON object: {words_of(error)}")
+    if not isinstance(metadata, dict) or len(canonical(metadata)) > MAX_METADATA_BYTES:
+        return _Said(None, f"the callback's metadata has more than {MAX_METADATA_BYTES} bytes")
+    return _Said(decision.choice, str(decision.reason), metadata)
+
+
+def _failed(request: PermissionRequest, error: Exception) -> _Said:
+    words = words_of(error)
+    log.warning("callback_failed", request=request.id, error=words)
+    return _Said(None, f"the callback raised {words}")
+
+
+async def insert_answer(store: ConsentStore, answer: Answer) -> str:
+    """Insert an answer, however long the database is away; return "" or the state that came before it."""
+    while True:
+        try:
+            await store.answer(answer)
+        except AlreadyDecidedError as error:
+            return error.state
+        except UnavailableError as error:
+            log.warning("answer_unwritten", request=answer.request_id, error=str(error))
+            await asyncio.sleep(LOOK_EVERY_S)
+            continue
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectResponder:
+    """A callback in the owner's own process. Attached as long as the desk holds it."""
+
+    store: ConsentStore
+    callback: PermissionCallback
+    principal: str
+    clock: Clock
+
+    async def answer(self, request: PermissionRequest) -> None:
+        """Ask the callback and insert its answer."""
+        answer = await answer_by(
+            self.callback,
+            request,
+            principal=self.principal,
+            channel="callback",
+            clock=self.clock,
+            provenance=await provenance_here(None),
+        )
+        state = await insert_answer(self.store, answer)
+        if state:
+            log.info("answer_too_late", request=request.id, state=state)
+
+
+def _stored(reason: str) -> str:
+    clean = reason.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
+    return clean if len(clean) <= MAX_REASON_CHARS else f"{clean[:MAX_REASON_CHARS]}…"

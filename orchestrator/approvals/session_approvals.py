@@ -1,0 +1,330 @@
+"""The questions of one session on its owner's desk.
+
+A look goes over the pending rows: is the request proven by its run, does the policy deny it by now, does a grant cover
+it, has somebody answered, has its time run out. What is shown to people is one question at a time of those that one
+session grant would answer (a lane). Grants and deadlines are kept in memory; everything else is in rows.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from soong.orchestrator.approvals import decide
+from soong.orchestrator.approvals.decide import Ruling
+from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.approvals.presence import Presence
+from soong.orchestrator.approvals.question_limits import MAX_READ, FloodGate
+from soong.orchestrator.approvals.responders import DirectResponder, Lane, lane_of
+from soong.orchestrator.approvals.unheld_runs import UnheldRuns
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import (
+    AlreadyDecidedError,
+    InvalidConfigError,
+    NotFoundError,
+    NotOwnerError,
+    SoongError,
+    UnavailableError,
+)
+from soong.shared.core.foreign import words_of
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import AnswerMode, Responder, Session
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.notifier import Ring
+from soong.shared.permissions.gate import facts_of
+from soong.shared.permissions.grants import Grant, GrantBook
+from soong.shared.permissions.policy import Policy, policy_for
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
+from soong.shared.permissions.signing import check_proof
+from soong.shared.permissions.store import Decided
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.storage.store import Store
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question on the desk. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
+
+    run_id: str
+    is_proven: bool = False
+    asked_s: float | None = None
+    attended_s: float | None = None
+    asking: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeskTools:
+    """What every session's desk works with."""
+
+    store: Store
+    ring: Ring
+    key: DeploymentKey
+    clock: Clock
+    settings: Settings
+    owner_id: Callable[[], str]
+    home: str
+    redactor: Redactor
+    unheld: UnheldRuns
+
+    async def sign(self, decision: Decision) -> Decision:
+        """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
+        return (await self.key.current()).sign(decision)
+
+
+@dataclass(slots=True)
+class SessionDesk:
+    """The questions of one session under one ownership. Its task lives while there are any."""
+
+    tools: DeskTools
+    session_id: str
+    callback: PermissionCallback | None = None
+    epoch: int | None = None
+    presence: Presence = field(init=False)
+    floods: FloodGate = field(init=False)
+    grants: GrantBook = field(default_factory=GrantBook)
+    open: dict[str, _Open] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """Of what was pending at the last look, by request."""
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the runs that were asking at the last look."""
+    task: asyncio.Task[None] | None = None
+    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    is_attended: bool = False
+    away_since_s: float = 0.0
+    looks: int = 0
+    """Looks that have ended, well or badly."""
+
+    def __post_init__(self) -> None:
+        self.floods = FloodGate(self.tools.store, self.tools.clock)
+        self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
+
+    def poke(self) -> None:
+        """Look soon; begin to, if nobody does."""
+        self.poked.set()
+        if self.task is None or self.task.done():
+            self.away_since_s = self.tools.clock.monotonic_s()
+            self.task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is left to remember."""
+        is_remembering = self.callback is not None or self.open or len(self.grants) or self.floods.flooding
+        return not is_remembering and (not self.task or self.task.done())
+
+    async def close(self) -> None:
+        tasks = [task for task in (self.task, *(entry.asking for entry in self.open.values())) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.open.clear()
+
+    def set_callback(self, callback: PermissionCallback | None) -> None:
+        """Change who answers in this process; what the former was being asked is asked anew."""
+        self.callback = callback
+        for entry in self.open.values():
+            if entry.asking is not None:
+                entry.asking.cancel()
+                entry.asking = None
+
+    async def _run(self) -> None:
+        while await self._look_safely():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self.poked.wait()
+
+    async def _look_safely(self) -> bool:
+        """Look once; say whether there is anything to come back for."""
+        self.poked.clear()
+        try:
+            await self._look()
+        except (NotOwnerError, NotFoundError) as error:
+            log.info("desk_left", session=self.session_id, reason=str(error))
+            self._leave()
+            return False
+        except UnavailableError as error:  # the questions wait where they are
+            log.warning("desk_unanswered", session=self.session_id, error=str(error))
+            return True
+        except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
+            log.exception("desk_look_failed", session=self.session_id)
+            return True
+        finally:
+            self.looks += 1
+        return bool(self.open) or self.poked.is_set()
+
+    async def _look(self) -> None:
+        """Settle what can be settled now, and see that the first of each lane is being asked."""
+        found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
+        if found is not None:
+            self._check_owned(found.session)
+            if found.has_orphans:  # before whoever is asked is let go, who may look at once why
+                await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
+                await self.tools.ring.wake_session(self.session_id)
+        for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
+            run_id = self.open[request_id].run_id
+            self._forget(request_id)
+            await self.tools.unheld.tell(run_id)
+        if found is None:
+            return
+        session = found.session
+        self.answers, self.tokens = found.answers, found.tokens
+        pending = await self.floods.bounded(session.ownership, found, self.open)
+        lanes: dict[Lane, list[PermissionRequest]] = {}
+        for request in pending:
+            self.open.setdefault(request.id, _Open(request.identity.run_id))
+            lanes.setdefault(lane_of(request), []).append(request)
+        if session.answer_mode is AnswerMode.ATTACHED:
+            await self._observe(found.responders)
+        for lane in lanes.values():
+            try:
+                await self._serve(session, lane)
+            except (NotOwnerError, UnavailableError):
+                raise
+            except Exception as error:  # what is wrong with one question must not hold back the others
+                told = {"session": self.session_id, "tool": lane[0].tool, "error": words_of(error)}
+                log.error("question_failed", **told, exc_info=not isinstance(error, SoongError))
+
+    async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
+        """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
+        for place, request in enumerate(lane):
+            ruling = await self._ruling(session, request)
+            if ruling is not None:
+                await self._close(session, request, ruling)
+            elif session.answer_mode is not AnswerMode.INBOX:
+                # What was answered although it was not shown: picked from a list (`soong approvals`).
+                for picked in (one for one in lane[place + 1 :] if one.id in self.answers):
+                    ruling = await self._ruling(session, picked)
+                    if ruling is not None:
+                        await self._close(session, picked, ruling)
+                return  # it has to be answered before the next of its lane is shown
+
+    async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
+        entry = self.open[request.id]
+        if not entry.is_proven:
+            if not check_proof(self.tokens[request.identity.run_id], request):
+                log.error("forged_request", request=request.id, run=request.identity.run_id)
+                return decide.forged()
+            entry.is_proven = True
+        try:
+            policy = policy_for(Policy.from_json(session.policy), request.identity)
+        except InvalidConfigError as error:
+            return decide.failed(f"the session's policy cannot be read: {error}")
+        may_grant = decide.offers_session(policy, request, self.tools.home)
+        by_policy = decide.by_policy(session, policy, request)
+        if by_policy is not None:
+            return by_policy
+        grant = await self._grant(request) if may_grant else None
+        if grant is not None:
+            return decide.by_grant(grant)
+        answer = self.answers.get(request.id)
+        if answer is not None:
+            return decide.by_answer(session, request, answer, may_grant=may_grant)
+        if entry.asked_s is None:
+            entry.asked_s = self.tools.clock.monotonic_s()
+            await self.tools.ring.wake_session(self.session_id)
+        ruling = self._ask(session, request, entry, entry.asked_s)
+        if ruling is None:
+            return None
+        if not await self._is_waited_for(request):
+            # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
+            entry.asked_s = entry.attended_s = None
+            return None
+        late = await self.tools.store.answer_of(request.id)  # it may have come since this look began
+        return ruling if late is None else decide.by_answer(session, request, late, may_grant=may_grant)
+
+    async def _is_waited_for(self, request: PermissionRequest) -> bool:
+        """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
+        store = self.tools.store
+        run = await store.run(request.identity.run_id)
+        if run.status is not RunStatus.PARKED:
+            return run.status is RunStatus.RUNNING
+        return (await store.task(request.identity.task_id)).status is TaskStatus.RUNNING
+
+    async def _grant(self, request: PermissionRequest) -> Grant | None:
+        """Return the grant that answers a question; none does for what a tainted run would carry out (PER-21)."""
+        grant = self.grants.find(request.tool, request.scope)
+        if grant is None or not facts_of(request).is_outward:
+            return grant
+        return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
+
+    def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
+        """See that somebody is being asked; rule when that failed, or when the time for it has run out."""
+        if entry.asking is not None and (problem := _problem_of(entry.asking)):
+            return decide.failed(f"the answer could not be taken: {problem}")
+        if self.callback is not None and entry.asking is None:
+            responder = DirectResponder(self.tools.store, self.callback, session.principal, self.tools.clock)
+            entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
+            entry.asking.add_done_callback(lambda _task: self.poked.set())
+        if session.answer_mode is AnswerMode.INBOX:
+            return None
+        now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
+        if self.is_attended:
+            entry.attended_s = now_s if entry.attended_s is None else entry.attended_s
+            is_late = now_s - entry.attended_s >= settings.permission_timeout_s
+            return decide.timed_out(settings.permission_timeout_s) if is_late else None
+        is_alone = now_s - max(asked_s, self.away_since_s) >= settings.responder_wait_s
+        return decide.no_callback(settings.responder_wait_s) if is_alone else None
+
+    async def _close(self, session: Session, request: PermissionRequest, ruling: Ruling) -> None:
+        """Write the signed decision, remember a grant, tell the worker and the clients."""
+        store, now_us = self.tools.store, self.tools.clock.now_us()
+        ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
+        decision = await self.tools.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
+        try:
+            decided = await store.decide(
+                session.ownership,
+                decision,
+                state=ruling.state,
+                events=ruling.events(decision, self.tools.redactor),
+                now_us=now_us,
+            )
+        except AlreadyDecidedError as error:
+            log.info("decided_meanwhile", request=request.id, state=error.state)
+            decided = Decided(was_parked=False, worker_id=(await store.run(request.identity.run_id)).worker_id)
+        else:
+            if ruling.choice is Choice.ALLOW_FOR_SESSION:
+                self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
+        self._forget(request.id)
+        if decided.worker_id:
+            await self.tools.ring.permission_decided(request.id, decided.worker_id)
+        if decided.was_parked:
+            await self.tools.ring.wake_owners()
+        await self.tools.ring.wake_session(self.session_id)
+
+    def _check_owned(self, session: Session) -> None:
+        """Raise when the session is another's: grants belong to one ownership and die with it."""
+        self.epoch = session.owner_epoch if self.epoch is None else self.epoch
+        if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
+            raise NotOwnerError(self.session_id, self.epoch)
+
+    async def _observe(self, responders: Sequence[Responder]) -> None:
+        now_s = self.tools.clock.monotonic_s()
+        is_there, away = self.presence.observe(responders, now_s)
+        is_attended = is_there or self.callback is not None
+        if self.is_attended and not is_attended:
+            self.away_since_s = now_s
+        self.is_attended = is_attended
+        for responder_id in away:
+            await self.tools.store.detach_responder(responder_id)
+
+    def _forget(self, request_id: str) -> None:
+        entry = self.open.pop(request_id, None)
+        if entry is not None and entry.asking is not None:
+            entry.asking.cancel()
+
+    def _leave(self) -> None:
+        for request_id in list(self.open):
+            self._forget(request_id)
+        self.grants, self.epoch = GrantBook(), None
+
+
+def _problem_of(asking: asyncio.Task[None]) -> str:
+    """Return why asking has ended without an answer; empty while it goes on, or when there is one."""
+    error = asking.exception() if asking.done() and not asking.cancelled() else None
+    return "" if error is None else words_of(error).partition("\n")[0]

@@ -1,0 +1,75 @@
+"""The audit log read page by page: for its export, and for the check that nothing in it was changed."""
+
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.permissions.audit_log.entry import AuditEntry, Break, Verifier
+from soong.shared.permissions.audit_log.store import AuditStore
+from soong.shared.permissions.audit_log.uses import problem
+from soong.shared.permissions.keys import KeyStore
+
+PAGE: Final = 1000
+
+
+async def entries(
+    store: AuditStore, *, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0
+) -> AsyncIterator[AuditEntry]:
+    """Yield the entries that are asked for, oldest first."""
+    after = 0
+    while page := await store.audit(after=after, session_id=session_id, kinds=kinds, since_us=since_us, limit=PAGE):
+        for entry in page:
+            yield entry
+        after = page[-1].ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found. ``heads`` are the last digests by chain, to be noted elsewhere."""
+
+    entries: int
+    heads: dict[str, str]
+    broken: Break | None = None
+    missing: tuple[str, ...] = ()
+    """Digests that were noted elsewhere and are not there any more."""
+    misused: tuple[str, ...] = ()
+    """Uses of decisions that do not hold."""
+    uses: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return self.broken is None and not self.missing and not self.misused
+
+
+@dataclass(slots=True)
+class _Findings:
+    uses: int = 0
+    misused: list[str] = field(default_factory=list)
+
+
+async def verify(store: AuditStore, keys: KeyStore, *, seen: Collection[str] = ()) -> Verification:
+    """Check every chain to its first broken entry, then every use of a decision."""
+    verifier, after = Verifier(), 0
+    broken: Break | None = None
+    while broken is None and (page := await store.audit(after=after, limit=PAGE)):
+        broken = verifier.check(page)
+        after = page[-1].ordinal
+    heads = {chain: digest for chain, (_, digest) in sorted(verifier.heads.items())}
+    missing = tuple(digest for digest in seen if broken is None and not verifier.has_seen(digest))
+    found = await _uses(store, keys)
+    return Verification(verifier.count, heads, broken, missing, tuple(found.misused), found.uses)
+
+
+async def _uses(store: AuditStore, keys: KeyStore) -> _Findings:
+    known = {key.id: key for key in await keys.signing_keys()}
+    found, after = _Findings(), ""
+    while page := await store.uses(after=after, limit=PAGE):
+        for use in page:
+            wrong = problem(use, known)
+            if wrong:
+                found.misused.append(
+                    f"decision {use.decision_id}, used by call {use.tool_call_id} of run {use.run_id}: {wrong}"
+                )
+        found.uses += len(page)
+        after = page[-1].decision_id
+    return found

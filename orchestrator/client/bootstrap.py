@@ -1,0 +1,142 @@
+"""Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.retention.collector import GarbageCollector
+from soong.orchestrator.retention.files import StoredFolders
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.engine.tasks.metrics import FigureSource
+from soong.shared.engine.tasks.retention import Retention
+from soong.shared.engine.wire.jobs import queue_of
+from soong.shared.engine.wire.notifier import Ear, Ring
+from soong.shared.permissions.access.database_rights import Standing
+from soong.shared.sandbox.redact import redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.schema import prepare
+from soong.shared.storage.sql.roles.boundaries import standing
+from soong.shared.storage.sql.roles.role_grants import Roles, grant
+from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.sql.tasks.metrics import SqlFigures
+from soong.shared.storage.sql.tasks.retention import SqlRetention
+from soong.shared.storage.store import Store
+
+
+async def open_client(settings: Settings) -> Client:
+    """Connect to the deployment that the settings name.
+
+    Raises:
+        InvalidConfigError: no Redis is named.
+        UnavailableError, SchemaVersionError: the database cannot be used.
+    """
+    if not settings.redis_url:
+        raise InvalidConfigError(
+            "SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL"
+        )
+    secrets = redactor(secret_values(settings))
+    store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
+    clients = RedisClients.of(settings.redis_url, name="soong-client")
+    ring = RedisRing(clients.commands)
+    switchboard = RedisSwitchboard(clients.blocking)
+    return Client(store, ring, switchboard, SystemClock(), settings, closers=(ring.close, clients.close, store.close))
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """The ears of somebody who only listens; whoever made it closes it."""
+
+    switchboard: RedisSwitchboard
+    clients: RedisClients
+
+    async def run_ear(self, run_id: str) -> Ear:
+        return await self.switchboard.run_ear(run_id)
+
+    async def close(self) -> None:
+        await self.clients.close()
+
+
+def open_ears(settings: Settings) -> Ears:
+    """Return the ears of the Redis that the settings name; it may be away."""
+    clients = RedisClients.of(settings.redis_url, name="soong-tail")
+    return Ears(RedisSwitchboard(clients.blocking), clients)
+
+
+def open_ring(settings: Settings) -> tuple[Ring, Sequence[Callable[[], Awaitable[None]]]]:
+    """Return a ring alone, for who has one thing to say, and what closes it; its Redis may be away."""
+    clients = RedisClients.of(settings.redis_url, name="soong-answer")
+    ring = RedisRing(clients.commands)
+    return ring, (ring.close, clients.close)
+
+
+async def open_rows(settings: Settings) -> Store:
+    """Open the store alone: what is only read needs no Redis. Raises: UnavailableError, SchemaVersionError."""
+    secrets = redactor(secret_values(settings))
+    return await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
+
+
+def open_figures(settings: Settings) -> FigureSource:
+    """Return what reads figures from the rows; nothing is connected yet."""
+    return SqlFigures(parse_url(settings.effective_database_url))
+
+
+async def open_retention(settings: Settings) -> Retention:
+    """Open what removes rows of what has ended. Raises: UnavailableError, SchemaVersionError."""
+    url = parse_url(settings.effective_database_url)
+    await asyncio.to_thread(prepare, url, migrate=False)
+    return SqlRetention(Database(url))
+
+
+@asynccontextmanager
+async def open_collector(settings: Settings, clock: Clock) -> AsyncIterator[GarbageCollector]:
+    """Open the garbage collector of the deployment. Raises: UnavailableError, SchemaVersionError."""
+    rows = await open_retention(settings)
+    folders = StoredFolders(RootedFolder(settings.data, RUNS))
+    try:
+        yield GarbageCollector(rows, open_artifacts(settings), folders, clock)
+    finally:
+        await rows.close()
+
+
+def standing_of(settings: Settings) -> Standing | None:
+    """Return what the database's role may do; None where there are no roles. Raises: UnavailableError."""
+    return standing(parse_url(settings.effective_database_url))
+
+
+async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "") -> None:
+    """Bring the database to this program's schema, and give the named roles their rights on it.
+
+    Raises:
+        UnavailableError, SchemaVersionError: the database cannot be used.
+        InvalidConfigError: rights cannot be given: see :func:`soong.shared.storage.sql.roles.role_grants.grant`.
+    """
+    store = await open_store(settings.effective_database_url, migrate=True)
+    await store.close()
+    roles = Roles(worker, orchestrator, client)
+    if roles.named:
+        await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
+
+
+def open_artifacts(settings: Settings) -> FolderArtifacts:
+    """Return the artifact store."""
+    return FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
+
+
+def open_broker(settings: Settings) -> object:
+    """Return the Celery app by which Flower reads the queues and events of a deployment."""
+    from soong.shared.storage.celery.app import make_celery  # Celery costs a client nothing until it is asked for
+
+    app = make_celery(settings.redis_url, pools=settings.pools)
+    # Flower lists it beside the others: Celery's own default is a queue that nothing here uses or may read.
+    app.conf.task_default_queue = queue_of(settings.pools[0])
+    return app

@@ -1,0 +1,96 @@
+"""What a plan may name, as clients know it: tools, agent definitions, scripts; and the surface of a step's run.
+
+The tools are those that workers with the same settings register, under the user's configuration. A step's functions
+are known where they run.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from soong.orchestrator.client.tool_registry import registry_of
+from soong.shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
+from soong.shared.agents.script import check_script
+from soong.shared.core.config import Config
+from soong.shared.core.errors import NotFoundError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.settings import Settings
+from soong.shared.engine.tasks.plan.plan import Known, PlanStep
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.step import StepKind
+from soong.shared.permissions.configured import policy_of, surface_request
+from soong.shared.permissions.policy import Policy
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
+from soong.shared.toolsets.sources import Surroundings
+
+
+def tools_of(surroundings: Surroundings) -> tuple[ToolDefinition, ...]:
+    """Return every tool that a plan may name, in registry order."""
+    return registry_of(surroundings).definitions()
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Built once a client. ``policy`` is what the configuration says, before any ``--allow``."""
+
+    tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(Surroundings()))
+    definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+    config: Config = field(default_factory=Config)
+    needs_project: bool = False
+    """Workers may run where the project is not: its mark, if it has one, says who has it."""
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", policy_of(self.config))
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return what plans may name under these settings and the configuration of their home.
+
+        Raises:
+            InvalidConfigError: the configuration or a module of tools is wrong; names the place.
+            InvalidToolError: a tool is refused.
+        """
+        surroundings = Surroundings.of(settings)
+        return cls(tools_of(surroundings), config=surroundings.config, needs_project=not settings.is_embedded)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def readonly_tools(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools if tool.permission is Permission.READONLY)
+
+    def known(self) -> Known:
+        """Return what plans are checked against."""
+        return Known(
+            tools=self.names,
+            definitions=self.definitions.ids,
+            check_script=check_script,
+        )
+
+    def planner(self, default_model: str, max_children: int = 0) -> Planner:
+        """Return what makes rows of plans in this process."""
+        return Planner(self.known(), self.surface_of, default_model, max_children)
+
+    def surface_of(self, step: PlanStep) -> JsonObject:
+        """Return the stored surface of a step's run; a step that runs no agent has no tools."""
+        if step.kind is not StepKind.AGENT:
+            return {}
+        return compute_surface(self.tools, self._request(step)).to_json()
+
+    def _request(self, step: PlanStep) -> SurfaceRequest:
+        try:
+            definition = self.definitions.get(step.agent)
+        except NotFoundError:
+            # Plans are checked against the definitions; one that was not is refused by the worker, by name.
+            return surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
+        return surface_request(
+            self.config,
+            Role.WORKER,
+            definition.mode,
+            default_tools=definition.suggested_tools,
+            allowed_tools=step.allowed_tools,
+        )

@@ -1,0 +1,245 @@
+"""The client of a service: writes a session and a task, asks its owner for things, follows what happens.
+
+It owns nothing: a session that it writes has no owner until an orchestrator adopts it, and what it wants of a task is a
+command row. Its channel is SQL for what is and Redis for "look again".
+"""
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
+from soong.shared.engine.tasks.matching import lacking
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import ClaimMode, NewTask, Step, Task, session_cap
+from soong.shared.engine.tasks.totals import check_total
+from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.permissions.request import PermissionCallback, PermissionRequest
+from soong.shared.storage.store import Store, insist
+
+LOOK_EVERY_S: Final = 1.0
+LOOK_AT_MOST_EVERY_S: Final = 0.2
+STOPPING_S: Final = 3.0
+"""How long the steps that a task's end stops have to say that they stopped, before they are shown as they stand."""
+PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A task as it stands, for people who watch it."""
+
+    task: Task
+    steps: tuple[Step, ...]
+    workers: tuple[Worker, ...]
+    questions: tuple[PermissionRequest, ...]
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """By step key: why no worker may take what is ready."""
+
+    @property
+    def counts(self) -> Mapping[StepStatus, int]:
+        return Counter(step.status for step in self.steps)
+
+    @property
+    def held(self) -> int:
+        """The number of steps that a worker holds."""
+        return sum(step.status.is_leased for step in self.steps)
+
+
+@dataclass(slots=True)
+class Client:
+    """One connection to a deployment. Whoever opened it closes it."""
+
+    store: Store
+    ring: Ring
+    switchboard: Switchboard
+    clock: Clock
+    settings: Settings
+    planner: Planner = field(default_factory=Planner)
+    closers: Sequence[Callable[[], Awaitable[None]]] = ()
+    _responders: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> TaskService:
+        """What tasks are made and asked through, here as everywhere."""
+        who = self.settings.principal
+        return TaskService(self.store, self.ring, self.switchboard, self.clock, self.planner, who, may_approve=True)
+
+    async def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        for task in self._responders:
+            task.cancel()
+        await asyncio.gather(*self._responders, return_exceptions=True)
+        closers, self.closers = self.closers, ()
+        for close in closers:
+            await close()
+
+    async def submit(self, session: Session, task: NewTask, *, max_concurrent: int = 0) -> None:
+        """Write a session without an owner and its task, and ask owners to adopt it.
+
+        At most ``max_concurrent`` of the session's steps run at once; 0 takes the settings' limit, if there is one.
+
+        Saying it again, with the same ids, does no harm.
+
+        Raises:
+            LimitExceededError: the task has more steps than a run may have children.
+            UnavailableError: the database does not answer; it may have been written all the same.
+        """
+        check_total(0, len(task.steps), self.settings.max_children_per_run)
+        await insist(lambda: self._write(session, task, max_concurrent), what=f"submission of {task.id}")
+        await self.ring.wake_owners([session.id])
+
+    async def _write(self, session: Session, task: NewTask, max_concurrent: int) -> None:
+        await self.store.open_session(session)
+        limit = max_concurrent or self.settings.max_concurrent_children_per_session
+        if limit:
+            await self.store.set_caps([session_cap(session.id, limit)])
+        await self.store.create_task(task)
+
+    def attach(
+        self,
+        session: Session | None,
+        callback: PermissionCallback,
+        *,
+        channel: str,
+        notify: Callable[[str], None] = lambda _sentence: None,
+        on_waiting: Callable[[Sequence[PermissionRequest]], None] = lambda _waiting: None,
+    ) -> asyncio.Task[None]:
+        """Fill the session's one callback from here until the returned task is cancelled or the client is closed.
+
+        Without a session: of every session that the principal of the settings may answer for. Whoever attaches to one
+        has seen that it may be answered by that principal (``remote_responder.why_not``).
+        """
+        from soong.orchestrator.approvals.remote_responder import RemoteResponder  # most clients answer nothing
+
+        responder = RemoteResponder(
+            self.store,
+            self.ring,
+            self.switchboard,
+            "" if session is None else session.id,
+            self.settings.principal,
+            channel,
+            callback,
+            self.settings,
+            self.clock,
+            notify,
+            on_waiting,
+        )
+        task = asyncio.get_running_loop().create_task(responder.run())
+        self._responders.append(task)
+        return task
+
+    async def view(self, task_id: str) -> View:
+        """Raises: NotFoundError."""
+        return await view_of(self.store, task_id)
+
+    async def follow(self, task_id: str) -> AsyncIterator[View]:
+        """Yield how the task stands whenever something may have changed, until nothing more happens by itself.
+
+        A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
+        or Redis that is away for a while is waited for: the rows still say what happened.
+        """
+        session_id = (await self.store.task(task_id)).session_id
+        ear = await self.switchboard.session_ear(session_id)
+        loop = asyncio.get_running_loop()
+        ended_s: float | None = None
+        try:
+            while True:
+                view = await self._view_again(task_id)
+                yield view
+                now_s = loop.time()
+                ended_s = (ended_s or now_s) if _has_ended(view) else None
+                if ended_s is not None and (not view.held or now_s - ended_s >= STOPPING_S):
+                    return
+                # At most a few looks a second however many hints come: this is for eyes, nothing depends on it.
+                await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
+                await ear.wait(LOOK_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
+        finally:
+            await ear.close()
+
+    async def command(
+        self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S
+    ) -> None:
+        """Ask the task's owner for something and wait until it is done.
+
+        Raises:
+            ConflictError: the owner refused; its words.
+            UnavailableError: no owner did it in time. The command stands and will be carried out by the next owner.
+        """
+        await self.tasks.ask(kind, task, {"reason": reason}, limit_s=limit_s)
+
+    async def pause(self, task: Task, *, reason: str, limit_s: float) -> bool:
+        """Pause a task and wait until no worker holds a step of it; False when that took longer than the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.command(CommandKind.PAUSE, task, reason=reason, limit_s=limit_s)
+                await self._until_nothing_held(task)
+        except (TimeoutError, UnavailableError):
+            return False
+        return True
+
+    async def _until_nothing_held(self, task: Task) -> None:
+        ear = await self.switchboard.session_ear(task.session_id)
+        try:
+            while (await self.view(task.id)).held:
+                await ear.wait(LOOK_AT_MOST_EVERY_S / 2)
+        finally:
+            await ear.close()
+
+    async def _view_again(self, task_id: str) -> View:
+        while True:
+            try:
+                return await self.view(task_id)
+            except UnavailableError:
+                await asyncio.sleep(LOOK_EVERY_S)
+
+
+def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps with the children of each map step right below it, in item order."""
+    children: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.map_key:
+            children.setdefault(step.map_key, []).append(step)
+    ordered: list[Step] = []
+    for step in steps:
+        if not step.map_key:
+            ordered += [step, *sorted(children.get(step.key, ()), key=lambda child: child.item_index or 0)]
+    return tuple(ordered)
+
+
+async def view_of(store: Store, task_id: str) -> View:
+    """Read how a task stands. Raises: NotFoundError."""
+    task = await store.task(task_id)
+    questions = [one for one in await store.pending(task.session_id) if one.identity.task_id == task_id]
+    steps, workers = in_plan_order(await store.steps(task_id)), tuple(await store.workers())
+    return View(task, steps, workers, tuple(questions), _lacks(task, steps, workers))
+
+
+def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict[str, str]:
+    """Return by step key what keeps the living workers from what is ready; where none lives, that is another matter."""
+    if task.status is not TaskStatus.RUNNING or not any(worker.state is ProcessState.LIVE for worker in workers):
+        return {}
+    said = functools.cache(lambda pool, needs: lacking(pool, needs, workers))
+    waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.ASSIGNED]
+    return {step.key: words for step in waiting if (words := said(step.pool, step.needs))}
+
+
+async def all_events(store: Store, run_id: str) -> list[Event]:
+    """Return all events of a run, page by page."""
+    found: list[Event] = []
+    while page := await store.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
+        found.extend(page)
+    return found
+
+
+def _has_ended(view: View) -> bool:
+    """Say whether nothing more will happen to the task by itself."""
+    return view.task.status.is_terminal or (view.task.status is TaskStatus.PAUSED and not view.held)

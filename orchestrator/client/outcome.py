@@ -1,0 +1,260 @@
+"""What a task came to: its steps, what its runs wrote, what they were denied, and how that counts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+
+from soong.orchestrator.approvals.question_status import denial_sentence
+from soong.orchestrator.client.client import View, all_events
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Outcome, Step, StepKind
+from soong.shared.storage.store import Store
+from soong.shared.tools.result import ErrorType
+
+
+class ExitCode(IntEnum):
+    """How a task ended, for programs. 2 is a wrong use of the command line."""
+
+    COMPLETED = 0
+    FAILED = 1
+    DENIED = 3
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A call that did not get a yes. ``author``, ``principal`` and ``channel`` are of the decision, if there is one."""
+
+    step_id: str
+    run_id: str
+    tool: str
+    error: str
+    message: str
+    author: str = ""
+    principal: str = ""
+    channel: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Every way of not getting a yes has its own (PER-14)."""
+        said = {"author": self.author, "principal": self.principal, "channel": self.channel}
+        return denial_sentence(self.error, self.message, **said)
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "step": self.step_id,
+            "run": self.run_id,
+            "tool": self.tool,
+            "error": self.error,
+            "message": self.message,
+            "author": self.author,
+            "principal": self.principal,
+            "channel": self.channel,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverable:
+    """A file that a run wrote. ``copy`` is the run's own, kept in the data folder."""
+
+    run_id: str
+    path: str
+    copy: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What is told of a step beside its row (DAG-10): its tools, and of an unclean one what it left.
+
+    ``tools`` are those ``requested`` (None: its definition's) and ``granted``; None for a step that runs no agent.
+    """
+
+    tools: JsonObject | None = None
+    denials: tuple[JsonObject, ...] = ()
+    unknown_effects: tuple[JsonObject, ...] = ()
+    partial: Json = None
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "tools": self.tools,
+            "denials": list(self.denials),
+            "unknown_effects": list(self.unknown_effects),
+            "partial": self.partial,
+        }
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """How a task stands, read from rows: final when the task has ended. ``reports`` are by step id."""
+
+    view: View
+    deliverables: tuple[Deliverable, ...]
+    denials: tuple[Denial, ...]
+    reports: Mapping[str, StepReport] = field(default_factory=dict)
+    undone: tuple[Denial, ...] = ()
+    """Calls that a person allowed and that were not made: their target was no longer what was shown."""
+
+    @property
+    def task_id(self) -> str:
+        return self.view.task.id
+
+    @property
+    def status(self) -> TaskStatus:
+        return self.view.task.status
+
+    @cached_property  # which is why the class has no slots
+    def outputs(self) -> Mapping[str, Json]:
+        """The outputs of completed steps by step id; of a map step the list of its children's, in item order."""
+        children: dict[str, list[Json]] = {}
+        for step in self.view.steps:
+            if step.map_key:
+                children.setdefault(step.map_key, []).append(step.output)
+        return {
+            step.step_id: children.get(step.key) or step.output
+            for step in self.view.steps
+            if step.status is StepStatus.COMPLETED
+        }
+
+    @property
+    def last_steps(self) -> Sequence[Step]:
+        """The steps that nothing waits for: what the task was for."""
+        waited_for = {key for step in self.view.steps for key in step.depends_on}
+        own = [step for step in self.view.steps if not (step.map_key or step.is_puller)]
+        return [step for step in own if step.key not in waited_for]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        match self.status:
+            case TaskStatus.FAILED | TaskStatus.CANCELLED:
+                return ExitCode.FAILED
+            case TaskStatus.PAUSED | TaskStatus.RUNNING:
+                return ExitCode.INTERRUPTED
+            case TaskStatus.COMPLETED:
+                # A failure that its plan tolerates (`keep`) is still a step that failed.
+                if any(step.status is StepStatus.FAILED and not step.is_puller for step in self.view.steps):
+                    return ExitCode.FAILED
+                return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the document that ``--json`` prints."""
+        task = self.view.task
+        return {
+            "id": task.id,
+            "session": task.session_id,
+            "title": task.title,
+            "status": str(task.status),
+            "reason": task.reason,
+            "exit_code": int(self.exit_code),
+            "created": rfc3339(task.created_us),
+            "ended": None if task.ended_us is None else rfc3339(task.ended_us),
+            "steps": [
+                {
+                    **step_json(step),
+                    "lacks": self.view.lacks.get(step.key, ""),
+                    **self.reports.get(step.step_id, StepReport()).as_json(),
+                }
+                for step in self.view.steps
+            ],
+            "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],
+            "denials": [one.as_json() for one in self.denials],
+            "undone": [one.as_json() for one in self.undone],
+        }
+
+
+async def outcome_of(store: Store, view: View, runs: Path) -> TaskOutcome:
+    """Read what the steps' last runs wrote and were denied; ``runs`` is the folder of the run folders."""
+    deliverables: list[Deliverable] = []
+    denials: list[Denial] = []
+    undone: list[Denial] = []
+    reports: dict[str, StepReport] = {}
+    current = {step.run_id: step for step in view.steps if step.run_id}
+    for run in await store.runs(task_id=view.task.id, limit=100_000):
+        step = current.get(run.id)
+        if step is not None:
+            reports[step.step_id] = await _report(store, step, run)
+        if step is not None and (run.usage.tool_calls or step.outcome is Outcome.PARTIAL):
+            events = await all_events(store, run.id)
+            decided = {
+                str(event.data.get("tool_call_id")): event
+                for event in events
+                if event.type == EventType.PERMISSION_DECIDED
+            }
+            for event in events:
+                deliverables += _deliverables(event, runs)
+                denials += _denials(event, step, decided)
+                undone += _undone(event, step, decided)
+    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone))
+
+
+async def _report(store: Store, step: Step, run: Run) -> StepReport:
+    tools = tools_of(step, run.surface) if step.kind is StepKind.AGENT else None
+    if not is_unclean(step.status, step.outcome):
+        return StepReport(tools)
+    result = await store.result(step.key)
+    return StepReport(tools, result.denials, result.unknown_effects, result.partial)
+
+
+def step_json(step: Step) -> dict[str, Json]:
+    """Return a step for programs."""
+    return {
+        "id": step.step_id,
+        "status": str(step.status),
+        "outcome": None if step.outcome is None else str(step.outcome),
+        "kind": str(step.kind),
+        "title": step.title,
+        "run": step.run_id,
+        "worker": step.worker_id,
+        "attempt": step.attempt,
+        "fence": step.fence,
+        "lost_leases": step.lost_leases,
+        "lost_to": step.lost_to,
+        "depends_on": [key.partition("/")[2] for key in step.depends_on],
+        "map": step.map_key.partition("/")[2],
+        "claim": str(step.claim_mode),
+        "is_puller": step.is_puller,
+        "held_by": step.holder_run_id,
+        "started": None if step.started_us is None else rfc3339(step.started_us),
+        "ended": None if step.ended_us is None else rfc3339(step.ended_us),
+        "output": step.output,
+        "error": None if step.error is None else step.error.as_json(),
+    }
+
+
+def _deliverables(event: Event, runs: Path) -> list[Deliverable]:
+    value = event.data.get("deliverable")
+    if not isinstance(value, Mapping):
+        return []
+    copy = runs / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
+    return [Deliverable(event.run_id, str(value.get("path", "")), str(copy))]
+
+
+def _denials(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
+    if event.type != EventType.TOOL_DENIED:
+        return []
+    decision = decided.get(str(event.data.get("tool_call_id")))
+    said: JsonObject = {} if decision is None else decision.data
+    author, principal, channel = (str(said.get(name, "")) for name in ("author", "principal", "channel"))
+    error, message = str(event.data.get("error", "")), str(event.data.get("message", ""))
+    if said.get("error") != error:  # a yes that did not fit its call any more: its giver denied nothing
+        author = principal = channel = ""
+    return [
+        Denial(step.step_id, event.run_id, str(event.data.get("tool", "")), error, message, author, principal, channel)
+    ]
+
+
+def _undone(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
+    """Return a call that was allowed by a person and ended because its target had changed since (PER-14)."""
+    decision = decided.get(str(event.data.get("tool_call_id")))
+    if decision is None or event.data.get("error") != ErrorType.PATH_CONFLICT or decision.data.get("error"):
+        return []
+    message = f"allowed, and not done: {event.data.get('message', '')}"
+    tool, error = str(event.data.get("tool", "")), str(event.data.get("error", ""))
+    return [Denial(step.step_id, event.run_id, tool, error, message)]

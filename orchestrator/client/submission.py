@@ -1,0 +1,119 @@
+"""What is written for a plan: a session without an owner and a task. Nothing is written here.
+
+Everything that can be wrong with a plan, its inputs and its rules is found here, before a service is started.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.agents.model import check_name
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UsageError
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json
+from soong.shared.core.texts import require_text
+from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.tasks.expansion import models_of, new_task
+from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.step import NewTask
+from soong.shared.permissions.consent import StepGrant
+from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import parse_allow
+from soong.shared.sandbox.marked_project import project_id
+
+
+class Ids(NamedTuple):
+    """The ids that a submission gets. The same ones written again are the same session and task."""
+
+    session: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A session and its first task, ready to be written."""
+
+    session: Session
+    task: NewTask
+
+
+def submission(
+    plan: Plan,
+    inputs: Mapping[str, Json],
+    *,
+    project: Path,
+    answer_mode: AnswerMode,
+    model: str,
+    allow: Sequence[str],
+    catalogue: Catalogue,
+    clock: Clock,
+    principal: str = "local",
+    cwd: Path | None = None,
+    step_grants: Sequence[StepGrant] = (),
+    ids: "Ids | None" = None,
+    policy: Policy | None = None,
+) -> Submission:
+    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own unless told.
+
+    ``step_grants`` are what was consented to of the steps' own wishes (PER-17); ``ids`` are new ones unless told;
+    ``policy`` is what the rules are added to, that of the catalogue unless told.
+
+    Raises:
+        UsageError: the project is no folder, an input, a rule or a model is wrong, a step has neither model nor script.
+    """
+    folder = existing_folder(project)
+    here = str(cwd or Path.cwd())
+    require_text("the model", model)
+    require_text("the rule", *allow)
+    require_text("the folder", str(folder), here)
+    ids = ids or Ids(new_id("sess"), new_id("task"))
+    now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
+    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.names) for text in allow]
+    for grant in step_grants:
+        rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
+    for name in models_of(plan, model):
+        check_name(name)
+    session = Session(
+        id=ids.session,
+        project=str(folder),
+        cwd=here,
+        answer_mode=answer_mode,
+        created_us=now_us,
+        policy=(policy or catalogue.policy).with_rules(rules).as_json(),
+        principal=principal,
+        project_id=project_id(folder) if catalogue.needs_project else "",
+    )
+    task = new_task(
+        plan,
+        bind_inputs(plan, inputs),
+        session,
+        surface_of=catalogue.surface_of,
+        default_model=model,
+        now_us=now_us,
+        task_id=task_id,
+    )
+    return Submission(session, task)
+
+
+def existing_folder(path: Path) -> Path:
+    """Return the folder, absolute and resolved. Raises: UsageError."""
+    require_text("--project", str(path))
+    folder = Path(os.path.realpath(path.expanduser()))
+    if not folder.is_dir():
+        problem = "is no folder" if folder.exists() else "does not exist"
+        raise UsageError(f"--project {str(path)!r} {problem}; name the folder that the steps should work in")
+    return folder
+
+
+def program_folder(project: Path) -> Path:
+    """Return where the relative paths of a program's session start: its current folder inside the project.
+
+    A program that stands elsewhere (a server in ``/``) means the project that it names. Raises: UsageError.
+    """
+    folder, here = existing_folder(project), Path(os.path.realpath(Path.cwd()))
+    return here if here.is_relative_to(folder) else folder

@@ -1,0 +1,79 @@
+"""Following one run: its log from any number on, replayed from rows, then live, with no gap and no doubles (EVT-02).
+
+Rows alone say what happened and in which order; a hint only says when to look. So the switch from replay to live is no
+border at all: whatever is written meanwhile is found by its number, also while no hint can be heard.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from soong.shared.core.errors import UnavailableError
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.wire.notifier import DeafEar, Ear
+
+Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Ear]]
+"""Opens the ear of a run."""
+
+LOOK_EVERY_S: Final = 1.0
+PAGE: Final = 1000
+
+
+async def deaf(_run_id: str) -> Ear:
+    """Return an ear where there is no switchboard."""
+    return DeafEar()
+
+
+@dataclass(frozen=True, slots=True)
+class RunTail:
+    """``listen`` opens the ear of a run (``Switchboard.run_ear``); it may take its time, or never hear a thing."""
+
+    runs: RunStore
+    listen: Listen = deaf
+    look_every_s: float = LOOK_EVERY_S
+
+    async def replay(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
+        """Yield what stands in the log now, from that number on."""
+        seen = from_seq - 1
+        while page := await self.runs.events(run_id, after_seq=seen, limit=PAGE):
+            for event in page:
+                yield event
+            seen = page[-1].seq
+
+    async def follow(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
+        """Yield the log from that number on until the run has ended; a database that is away is waited for.
+
+        Raises: NotFoundError when there is no such run.
+        """
+        seen = from_seq - 1
+        has_ended = (await self.runs.run(run_id)).status.is_terminal
+        opening = asyncio.create_task(self.listen(run_id))
+        is_heard = False
+        try:
+            while True:
+                try:
+                    async for event in self.replay(run_id, from_seq=seen + 1):
+                        yield event
+                        seen = event.seq
+                    if has_ended:
+                        return  # it had ended before its log was read to the end
+                    # Once the ear hears, the log is read again before it is waited on.
+                    if is_heard:
+                        await opening.result().wait(self.look_every_s)
+                    else:
+                        await asyncio.wait({opening}, timeout=self.look_every_s)
+                        is_heard = opening.done()
+                    has_ended = (await self.runs.run(run_id)).status.is_terminal
+                except UnavailableError:
+                    await asyncio.sleep(self.look_every_s)
+        finally:
+            await _close(opening)
+
+
+async def _close(opening: asyncio.Task[Ear]) -> None:
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result().close()

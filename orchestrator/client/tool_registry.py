@@ -1,0 +1,40 @@
+"""Every tool as clients know it: described, whether or not it can be called where the client stands."""
+
+from typing import cast
+
+from soong.shared.agents.definition import builtin_definitions
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.tools.definition import ToolAdapter
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
+
+
+def registry_of(surroundings: Surroundings) -> ToolRegistry:
+    """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
+
+    Raises:
+        InvalidToolError, InvalidConfigError: as :func:`make_registry`.
+    """
+    known = Known(definitions=builtin_definitions().ids)
+    return make_registry(surroundings, (PlanTemplates(known), *run_sources()))
+
+
+def run_sources() -> tuple[ToolAdapter, ...]:
+    """Return the sources whose tools work on rows, only described here; workers and owners have them over a store."""
+    return (
+        TaskTools(cast(TaskRows, None), lambda: "", SystemClock()),
+        PlanningTools(cast(TaskService, None)),
+    )
+
+
+def owner_registry(surroundings: Surroundings, service: TaskService, clock: Clock) -> ToolRegistry:
+    """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
+
+    Raises:
+        InvalidToolError, InvalidConfigError: as :func:`make_registry`.
+    """
+    own = TaskTools(service.store, lambda: "", clock)
+    return make_registry(surroundings, (PlanTemplates(service.planner.known), own, PlanningTools(service)))

@@ -1,0 +1,241 @@
+"""The way in: what every request passes before the application sees it, from outside to inside.
+
+Headers that every response carries; how many requests are held at once; host, origin and path; the token; the body,
+read whole within a limit of bytes and of time. Whoever has no token is refused before a byte of a body is kept.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from soong.orchestrator.http.authentication import Authenticator
+from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.peers import Address, Peers
+from soong.orchestrator.http.problems import TOLD, Problem, ProblemError, problem_of
+from soong.shared.permissions.access.token import Right
+
+OPEN_PATHS: Final = frozenset({"/", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json"})
+"""What is shown without a token: that we live, and what can be asked."""
+
+_TOLD_OF_APPROVAL: Final = ("/v1/approvals", "/v1/me")
+"""What is read of questions and of oneself says whether one may approve."""
+
+CALLER: Final = "soong.caller"
+"""Where a request's scope names who sent it."""
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+@dataclass(slots=True)
+class Room:
+    """How much is held at once. What finds no room is told so at once: nothing waits in line unseen."""
+
+    most: int
+    most_each: int
+    held: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def taken(self, who: str = "") -> Iterator[None]:
+        """Hold one place. Raises: ProblemError (too_busy)."""
+        if self.held.total() >= self.most or self.held[who] >= self.most_each:
+            detail = "as many are open as are held at once; close some, or try again"
+            raise ProblemError(Problem.TOO_BUSY, detail, headers={"Retry-After": "2"})
+        self.held[who] += 1
+        try:
+            yield
+        finally:
+            self.held[who] -= 1
+            if not self.held[who]:
+                del self.held[who]
+
+
+@dataclass(slots=True)
+class Gate:
+    """The outermost application; ``inner`` sees only requests that may come in."""
+
+    inner: App
+    borders: Borders
+    authenticator: Authenticator
+    peers: Peers
+    limits: Limits
+    room: Room
+    underway: set[asyncio.Timeout] = field(default_factory=set)
+    ends_s: float | None = None
+    """When what is under way ends, on the loop's clock; None while the server serves."""
+
+    def __post_init__(self) -> None:
+        if self.borders.origins:
+            self.inner = _for_pages(self.inner, sorted(self.borders.origins))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send)
+        try:
+            with self.room.taken():
+                await self._until_stopped(self._serve(scope, receive, answer))
+        except Exception as error:  # noqa: BLE001  # the edge: whatever failed becomes a problem document
+            if scope.get(TOLD):
+                return
+            problem = problem_of(error)
+            if not answer.is_begun:
+                await problem.response()(cast(Any, scope), cast(Any, receive), cast(Any, answer.refuse))
+
+    def stop(self) -> None:
+        """End what is under way ``stop_s`` from now, each request with an answer of its own."""
+        self.ends_s = asyncio.get_running_loop().time() + self.limits.stop_s
+        for limit in self.underway:
+            limit.reschedule(self.ends_s)
+
+    async def _until_stopped(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Serve a request. Raises: ProblemError (unavailable) when the server stops and does not wait any longer."""
+        limit = asyncio.timeout_at(self.ends_s)
+        try:
+            async with limit:
+                self.underway.add(limit)
+                await serving
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            detail = "the server stops; what was asked for may have been done: look at the rows, then try again"
+            raise ProblemError(Problem.UNAVAILABLE, detail, headers={"Retry-After": "2"}) from None
+        finally:
+            self.underway.discard(limit)
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        self.borders.check(scope)
+        if not _is_preflight(scope, self.borders):
+            await self._authenticate(scope)
+            receive = await self._read_body(scope, receive)
+        await self.inner(scope, receive, answer.send)
+
+    async def _authenticate(self, scope: Scope) -> None:
+        if scope["path"] in OPEN_PATHS:
+            return
+        address = scope["client"][0] if scope.get("client") else ""
+        caller = await self.authenticator.caller(scope["headers"], address)
+        if caller.token.allows(Right.APPROVE) and _uses_approval(scope):
+            peer = await self.peers.peer(_address(scope.get("client")), _address(scope.get("server")))
+            caller = replace(caller, peer=peer)
+        scope[CALLER] = caller
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
+        """Read the whole body; return what gives it to the application, and then tells of the caller's leaving."""
+        headers = {name: value for name, value in scope["headers"] if name in {b"content-length", b"transfer-encoding"}}
+        if not headers or headers.get(b"content-length") == b"0":
+            return receive
+        self._check_size(int(headers.get(b"content-length", b"0")))  # its form has been checked by the HTTP parser
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ProblemError(Problem.INVALID_REQUEST, "the caller left before the body was complete")
+                    body += message.get("body", b"")
+                    self._check_size(len(body))
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            detail = f"the body was not complete within {self.limits.body_s:g} s"
+            raise ProblemError(Problem.BODY_TIMEOUT, detail) from None
+        return _replay(bytes(body), receive)
+
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.body_bytes:
+            raise ProblemError(Problem.BODY_TOO_LARGE, f"at most {self.limits.body_bytes} bytes of a body are read")
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Sends a response with our headers. ``refuse`` also ends the connection: the rest of a body is not waited for."""
+
+    _send: Send
+    is_begun: bool = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.is_begun = True
+            given = {name for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(pair for pair in HEADERS if pair[0] not in given)]
+        await self._send(message)
+
+    async def refuse(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await self.send(message)
+
+
+def _uses_approval(scope: Scope) -> bool:
+    """Say whether the right to approve may matter: looking for a connection's holder costs some 20 ms."""
+    return scope["method"] not in {"GET", "HEAD"} or scope["path"].startswith(_TOLD_OF_APPROVAL)
+
+
+def _address(named: Sequence[Any] | None) -> Address | None:
+    """Return host and port; None for what has none, such as a unix socket."""
+    return (str(named[0]), int(named[1])) if named and len(named) > 1 and named[1] else None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    is_given = False
+
+    async def replayed() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _is_preflight(scope: Scope, borders: Borders) -> bool:
+    """Say whether a browser asks whether a page may ask; the page's origin has been checked."""
+    names = {name for name, _ in scope["headers"]}
+    is_asked = {b"origin", b"access-control-request-method"} <= names
+    return bool(borders.origins) and scope["method"] == "OPTIONS" and is_asked
+
+
+class _Pages(CORSMiddleware):
+    """What answers pages of other origins; a preflight that asks for too much is refused as every request is."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < HTTPStatus.BAD_REQUEST:
+            return response
+        detail = f"pages of other origins may not send this request: {bytes(response.body).decode()}"
+        return ProblemError(Problem.ORIGIN_NOT_ALLOWED, detail).response()
+
+
+def _for_pages(inner: App, origins: Sequence[str]) -> App:
+    """Let the pages of these origins read what they are answered. Never with cookies: there are none."""
+    return _Pages(
+        cast(Any, inner),
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"),
+        expose_headers=("ETag", "Location", "Retry-After", "WWW-Authenticate"),
+        max_age=600,
+    )

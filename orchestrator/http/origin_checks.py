@@ -1,0 +1,99 @@
+"""What a request must be before anything of it is looked at: host, origin, path. Pure; nothing is read or written.
+
+Against pages in the user's browser (threat 25): a name that an attacker points at us (DNS rebinding) is no host of
+ours, a page of another origin is refused whatever it asks for, and there is no cookie that it could ride on.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.shared.core.errors import UsageError
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_NAME: Final = re.compile(r"[a-z0-9._-]{1,253}")
+_DISGUISED: Final = re.compile(rb"%(?:2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
+_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)+")
+
+Scope = Any
+"""An ASGI connection scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """``hosts`` are names without ports, lower case; ``origins`` are written out whole (``https://console.example``)."""
+
+    hosts: frozenset[str] = LOOPBACK_NAMES
+    origins: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, allow_hosts: Sequence[str], origins: Sequence[str]) -> "Borders":
+        """Return the borders of a server that is also called by these names, and from these pages.
+
+        Raises: UsageError.
+        """
+        for origin in origins:
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in {"http", "https"}
+                or not parts.netloc
+                or origin != f"{parts.scheme}://{parts.netloc}"
+            ):
+                raise UsageError(f"the origin {origin!r} is none; write it as https://console.example:8443")
+        for host in allow_hosts:
+            if not _is_name(host):
+                raise UsageError(f"the host {host!r} is no name; write it without scheme and port")
+        return cls(LOOPBACK_NAMES | {host.strip("[]").lower() for host in allow_hosts}, frozenset(origins))
+
+    def check(self, scope: Scope) -> None:
+        """Raises: ProblemError."""
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        host = self._check_host([value for name, value in headers if name == b"host"])
+        self._check_origin(headers, host)
+        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
+            raise ProblemError(Problem.UPGRADE_NOT_ALLOWED, "there are no WebSockets here; streams are sent as events")
+        check_path(scope.get("raw_path") or scope["path"].encode())
+
+    def _check_host(self, given: Sequence[bytes]) -> str:
+        host = given[0].decode("latin-1").lower() if len(given) == 1 else ""
+        name = name_of(host)
+        if name is None or name not in self.hosts:
+            detail = "this server does not answer for that host; `--allow-host NAME` adds one"
+            raise ProblemError(Problem.HOST_NOT_ALLOWED, detail)
+        return host
+
+    def _check_origin(self, headers: Sequence[tuple[bytes, bytes]], host: str) -> None:
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        own = {f"http://{host}", f"https://{host}"}
+        if any(origin.lower() not in own and origin not in self.origins for origin in origins):
+            raise ProblemError(Problem.ORIGIN_NOT_ALLOWED, "pages of that origin may not call this server")
+        site = next((value for name, value in headers if name == b"sec-fetch-site"), b"")
+        if not origins and site in {b"cross-site", b"same-site"}:
+            # A browser says so of a link, an image or a form of another page, which send no Origin.
+            raise ProblemError(Problem.ORIGIN_NOT_ALLOWED, "a page of another origin sent the request")
+
+
+def name_of(host: str) -> str | None:
+    """Return the name in a Host header, lower case, without port and brackets; None when it is no host at all."""
+    found = _HOST.fullmatch(host.lower())
+    return None if found is None else found["name"].strip("[]")
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return _NAME.fullmatch(host.lower()) is not None
+    return True
+
+
+def check_path(raw: bytes) -> None:
+    """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
+    parts = raw.split(b"/")
+    if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
+        raise ProblemError(Problem.PATH_NOT_ALLOWED, "the path holds empty parts, dots, or characters in disguise")

@@ -1,0 +1,72 @@
+"""Callers who are there to answer: a poll that says so holds a responder's lease, and a little longer than itself.
+
+Between two polls of one caller lies a moment without a request; the lease outlives it. A caller who only looks on
+(a dashboard) does not say so, and nobody waits for its answer.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.orchestrator.approvals.leases import Attendance
+from soong.orchestrator.client.client import Client
+
+CHANNEL: Final = "http"
+LOOK_EVERY_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One principal's presence: until when, by session, on the loop's clock."""
+
+    attendance: Attendance
+    until_s: dict[str, float] = field(default_factory=dict)
+    keeping: asyncio.Task[None] | None = None
+
+    async def keep(self) -> None:
+        """Be there until the last lease has run out; then take the rows back."""
+        loop = asyncio.get_running_loop()
+        beating = loop.create_task(self.attendance.run())
+        try:
+            while self.until_s:
+                self.attendance.attend(self.until_s)
+                await asyncio.sleep(LOOK_EVERY_S)
+                self.until_s = {name: until_s for name, until_s in self.until_s.items() if until_s > loop.time()}
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class Attending:
+    """Who is there to answer through one server."""
+
+    client: Client
+    _seats: dict[str, _Seat] = field(default_factory=dict)
+
+    def stay(self, principal: str, session_ids: Iterable[str]) -> None:
+        """Be there for these sessions for one responder's lease from now on."""
+        lease_s = self.client.settings.responder_lease_s
+        until_s = dict.fromkeys(session_ids, asyncio.get_running_loop().time() + lease_s)
+        if not until_s:
+            return
+        seat = self._seats.get(principal)
+        if seat is None:
+            seat = _Seat(Attendance(self.client.store, self.client.ring, principal, CHANNEL, lease_s))
+            self._seats[principal] = seat
+        seat.until_s.update(until_s)
+        if seat.keeping is None or seat.keeping.done():
+            seat.keeping = asyncio.get_running_loop().create_task(seat.keep())
+        seat.attendance.attend(seat.until_s)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The principals that are there just now."""
+        return tuple(name for name, seat in self._seats.items() if seat.keeping is not None and not seat.keeping.done())
+
+    async def close(self) -> None:
+        keeping = [seat.keeping for seat in self._seats.values() if seat.keeping is not None]
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)

@@ -1,0 +1,101 @@
+"""Waiting for something to change, for many callers over few connections.
+
+Whoever waits looks at the rows by itself, at every hint and at least every second; so a hint that is lost costs a
+second, and rows alone decide what is told.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.engine.wire.notifier import DeafEar, Ear, Switchboard
+
+LOOK_EVERY_S: Final = 1.0
+MOST_SUBJECTS: Final = 40
+"""Ears with a connection of their own, of the 64 that a process has; whoever comes later looks every second."""
+
+
+@dataclass(slots=True)
+class _Subject:
+    """One ear and all who listen with it."""
+
+    ear: Ear
+    listeners: dict["SharedEar", None] = field(default_factory=dict)
+    pump: asyncio.Task[None] | None = None
+
+    async def listen(self) -> None:
+        while True:
+            if await self.ear.wait(60.0):
+                for listener in self.listeners:
+                    listener.rung.set()
+
+
+@dataclass(slots=True, eq=False)
+class SharedEar:
+    """One listener's part in an ear. Implements ``soong.shared.engine.wire.notifier.Ear``."""
+
+    leave: Callable[["SharedEar"], Awaitable[None]]
+    rung: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.rung.wait()
+        except TimeoutError:
+            return ()
+        self.rung.clear()
+        return ("",)
+
+    async def close(self) -> None:
+        await self.leave(self)
+
+
+@dataclass(slots=True)
+class SharedEars:
+    """Ears by subject; the first listener opens one, the last one closes it."""
+
+    switchboard: Switchboard
+    _subjects: dict[str, _Subject] = field(default_factory=dict)
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run_ear(self, run_id: str) -> Ear:
+        return await self._ear(run_id, lambda: self.switchboard.run_ear(run_id))
+
+    async def session_ear(self, session_id: str) -> Ear:
+        return await self._ear(session_id, lambda: self.switchboard.session_ear(session_id))
+
+    async def question_ear(self) -> Ear:
+        """Hear that some question was raised, in whichever session."""
+        return await self._ear("", self.switchboard.permission_ear)
+
+    async def close(self) -> None:
+        subjects, self._subjects = self._subjects, {}
+        for subject in subjects.values():
+            await _hang_up(subject)
+
+    async def _ear(self, name: str, opened: Callable[[], Awaitable[Ear]]) -> Ear:
+        async with self._opening:
+            subject = self._subjects.get(name)
+            if subject is None:
+                if len(self._subjects) >= MOST_SUBJECTS:
+                    return DeafEar()
+                subject = self._subjects[name] = _Subject(await opened())
+                subject.pump = asyncio.get_running_loop().create_task(subject.listen())
+
+            async def leave(listener: SharedEar) -> None:
+                subject.listeners.pop(listener, None)
+                if not subject.listeners and self._subjects.get(name) is subject:
+                    del self._subjects[name]
+                    await _hang_up(subject)
+
+            ear = SharedEar(leave)
+            subject.listeners[ear] = None
+            return ear
+
+
+async def _hang_up(subject: _Subject) -> None:
+    if subject.pump is not None:
+        subject.pump.cancel()
+        await asyncio.gather(subject.pump, return_exceptions=True)
+    await subject.ear.close()

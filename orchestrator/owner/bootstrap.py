@@ -1,0 +1,95 @@
+"""Builds an orchestrator out of adapters; nothing else in this package names one."""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import redis as redis_sync
+
+from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.deployment_key import open_key
+from soong.orchestrator.client.bootstrap import open_collector
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.run_archive import RunFolders
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.sandbox.redact import redactor
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.celery.app import make_celery
+from soong.shared.storage.celery.broker import CeleryBroker
+from soong.shared.storage.celery.events import CeleryRunEvents
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.sql.store import open_store
+
+BROKER_TIMEOUT_S = 5.0
+SWITCH_INTERVAL_S = 0.001
+
+
+@dataclass(slots=True)
+class _OwnerId:
+    """The orchestrator's id, known to the desk before the orchestrator has registered."""
+
+    orchestrator: Orchestrator | None = None
+
+    def __call__(self) -> str:
+        return self.orchestrator.owner_id if self.orchestrator is not None else ""
+
+
+async def build(settings: Settings) -> Orchestrator:
+    """Open the store (migrating it), Redis and the broker, and put an orchestrator together, not started yet.
+
+    Raises:
+        InvalidConfigError: no Redis is named, or the signing key is not one of this deployment.
+        UnavailableError: a server does not answer.
+    """
+    if not settings.redis_url:
+        raise InvalidConfigError("SOONG_REDIS_URL is not set; start an embedded service with `soong up` instead")
+    # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    clock = SystemClock()
+    retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
+    planner = Catalogue.of(settings).planner(settings.model, settings.max_children_per_run)
+    secrets = redactor(secret_values(settings))
+    store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
+    try:
+        key = await open_key(store, settings.key_file, clock)
+    except BaseException:
+        await store.close()
+        raise
+    clients = RedisClients.of(settings.redis_url, name="soong-owner")
+    ring = RedisRing(clients.commands)
+    switchboard = RedisSwitchboard(clients.blocking)
+    artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
+    folders = RunFolders(store, artifacts, RootedFolder(settings.data, RUNS), clock)
+    client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
+    broker = CeleryBroker(make_celery(settings.redis_url), client)
+    events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
+    owner_id = _OwnerId()
+    parts = Parts(
+        store=store,
+        ring=ring,
+        switchboard=switchboard,
+        clock=clock,
+        scheduler=Scheduler(
+            store, store, Expander(store, store, clock, settings.max_children_per_run, asyncio.to_thread), clock
+        ),
+        commands=Commands(store, store, store, ring, clock, planner),
+        dispatcher=Dispatcher(store, store, broker),
+        desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events),
+        recorder=folders,
+        closers=(folders.close, ring.close, clients.close),
+        background=(retention.run,) if retention.wanted.is_on else (),
+    )
+    owner_id.orchestrator = Orchestrator(parts, settings)
+    return owner_id.orchestrator

@@ -1,0 +1,160 @@
+"""What clients ask of a session's owner: to pause, cancel, retry, change, end a task and more. It alone writes it.
+
+What may not be done twice (a change, a retry, an end) is carried out and marked as done in one transaction: an owner
+that dies in between leaves nothing for its successor to repeat.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import ConflictError, NotOwnerError, UsageError
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, Session
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.expansion import next_attempt
+from soong.shared.engine.tasks.growth import read_update
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO, read_dispatch
+from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.status import TaskEvent
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.engine.wire.capabilities import project_needed
+from soong.shared.engine.wire.notifier import Ring
+
+
+@dataclass(slots=True)
+class Commands:
+    """Carries out a session's open commands in the order they came; a refusal is told to the client, never lost."""
+
+    sessions: SessionStore
+    tasks: TaskStore
+    runs: RunStore
+    ring: Ring
+    clock: Clock
+    planner: Planner = field(default_factory=Planner)
+
+    async def carry_out(self, ownership: Ownership) -> bool:
+        """Carry out what is open; say whether the session was closed by it."""
+        commands = await self.sessions.take_commands(ownership)
+        for command in commands:
+            try:
+                await self._do(ownership, command)
+            except NotOwnerError:
+                raise  # the successor carries it out
+            except (UsageError, ConflictError) as error:
+                await self.sessions.end_command(command.id, refusal=str(error))
+            else:
+                await self.sessions.end_command(command.id)
+        if commands:
+            await self.ring.wake_session(ownership.session_id)
+        return any(command.kind is CommandKind.CLOSE for command in commands)
+
+    async def _do(self, ownership: Ownership, command: Command) -> None:
+        now_us = self.clock.now_us()
+        reason = str(command.detail.get("reason") or f"asked for by {command.principal}")
+        match command.kind:
+            case CommandKind.PAUSE:
+                await self._wake(await self.tasks.pause_task(ownership, command.subject, reason=reason, now_us=now_us))
+            case CommandKind.CANCEL:
+                await self._wake(
+                    await self.tasks.cancel_task(
+                        ownership, command.subject, reason=reason, now_us=now_us, command_id=command.id
+                    )
+                )
+            case CommandKind.RESUME:
+                # Nothing is dispatched by it: the runs that go on stay those of whoever had them made.
+                await self.tasks.resume_task(ownership, command.subject, now_us=now_us)
+            case CommandKind.RETRY:
+                await self._retry(ownership, command, now_us)
+            case CommandKind.UPDATE:
+                await self._update(ownership, command, now_us)
+            case CommandKind.COMPLETE:
+                await self._end(ownership, command, TaskEvent.COMPLETE, reason, now_us)
+            case CommandKind.FAIL:
+                await self._end(ownership, command, TaskEvent.FAIL, reason, now_us)
+            case CommandKind.DISPATCH:
+                await self._dispatch(ownership, command, now_us)
+            case CommandKind.CLOSE:
+                await self.sessions.close_session(ownership)
+            case other:
+                assert_never(other)
+
+    async def _retry(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        task_id = command.subject
+        which = rerun(await self.tasks.steps(task_id), str(command.detail.get("from") or ""))
+        last = [(step, await self.runs.run(step.run_id)) for step in which.attempts]
+        model = str(command.detail.get("model") or "")
+        origin = command.origin_in(await self.sessions.session(command.session_id))
+        runs = [next_attempt(step, run, asked_by=origin, model=model) for step, run in last]
+        await self.tasks.retry_task(
+            ownership,
+            task_id,
+            runs,
+            again=which.again,
+            regrown=which.regrown,
+            model=model,
+            origin=origin,
+            now_us=now_us,
+            command_id=command.id,
+        )
+
+    async def _update(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        task = await self.tasks.task(command.subject)
+        steps = await self.tasks.steps(task.id)
+        session = await self.sessions.session(task.session_id)
+        update = read_update(command.detail, task, steps, self.planner.known)
+        if update.steps or any(attempt.changes for attempt in update.attempts):
+            _check_side(command, session, "adds steps to its tasks or changes them")
+        tried = {attempt.step_id for attempt in update.attempts}
+        last = {step.key: await self.runs.run(step.run_id) for step in steps if step.step_id in tried}
+        root = (await self.runs.run(task.root_run_id)).identity
+        change = self.planner.change(
+            update, task, steps, root, last, project=_project(session), origin=command.origin_in(session)
+        )
+        workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
+        await self._wake(workers)
+
+    async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        """Insert the pullers that are asked for; they are claimed as every other step is."""
+        task = await self.tasks.task(command.subject)
+        session = await self.sessions.session(task.session_id)
+        steps = await self.tasks.steps(task.id)
+        if SAYS_WHAT_TO_DO & command.detail.keys():
+            _check_side(command, session, "gives pullers tools, instructions, a script or an agent")
+        dispatch = read_dispatch(command.detail, task, self.planner.known)
+        root = (await self.runs.run(task.root_run_id)).identity
+        origin = command.origin_in(session)
+        change = self.planner.pullers(dispatch, task, steps, root, project=_project(session), origin=origin)
+        await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
+
+    async def _end(
+        self,
+        ownership: Ownership,
+        command: Command,
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        reason: str,
+        now_us: int,
+    ) -> None:
+        await self._wake(
+            await self.tasks.end_task(
+                ownership, command.subject, event, reason=reason, now_us=now_us, command_id=command.id
+            )
+        )
+
+    async def _wake(self, worker_ids: frozenset[str]) -> None:
+        for worker_id in sorted(worker_ids):
+            await self.ring.wake_worker(worker_id)
+
+
+def _check_side(command: Command, session: Session, what: str) -> None:
+    """Refuse whoever decides for another's session what its runs do. Raises: ConflictError."""
+    if command.principal != session.principal:
+        raise ConflictError(
+            f"only {session.principal!r}, whose session it is, {what}; this was asked by {command.principal!r} "
+            "(SOONG_PRINCIPAL)"
+        )
+
+
+def _project(session: Session) -> tuple[str, ...]:
+    return project_needed(session.project_id, session.project)

@@ -1,0 +1,95 @@
+"""The dispatcher: compares claimable steps with free slots and sends one message for each worker it wants.
+
+A message only says "look at the rows"; the worker that takes it fills as many of its slots as there is work for. What
+is queued and not yet taken counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again by
+the next look, a doubled one finds nothing to claim.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from soong.orchestrator.client.workers import idle_workers
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.ids import new_id
+from soong.shared.core.log import get_logger
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.matching import is_able, lacking
+from soong.shared.engine.tasks.step import Waiting
+from soong.shared.engine.tasks.store import TaskStore
+
+log = get_logger(__name__)
+
+
+class Broker(Protocol):
+    """The queue seen by the dispatcher. Blocking: it is called on the dispatcher's own thread."""
+
+    def queued(self, pool: str) -> int:
+        """Return how many messages wait in the pool's queue. Raises: UnavailableError."""
+        ...
+
+    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
+        """Send one message for each id. Raises: UnavailableError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Dispatcher:
+    """Stateless but for its thread: every look starts from rows and the queue's length."""
+
+    def __init__(self, tasks: TaskStore, sessions: SessionStore, broker: Broker) -> None:
+        self._tasks = tasks
+        self._sessions = sessions
+        self._broker = broker
+        self.unclaimable: Mapping[Waiting, str] = {}
+        """What no living worker may claim, and why, as it was seen last."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
+
+    async def look(self, *, is_full: bool = False) -> int:
+        """Send what is wanted now; return the number of messages sent.
+
+        While no slot is free nothing is, and only a full look sees then what nobody may claim.
+        """
+        workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
+        most = sum(worker.busy < worker.slots for worker in workers)
+        if not most and workers and not is_full:
+            return 0
+        # Counted no further than there are workers to wake: what waits may be much more.
+        backlog = await self._tasks.backlog(limit=max(most, 1))
+        said = ((one, lacking(one.pool, one.needs, workers)) for one in backlog.waiting)
+        self.unclaimable = {one: words for one, words in said if words}
+        sent = 0
+        for pool, ready in backlog.ready.items():
+            wanted = _wanted(pool, ready, idle_workers(workers, pool), backlog.waiting)
+            if wanted > 0:
+                sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
+        return sent
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        self._broker.close()
+
+    def _fill(self, pool: str, wanted: int) -> int:
+        try:
+            missing = wanted - self._broker.queued(pool)
+            if missing <= 0:
+                return 0
+            self._broker.send(pool, [new_id("disp") for _ in range(missing)])
+        except UnavailableError as error:
+            log.warning("dispatch_unanswered", pool=pool, error=str(error))
+            return 0
+        return missing
+
+
+def _wanted(pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[Waiting]) -> int:
+    """Return how many of the idle workers to call.
+
+    A message goes to whoever takes it first. So that it does not always go to one that can do nothing with it, all are
+    called where only some are able; where none is, nobody.
+    """
+    needs = {one.needs for one in waiting if one.pool == pool}
+    able = sum(any(is_able(worker, pool, need) for need in needs) for worker in idle)
+    return min(ready, able) if able == len(idle) else len(idle) if able else 0

@@ -1,0 +1,124 @@
+"""What an operator watches and an autoscaler scales by, in Prometheus' text form; every figure comes from rows.
+
+No counter lives in a process: whichever process is asked says the same, also right after a restart.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from soong.orchestrator.client.workers import free_slots
+from soong.shared.core.clock import Clock
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.metrics import CapFigures, Figures, FigureSource, PoolFigures
+from soong.shared.storage.store import Store
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look. ``claimable`` is by pool what the caps leave of the ready steps: what more workers could take."""
+
+    figures: Figures
+    workers: Sequence[Worker]
+    claimable: Mapping[str, int]
+    owners: int
+    now_us: int
+    caps: Sequence[CapFigures] = ()
+
+    @property
+    def pools(self) -> Sequence[str]:
+        """Return every pool that is served or in which something waits or runs; ``default`` always."""
+        served = {pool for worker in self.workers for pool in worker.pools}
+        return sorted({"default"} | served | self.figures.pools.keys())
+
+    def waited_s(self, since_us: int | None) -> float:
+        """Return for how long; 0 when nothing waits, or when a clock elsewhere is ahead of ours."""
+        return 0.0 if since_us is None else max(0, self.now_us - since_us) / 1_000_000
+
+
+async def look(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
+    """Read what the metrics say. Raises: UnavailableError."""
+    figures = await source.figures()
+    workers = await store.workers()
+    claimable = (await store.backlog()).ready
+    # Those of sessions come and go; a time series of each would outlive them all.
+    caps = [cap for cap in await source.caps() if not cap.scope.startswith("session:")]
+    return Snapshot(figures, workers, claimable, len(await store.owners()), clock.now_us(), caps)
+
+
+def text(snapshot: Snapshot) -> bytes:
+    """Return the metrics of one look."""
+    registry = CollectorRegistry()
+    registry.register(_Collected(snapshot))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, eq=False)
+class _Collected(Collector):
+    snapshot: Snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _pools(self.snapshot)
+        yield from _caps(self.snapshot)
+        yield from _processes(self.snapshot)
+        yield from _rows(self.snapshot)
+
+
+def _pools(snapshot: Snapshot) -> Iterator[Metric]:
+    ready = GaugeMetricFamily("soong_steps_ready", "Steps that wait for a slot.", labels=["pool"])
+    claimable = GaugeMetricFamily(
+        "soong_steps_claimable", "Ready steps that no cap holds back: what more slots would take.", labels=["pool"]
+    )
+    oldest = GaugeMetricFamily(
+        "soong_steps_oldest_wait_seconds", "For how long the next step in line has waited.", labels=["pool"]
+    )
+    pulled = GaugeMetricFamily(
+        "soong_steps_to_pull", "Ready steps that wait for a run which asks for them.", labels=["pool"]
+    )
+    running = GaugeMetricFamily("soong_steps_running", "Steps that workers hold in their slots.", labels=["pool"])
+    slots = GaugeMetricFamily("soong_slots_free", "Slots of live workers that hold nothing.", labels=["pool"])
+    for pool in snapshot.pools:
+        of_pool = snapshot.figures.pools.get(pool, PoolFigures())
+        ready.add_metric([pool], of_pool.ready)
+        claimable.add_metric([pool], snapshot.claimable.get(pool, 0))
+        oldest.add_metric([pool], snapshot.waited_s(of_pool.oldest_us))
+        pulled.add_metric([pool], of_pool.pulled)
+        running.add_metric([pool], of_pool.running)
+        slots.add_metric([pool], free_slots(snapshot.workers, pool))
+    yield from (ready, claimable, oldest, pulled, running, slots)
+
+
+def _caps(snapshot: Snapshot) -> Iterator[Metric]:
+    limit = GaugeMetricFamily("soong_cap_limit", "Most steps of a scope that may be held at once.", labels=["scope"])
+    used = GaugeMetricFamily("soong_cap_used", "Steps of a capped scope that workers hold.", labels=["scope"])
+    for cap in snapshot.caps:
+        limit.add_metric([cap.scope], cap.limit)
+        used.add_metric([cap.scope], cap.used)
+    yield from (limit, used)
+
+
+def _processes(snapshot: Snapshot) -> Iterator[Metric]:
+    workers = GaugeMetricFamily("soong_workers", "Worker processes by state.", labels=["state"])
+    for state in (ProcessState.LIVE, ProcessState.DRAINING):
+        workers.add_metric([state.value], sum(worker.state is state for worker in snapshot.workers))
+    yield workers
+    yield GaugeMetricFamily("soong_orchestrators", "Orchestrators that own sessions.", value=snapshot.owners)
+
+
+def _rows(snapshot: Snapshot) -> Iterator[Metric]:
+    figures = snapshot.figures
+    yield GaugeMetricFamily("soong_tasks_open", "Tasks that run or are paused.", value=figures.open_tasks)
+    yield GaugeMetricFamily("soong_approvals_waiting", "Questions that wait for consent.", value=figures.questions)
+    yield GaugeMetricFamily(
+        "soong_approvals_oldest_wait_seconds",
+        "For how long the oldest question has waited.",
+        value=snapshot.waited_s(figures.oldest_question_us),
+    )
+    yield GaugeMetricFamily(
+        "soong_leases_lost", "Leases that steps of open tasks lost with their workers.", value=figures.lost_leases
+    )

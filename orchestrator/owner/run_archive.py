@@ -1,0 +1,257 @@
+"""Run folders: what a task's runs did, as files for people and other programs (EVT-03).
+
+``runs/<run>/`` in the home gets ``events.jsonl`` (CloudEvents), ``logs/tools.jsonl``, ``logs/errors.jsonl`` and
+``deliverables/``, from rows and artifacts, when the task has ended. The rows stay the truth: a folder can be deleted
+and written again. Runs that called no tool and ended well get none.
+
+Workers write beneath the same folder and write the rows that name deliverables, so neither is trusted: no link is
+followed, and bytes that are not those of their digest are not delivered.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Final, Protocol
+
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UnavailableError
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.permissions.audit_log.entry import AuditNote
+from soong.shared.permissions.audit_log.notes import of_tampering
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.tools.results.rendering import log_line
+
+log = get_logger(__name__)
+
+TOOL_EVENTS = frozenset(
+    {EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED}
+)
+ERROR_EVENTS = frozenset(
+    {
+        EventType.TOOL_FAILED,
+        EventType.TOOL_DENIED,
+        EventType.RUN_FAILED,
+        EventType.MODEL_FAILED,
+        EventType.PERMISSION_FAILED,
+    }
+)
+PAGE = 1000
+MAX_NAME_BYTES: Final = 200
+FOLDERS: Final = ("logs", "workspace", "deliverables", "archive")
+RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+"""Waits between attempts while the database is away; then the next full sweep begins anew."""
+
+
+class StoredArtifacts(Protocol):
+    """What is read of the artifact store."""
+
+    async def get(self, digest: str) -> bytes:
+        """Raises: NotFoundError; ForgedError or ForeignEntryError when something else lies in their place."""
+        ...
+
+
+class RecordedStore(RunStore, Protocol):
+    """Rows that remember which folders are written, and the audit log."""
+
+    async def mark_recorded(self, task_id: str) -> None: ...
+
+    async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None: ...
+
+
+@dataclass(slots=True)
+class RunFolders:
+    """Writes in the background, one task after the other; :meth:`close` waits for what is under way.
+
+    A task is marked when all its folders are written. An owner that ends before that leaves the task to the next one,
+    which writes the same files again. A folder that cannot be written keeps no other from being written.
+    """
+
+    runs: RecordedStore
+    artifacts: StoredArtifacts
+    folder: RootedFolder
+    clock: Clock = field(default_factory=SystemClock)
+    _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _given_up: set[str] = field(default_factory=set)
+    """Tasks whose folders this process cannot write: another may, or itself when it is started again."""
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def write(self, task_id: str) -> None:
+        """Begin to write the folders of the task's runs, unless they are being written or could not be."""
+        if task_id in self._writing or task_id in self._given_up:
+            return
+        task = asyncio.get_running_loop().create_task(self._write_task(task_id))
+        self._writing[task_id] = task
+        task.add_done_callback(lambda _: self._writing.pop(task_id, None))
+
+    async def close(self) -> None:
+        """Wait for what is being written; what waits for the database is tried once more."""
+        self._closing.set()
+        await asyncio.gather(*self._writing.values(), return_exceptions=True)
+
+    async def _write_task(self, task_id: str) -> None:
+        """Write all folders of a task, again and again while the database is away: nobody else will."""
+        for wait_s in (*RETRY_S, None):
+            try:
+                if await self._write_runs(task_id):
+                    await self.runs.mark_recorded(task_id)
+                else:
+                    self._given_up.add(task_id)
+            except UnavailableError as error:
+                if wait_s is None or self._closing.is_set():
+                    log.error("run_folder_left", task=task_id, error=str(error))
+                    return
+                log.warning("run_folder_waits", task=task_id, error=str(error))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._closing.wait()
+            except Exception:  # nobody awaits this work, and each sweep would meet the same fault again
+                log.exception("run_folder_failed", task=task_id)
+                self._given_up.add(task_id)
+                return
+            else:
+                return
+
+    async def _write_runs(self, task_id: str) -> bool:
+        """Write the folder of each run that has one; return whether all of them could be written."""
+        is_whole = True
+        for run in await self.runs.runs(task_id=task_id, limit=100_000):
+            if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
+                try:
+                    await self._write_run(run)
+                except ForeignEntryError as error:
+                    is_whole = False
+                    await self._tell(run, "foreign_entry", str(error))
+                except OSError as error:
+                    is_whole = False
+                    log.error("run_folder_failed", task=task_id, run=run.id, error=str(error))
+        return is_whole
+
+    async def _write_run(self, run: Run) -> None:
+        events = await self._events(run.id)
+        folder = self.folder / run.id
+        await asyncio.to_thread(_write_lines, folder, lines_of(events))
+        names = deliverable_names(events)
+        for event in events:
+            try:
+                await write_deliverable(folder, event, self.artifacts, names)
+            except ForgedError as error:
+                await self._tell(run, error.what, str(error))
+
+    async def _tell(self, run: Run, what: str, problem: str) -> None:
+        """Tell the audit log of something that a worker must have left."""
+        log.error("tampering_found", what=what, run=run.id, problem=problem)
+        await self.runs.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
+
+    async def _events(self, run_id: str) -> list[Event]:
+        found: list[Event] = []
+        while page := await self.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
+            found.extend(page)
+        return found
+
+
+def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
+    """Return what each file of a run folder says of these events, in order; every file is named."""
+    return {
+        "events.jsonl": [event.envelope() for event in events],
+        "logs/tools.jsonl": [_facts(event) for event in events if event.type in TOOL_EVENTS],
+        "logs/errors.jsonl": [_error(event) for event in events if event.type in ERROR_EVENTS],
+    }
+
+
+def deliverable_names(events: Sequence[Event]) -> dict[str, str]:
+    """Return the file name of each delivered path: its own, with a mark of the path where two would be one."""
+    names: dict[str, str] = {}
+    for delivered in filter(None, map(_delivered, events)):
+        if delivered.path not in names:
+            is_taken = delivered.file_name in names.values()
+            names[delivered.path] = (
+                f"{_mark(delivered.path)}-{delivered.file_name}" if is_taken else delivered.file_name
+            )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    """What an event says of a deliverable; a worker wrote it."""
+
+    name: str
+    path: str
+    digest: str
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the name as a file can have it; empty when there is none."""
+        name = PurePosixPath(self.name).name.replace("\0", "").encode("utf-8", "replace").decode()
+        if name in (".", ".."):
+            return ""
+        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{_mark(name)}{PurePosixPath(name).suffix[:20]}"
+
+
+def _delivered(event: Event) -> _Delivered | None:
+    said = event.data.get("deliverable")
+    if not isinstance(said, Mapping):
+        return None
+    name, digest = said.get("name"), said.get("digest")
+    if not isinstance(name, str) or not isinstance(digest, str):
+        log.warning("deliverable_malformed", run=event.run_id, seq=event.seq)
+        return None
+    return _Delivered(name, str(said.get("path") or name), digest)
+
+
+def _mark(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+
+
+async def write_deliverable(
+    folder: RootedFolder, event: Event, artifacts: StoredArtifacts, names: Mapping[str, str] | None = None
+) -> None:
+    """Write the deliverable that an event speaks of, if it does, into the run's folder.
+
+    Raises:
+        ForgedError: other bytes lie in the artifact's place; nothing is delivered.
+        ForeignEntryError: a link or the like stands in the way.
+        OSError: the folder cannot be written.
+    """
+    delivered = _delivered(event)
+    if delivered is None:
+        return
+    name = (names or {}).get(delivered.path) or delivered.file_name
+    if not name:
+        return
+    try:
+        data = await artifacts.get(delivered.digest)
+    except NotFoundError:
+        log.warning("deliverable_missing", run=event.run_id, name=name)
+        return
+    await asyncio.to_thread(folder.write, f"deliverables/{name}", data)
+
+
+def make_folders(folder: RootedFolder) -> None:
+    """Make the places of a run folder that tools and people may use; nobody else's."""
+    for name in FOLDERS:
+        folder.make(name)
+
+
+def _facts(event: Event) -> dict[str, Json]:
+    """Return a call's event without what it was given and what it gave (RES-06)."""
+    return log_line(event.data, seq=event.seq, time_us=event.time_us, type=event.type)
+
+
+def _error(event: Event) -> dict[str, Json]:
+    if event.type in TOOL_EVENTS:
+        return {**_facts(event), "message": event.data.get("message", "")}
+    return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
+
+
+def _write_lines(folder: RootedFolder, files: dict[str, list[dict[str, Json]]]) -> None:
+    make_folders(folder)
+    for name, lines in files.items():
+        folder.write(name, "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace"))

@@ -1,0 +1,141 @@
+"""The scheduler: what follows from what happened in a session.
+
+Maps are expanded, failures retried or settled, tasks ended. Everything is read from rows and written under the owner's
+epoch, so a scheduler that dies in the middle is continued by the next one.
+
+A task that an agent plans is that agent's while its run goes on: it ends the task, and a failure whose policy the plan
+leaves open waits for what it decides, with all that depends on it (DAG-05). Its run over, the task is like any other.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.orchestrator.owner.expander import Expander
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.expansion import next_attempt
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Step
+from soong.shared.engine.tasks.store import TaskStore
+
+log = get_logger(__name__)
+
+NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input"})
+"""Ends after which a person has to act first, whatever a worker says of them (DAG-05)."""
+
+BACKOFF_LIMIT_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task that this look ended."""
+
+    task_id: str
+    status: TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look did and when the session's next retry is due."""
+
+    ended: tuple[Ended, ...]
+    due_us: int | None
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Looks at one owned session at a time."""
+
+    tasks: TaskStore
+    runs: RunStore
+    expander: Expander
+    clock: Clock
+    _agents: dict[str, str] = field(default_factory=dict)
+    """By task: the run that plans it, empty for none. It never changes."""
+
+    async def look(self, ownership: Ownership) -> Look:
+        """Do all that is due in the session."""
+        due = await self._promote(ownership)
+        await self.expander.expand_all(ownership)
+        while failed := await self._undecided(ownership):
+            retries = [await self._settle_still(ownership, step) for step in failed]
+            due = min((at for at in (due, *retries) if at is not None), default=None)
+        return Look(tuple(await self._finish(ownership)), due)
+
+    async def _undecided(self, ownership: Ownership) -> list[Step]:
+        """Return the failures that are ours to settle: those that no agent is still to decide."""
+        failed = await self.tasks.failures(ownership)
+        return [step for step in failed if may_retry(step) or not await self._waits_for_its_agent(step)]
+
+    async def _waits_for_its_agent(self, step: Step) -> bool:
+        return "on_failure" not in step.spec and await self._is_planned_by_an_agent(step.task_id)
+
+    async def _is_planned_by_an_agent(self, task_id: str) -> bool:
+        """Say whether the run of an agent that plans the task still goes on."""
+        if task_id not in self._agents:
+            task = await self.tasks.task(task_id)
+            self._agents[task_id] = (await self.runs.run(task.root_run_id)).identity.parent_run_id
+        agent = self._agents[task_id]
+        return bool(agent) and not (await self.runs.run(agent)).status.is_terminal
+
+    async def _promote(self, ownership: Ownership) -> int | None:
+        """Make due retries ready; return when the next is due.
+
+        No retry waits longer than BACKOFF_LIMIT_S: one that seems to was written, or is read now, by a wall clock that
+        has jumped, and is as good as due.
+        """
+        now_us = self.clock.now_us()
+        due = await self.tasks.promote_due(ownership, now_us=now_us)
+        while due is not None and due - now_us > BACKOFF_LIMIT_S * 1_000_000:
+            log.warning("clock_jumped", session=ownership.session_id, ahead_s=(due - now_us) // 1_000_000)
+            due = await self.tasks.promote_due(ownership, now_us=due)
+        return due
+
+    async def _settle_still(self, ownership: Ownership, step: Step) -> int | None:
+        """Settle a failure unless settling another one of the same look has done it: fail_task settles all."""
+        try:
+            return await self._settle(ownership, step)
+        except InvalidTransitionError as error:
+            log.info("settled_meanwhile", step=step.key, reason=str(error))
+            return None
+
+    async def _settle(self, ownership: Ownership, step: Step) -> int | None:
+        """Retry the step (and return when) or make its failure final."""
+        now_us = self.clock.now_us()
+        if may_retry(step):
+            last = await self.runs.run(step.run_id)
+            due_us = now_us + int(backoff_s(step) * 1_000_000)
+            await self.tasks.retry_step(
+                ownership, step.key, next_attempt(step, last), not_before_us=due_us, now_us=now_us
+            )
+            return due_us
+        log.info("step_failed", step=step.key, error=step.error.message if step.error else "", policy=step.on_failure)
+        await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
+        return None
+
+    async def _finish(self, ownership: Ownership) -> list[Ended]:
+        ended = []
+        for task in await self.tasks.open_tasks(ownership):
+            if await self._is_planned_by_an_agent(task.id):
+                continue
+            status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
+            if status is not None:
+                ended.append(Ended(task.id, status))
+                self._agents.pop(task.id, None)
+        return ended
+
+
+def backoff_s(step: Step) -> float:
+    """Return the wait before the next attempt: doubled each time, at most BACKOFF_LIMIT_S."""
+    return float(min(step.backoff_s * 2 ** (step.attempt - 1), BACKOFF_LIMIT_S))
+
+
+def may_retry(step: Step) -> bool:
+    """Say whether a failed step is tried again by itself: whoever ran it saw that it may go better, and it may be."""
+    error = step.error
+    if error is None or not error.retryable or error.type in NEVER_RETRIED:
+        return False
+    return bool(step.run_id) and step.attempt < step.max_attempts

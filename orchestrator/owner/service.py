@@ -1,0 +1,320 @@
+"""The orchestrator: one process that owns sessions and does for them all that workers may not.
+
+It beats, adopts sessions without an owner, and on every hint (or at least at every sweep) looks at the rows: commands,
+maps to expand, failures to settle, tasks to end, questions to answer, slots to fill. It keeps nothing that the rows do
+not say, but for grants (PER-04): a successor begins where it ended.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.reaper import Reaper
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.unschedulable import UnclaimableSteps
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import NotOwnerError, UnavailableError
+from soong.shared.core.ids import new_id
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.engine.sessions.session import Owner, Ownership
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.notifier import Ear, Ring, Switchboard
+from soong.shared.permissions.request import PermissionCallback
+from soong.shared.storage.store import Store, insist
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+FULL_LOOK_EVERY = 10
+"""Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
+
+
+class PermissionDesk(Protocol):
+    """What the service needs of the desk (soong.orchestrator.approvals.broker)."""
+
+    async def review(self, session_ids: Sequence[str]) -> None: ...
+
+    def attach(self, session_id: str, callback: PermissionCallback) -> None: ...
+
+    def detach(self, session_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Writes the folders of ended tasks (soong.orchestrator.owner.run_archive)."""
+
+    async def write(self, task_id: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What bootstrap builds and the service drives."""
+
+    store: Store
+    ring: Ring
+    switchboard: Switchboard
+    clock: Clock
+    scheduler: Scheduler
+    commands: Commands
+    dispatcher: Dispatcher
+    desk: PermissionDesk
+    recorder: Recorder
+    closers: Sequence[Callable[[], Awaitable[None]]] = ()
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """What else goes on from start to stop, and is cancelled then."""
+
+
+@dataclass(slots=True)
+class Orchestrator:
+    """One incarnation of an owner. ``start`` returns when it is ready; ``stop`` releases its sessions."""
+
+    parts: Parts
+    settings: Settings
+    owner_id: str = ""
+    _owned: dict[str, Ownership] = field(default_factory=dict)
+    _active: set[str] = field(default_factory=set)
+    _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """In the order they began: they are stopped in it."""
+    _reaper: Reaper = field(init=False)
+    _unclaimable: UnclaimableSteps = field(init=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        store = self.parts.store
+        self._unclaimable = UnclaimableSteps(store, store, self.parts.clock, self.settings.no_worker_s)
+
+    async def start(self) -> None:
+        """Register as an owner, adopt what is free and begin to listen."""
+        await self._register()
+        loops: list[Coroutine[Any, Any, None]] = [
+            self._beat(),
+            self._sweep(),
+            self._hear_owners(),
+            self._hear_questions(),
+            *(begin() for begin in self.parts.background),
+        ]
+        for loop in loops:
+            self._begin(loop)
+
+    async def stop(self) -> None:
+        """Stop looking, release the sessions for a successor, close every part."""
+        await self._stop_looking()
+        try:
+            await self.parts.store.release_owner(self.owner_id)
+        except UnavailableError as error:
+            log.warning("release_unanswered", error=str(error))
+        await self._close()
+
+    async def abandon(self) -> None:
+        """End without releasing anything, as a killed process would: successors wait for the lease. For tests."""
+        await self._stop_looking()
+        await self._close()
+
+    async def _stop_looking(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.parts.desk.close()
+
+    async def _close(self) -> None:
+        await asyncio.to_thread(self.parts.dispatcher.close)
+        for close in self.parts.closers:
+            await close()
+        await self.parts.store.close()
+
+    async def worker_died(self, pid: int, how: str) -> None:
+        """Free the leases of a worker process on this host that is known to have ended; ``how`` says it in words."""
+        concerned = await self._reaper.process_died(socket.gethostname(), pid, f"died ({how})")
+        await self._safely(self.look(concerned))
+
+    async def is_working(self) -> bool:
+        """Say whether a task of a session that is ours, or that we now adopt, is running."""
+        async with self._looking:
+            await self._adopt()
+        for session_id in await self._busy():
+            open_tasks = await self.parts.store.tasks(session_id=session_id)
+            if any(task.status is TaskStatus.RUNNING for task in open_tasks):
+                return True
+        return False
+
+    def attach_callback(self, session_id: str, callback: PermissionCallback) -> None:
+        """Let an SDK callback in this process fill the session's one callback."""
+        self.parts.desk.attach(session_id, callback)
+
+    def detach_callback(self, session_id: str) -> None:
+        self.parts.desk.detach(session_id)
+
+    async def look(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
+        """Look at the given sessions, at those adopted with them, and fill free slots.
+
+        One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
+        """
+        async with self._looking:
+            wanted = set(session_ids)
+            if not wanted <= self._owned.keys():
+                wanted |= await self._within(self._adopt(), set())
+            for session_id in sorted(wanted):
+                ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
+                if ownership is not None:
+                    await self._safely(self._look_at(ownership))
+            await self._within(self.parts.dispatcher.look(is_full=is_sweep), 0)
+            await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
+
+    async def _register(self) -> None:
+        """Begin as a new owner; until the row stands, the old name is kept."""
+        owner = Owner(new_id("own"), socket.gethostname(), os.getpid(), self.parts.clock.now_us())
+        await insist(lambda: self.parts.store.register_owner(owner), what=f"registration of {owner.id}")
+        self.owner_id = owner.id
+        self._reaper = Reaper(
+            self.parts.store,
+            self.parts.store,
+            self.parts.clock,
+            lease=timedelta(seconds=self.settings.lease_s),
+            max_lost_leases=self.settings.max_lost_leases,
+            owner_id=self.owner_id,
+        )
+
+    async def _adopt(self) -> set[str]:
+        adopted = await self.parts.store.adopt_sessions(self.owner_id)
+        for session in adopted:
+            self._owned[session.id] = session.ownership
+            log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
+        return {session.id for session in adopted}
+
+    async def _look_at(self, ownership: Ownership) -> None:
+        session_id = ownership.session_id
+        try:
+            is_closed = await self.parts.commands.carry_out(ownership)
+            look = await self.parts.scheduler.look(ownership)
+            open_tasks = await self.parts.store.open_tasks(ownership)
+        except NotOwnerError as error:
+            # Somebody else owns it now: it is no longer ours to look at.
+            log.info("session_left", session=session_id, reason=str(error))
+            self._forget(ownership)
+            return
+        is_active = any(task.status is TaskStatus.RUNNING for task in open_tasks)
+        (self._active.add if is_active else self._active.discard)(session_id)
+        if is_closed and not open_tasks:
+            self._forget(ownership)
+        else:
+            await self.parts.desk.review([session_id])
+        self._look_later(session_id, look.due_us)
+        for end in look.ended:
+            await self.parts.recorder.write(end.task_id)
+        if look.ended:
+            await self.parts.ring.wake_session(session_id)
+
+    def _forget(self, ownership: Ownership) -> None:
+        """Look at a session no more, unless it has become ours again in the meantime."""
+        if self._owned.get(ownership.session_id) == ownership:
+            del self._owned[ownership.session_id]
+            self._active.discard(ownership.session_id)
+
+    def _look_later(self, session_id: str, due_us: int | None) -> None:
+        """Come back when the session's next retry is due, if that is before the next sweep."""
+        if due_us is None:
+            return
+        delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
+        if delay_s < self.settings.sweep_s:
+            asyncio.get_running_loop().call_later(delay_s, lambda: self._begin(self._safely(self.look([session_id]))))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.beat_s)
+            await self._safely(self._beat_once())
+
+    async def _beat_once(self) -> None:
+        if await self.parts.store.beat_owner(self.owner_id):
+            return
+        # Declared gone: what we owned may be owned by another. Begin anew under another name.
+        log.error("owner_lost", owner=self.owner_id)
+        self._owned.clear()
+        self._active.clear()
+        await self._register()
+
+    async def _sweep(self) -> None:
+        count = 0
+        while True:
+            await self._safely(self._sweep_once(is_full=count % FULL_LOOK_EVERY == 0))
+            count += 1
+            await asyncio.sleep(self.settings.sweep_s)
+
+    async def _sweep_once(self, *, is_full: bool) -> None:
+        """Do what is due for the deployment; a part that fails keeps none of the others from being done."""
+        store = self.parts.store
+        await self._within(store.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
+        wanted = set(self._active)
+        wanted |= await self._within(self._reaper.sweep(), frozenset())
+        wanted |= await self._within(self._adopt(), set())
+        if is_full:
+            wanted |= await self._within(self._busy(), set())
+            for task_id in await self._within(store.unrecorded(self.owner_id), ()):
+                await self._safely(self.parts.recorder.write(task_id))
+        await self._safely(self.look(wanted, is_sweep=True))
+
+    async def _busy(self) -> set[str]:
+        """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
+        busy = await self.parts.store.busy_sessions(self.owner_id)
+        for session_id in sorted(set(busy) - self._owned.keys()):
+            session = await self.parts.store.session(session_id)
+            if session.owner_id == self.owner_id:
+                self._owned[session_id] = session.ownership
+        return set(busy)
+
+    async def _hear_owners(self) -> None:
+        async with _listening(self.parts.switchboard.owner_ear()) as ear:
+            while True:
+                heard = await ear.wait(self.settings.sweep_s)
+                if heard:
+                    # An empty id: slots to fill, or an ear that was away; the sweep looks at what it missed.
+                    await self._safely(self.look(set(heard) - {""}))
+
+    async def _hear_questions(self) -> None:
+        async with _listening(self.parts.switchboard.permission_ear()) as ear:
+            while True:
+                # An empty id says that the ear was away: the sweep looks at what it missed. Whoever forges hints makes
+                # us look at sessions of ours, each once however many there are.
+                heard = await ear.wait(self.settings.sweep_s)
+                asking = [session_id for session_id in heard if session_id in self._owned]
+                if asking:
+                    await self._safely(self.parts.desk.review(asking))
+
+    async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""
+        await self._within(work, None)
+
+    async def _within(self, work: Awaitable[T], instead: T) -> T:
+        """Return what one part of a look finds, or ``instead`` when it fails: that is logged and ends no other part."""
+        try:
+            return await work
+        except UnavailableError as error:
+            log.warning("look_unanswered", error=str(error))
+        except Exception:  # a fault in one session's look must not end the loops that all sessions live by
+            log.exception("look_failed")
+        return instead
+
+
+@asynccontextmanager
+async def _listening(opening: Awaitable[Ear]) -> AsyncIterator[Ear]:
+    """Hold an ear open and close it however the listening ends."""
+    ear = await opening
+    try:
+        yield ear
+    finally:
+        await ear.close()

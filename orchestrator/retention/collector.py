@@ -1,0 +1,221 @@
+"""Garbage collection: removes what has ended, by age and by size (OPS-10).
+
+Tasks go oldest first: row, steps, runs, then their folders. Artifacts go last, once no row names them. A killed
+collection leaves nothing that the next one does not find. It works beside a running service.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+from soong.orchestrator.retention.files import StoredFiles, StoredFolders
+from soong.orchestrator.retention.forecast import Forecast, Removal, ended_tasks, forecast
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json
+from soong.shared.core.log import get_logger
+from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
+
+ROWS_AT_ONCE: Final = 1000
+"""Most rows of steps in one transaction: a few milliseconds, so that a service beside it does not wait."""
+GRACE_S: Final = 86_400.0
+"""Artifacts younger than this stay: the rows that name them may not be written yet."""
+FOREVER_US: Final = 1 << 62
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is to be removed. ``keep_bytes`` 0: no limit by size.
+
+    Artifacts, sessions and rows of processes that are younger than ``grace_s`` stay.
+    """
+
+    before_us: int
+    keep_bytes: int = 0
+    grace_s: float = GRACE_S
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection removed. ``used_bytes``: what rows and files take afterwards."""
+
+    tasks: int = 0
+    steps: int = 0
+    runs: int = 0
+    sessions: int = 0
+    processes: int = 0
+    folders: int = 0
+    artifacts: int = 0
+    file_bytes: int = 0
+    row_bytes: int = 0
+    used_bytes: int = 0
+
+    def as_json(self) -> dict[str, Json]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Preview:
+    """What a collection would remove. ``row_bytes`` is an estimate; ``used_bytes``: what is stored now.
+
+    ``artifact_bytes`` is by kind: a media type, ``deliverable`` or ``other``.
+    """
+
+    tasks: int = 0
+    steps: int = 0
+    runs: int = 0
+    folders: int = 0
+    artifacts: int = 0
+    row_bytes: int = 0
+    folder_bytes: int = 0
+    artifact_bytes: Counter[str] = field(default_factory=Counter)
+    used_bytes: int = 0
+
+    @property
+    def freed_bytes(self) -> int:
+        return self.row_bytes + self.folder_bytes + self.artifact_bytes.total()
+
+    def as_json(self) -> dict[str, Json]:
+        return {**asdict(self), "artifact_bytes": dict(self.artifact_bytes), "freed_bytes": self.freed_bytes}
+
+    def add(self, removal: Removal) -> None:
+        self.tasks += 1
+        self.steps += removal.task.steps
+        self.runs += removal.runs
+        self.row_bytes += removal.row_bytes
+        self.add_folders(removal.folder_sizes)
+
+    def add_folders(self, sizes: Sequence[int]) -> None:
+        self.folders += len(sizes)
+        self.folder_bytes += sum(sizes)
+
+    def add_artifacts(self, artifacts: Sequence[StoredArtifact], found: Forecast) -> None:
+        self.artifacts += len(artifacts)
+        for artifact in artifacts:
+            self.artifact_bytes[found.kind_of(artifact)] += artifact.size_bytes
+
+
+@dataclass(slots=True)
+class GarbageCollector:
+    """One collection at a time."""
+
+    rows: Retention
+    artifacts: StoredFiles
+    folders: StoredFolders
+    clock: Clock
+
+    async def preview(self, limits: Limits) -> Preview:
+        """Return what a collection would remove, and what is stored now. Removes nothing.
+
+        Sessions and processes are not counted: they go after their tasks.
+        """
+        seen = Preview(used_bytes=await self._used_bytes())
+        old, kept = await self._folders_without_row(limits)
+        seen.add_folders([size for name in old if (size := await self.folders.size(name)) is not None])
+        before_us = FOREVER_US if limits.keep_bytes else limits.before_us
+        found = await self._forecast(before_us, limits, kept)
+        seen.add_artifacts(found.unnamed, found)
+        async for removal in found.removals():
+            is_enough = seen.used_bytes - seen.freed_bytes <= limits.keep_bytes
+            if removal.task.ended_us >= limits.before_us and is_enough:
+                break  # later ones ended later
+            seen.add(removal)
+            seen.add_artifacts(removal.artifacts, found)
+        return seen
+
+    async def collect(self, limits: Limits, tell: Callable[[Collected], None] = lambda _: None) -> Collected:
+        """Remove what the limits say; ``tell`` hears of the progress after each task."""
+        done, rows_before = Collected(), await self.rows.used_bytes()
+        for task_id in await self.rows.gone_tasks():  # of a collection before this one that was killed
+            await self._remove_rest(task_id, done)
+        async for task in ended_tasks(self.rows, limits.before_us):
+            await self._remove(task, limits.before_us, done)
+            tell(done)
+        await self._remove_files(limits, done)
+        await self._shrink(limits, done, tell)
+        # What has just been made may be about to be used: a session whose task is written next, a command that is read.
+        old_us = min(limits.before_us or FOREVER_US, self.clock.now_us() - round(limits.grace_s * 1_000_000))
+        done.sessions = await self.rows.remove_sessions(before_us=old_us)
+        done.processes = await self.rows.remove_processes(before_us=old_us)
+        done.used_bytes = await self._used_bytes()
+        done.row_bytes = max(0, rows_before - await self.rows.used_bytes())
+        return done
+
+    async def _remove(self, task: EndedTask, before_us: int, done: Collected) -> bool:
+        is_gone = await self.rows.remove_task(task.id, before_us=before_us)
+        if is_gone:
+            done.tasks += 1
+            await self._remove_rest(task.id, done)
+        return is_gone
+
+    async def _remove_rest(self, task_id: str, done: Collected) -> None:
+        while not (removed := await self.rows.remove_rest(task_id, limit=ROWS_AT_ONCE)).is_empty:
+            done.steps += removed.steps
+            done.runs += len(removed.run_ids)
+            for run_id in removed.run_ids:
+                await self._remove_folder(run_id, done)
+
+    async def _shrink(self, limits: Limits, done: Collected, tell: Callable[[Collected], None]) -> None:
+        """Remove the oldest ended tasks until rows and files take no more than is to be kept.
+
+        What a task frees is an estimate. So each round removes what should be enough, and then measures.
+        """
+        is_removing = bool(limits.keep_bytes)
+        while is_removing and (excess := await self._used_bytes() - limits.keep_bytes) > 0:
+            is_removing = False  # what is left is open
+            _, kept = await self._folders_without_row(limits)
+            async for removal in (await self._forecast(FOREVER_US, limits, kept)).removals():
+                if await self._remove(removal.task, FOREVER_US, done):
+                    is_removing = True
+                    excess -= removal.freed_bytes
+                    tell(done)
+                if excess <= 0:
+                    break
+            await self._remove_files(limits, done)
+
+    async def _remove_files(self, limits: Limits, done: Collected) -> None:
+        """Remove old folders of runs that have no row, and artifacts that neither a row nor such a folder names."""
+        old, kept = await self._folders_without_row(limits)
+        for name in old:
+            await self._remove_folder(name, done)
+        found = await self._forecast(0, limits, kept)
+        for artifact in sorted(found.unnamed, key=lambda one: one.digest):
+            freed = await asyncio.to_thread(self._remove_artifact, artifact.digest, self._until_s(limits))
+            done.artifacts += freed is not None
+            done.file_bytes += freed or 0
+
+    def _remove_artifact(self, digest: str, until_s: float) -> int | None:
+        try:
+            return self.artifacts.remove(digest, unused_since_s=until_s)
+        except OSError as error:  # one that the system does not let us remove keeps no other
+            log.warning("gc_artifact_kept", digest=digest, error=str(error))
+            return None
+
+    async def _folders_without_row(self, limits: Limits) -> tuple[list[str], list[str]]:
+        """Return folders of runs that have no row: those that go for their age, and those that stay."""
+        known = await self.rows.run_ids()
+        old: list[str] = []
+        kept: list[str] = []
+        for name in await self.folders.names():
+            changed_s = None if name in known else await self.folders.changed_s(name)
+            if changed_s is not None:
+                (old if changed_s * 1_000_000 < limits.before_us else kept).append(name)
+        return old, kept
+
+    async def _forecast(self, before_us: int, limits: Limits, kept: Sequence[str]) -> Forecast:
+        until_s = self._until_s(limits)
+        return await forecast(self.rows, self.artifacts, self.folders, before_us=before_us, until_s=until_s, kept=kept)
+
+    def _until_s(self, limits: Limits) -> float:
+        return self.clock.now_us() / 1_000_000 - limits.grace_s
+
+    async def _remove_folder(self, name: str, done: Collected) -> None:
+        freed = await self.folders.remove(name)
+        done.folders += freed is not None
+        done.file_bytes += freed or 0
+
+    async def _used_bytes(self) -> int:
+        files = await asyncio.to_thread(lambda: sum(one.size_bytes for one in self.artifacts.stored()))
+        return await self.rows.used_bytes() + files + await self.folders.used_bytes()

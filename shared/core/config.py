@@ -1,0 +1,254 @@
+"""The user's configuration: ``config.toml`` in the home, what a person or a team has decided for their runs.
+
+Settings (:mod:`soong.shared.core.settings`) say how processes run, the configuration says what runs may do: rules,
+hooks, paths, commands, hosts. It is read from the user's home only, never from the project that is worked on
+(EXE-13). Values are plain; the layer that knows their meaning makes rules, hooks and policies of them. Missing file,
+missing section: the safe defaults below.
+"""
+
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from soong.shared.core.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+CONFIG_FILE: Final = "config.toml"
+MAX_CONFIG_BYTES: Final = 1024 * 1024
+
+Text = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=600)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RuleConfig(_Section):
+    """One rule: deny beats ask beats allow, whatever the order (REG-08)."""
+
+    effect: Literal["deny", "ask", "allow"] = Field(description="What the rule does.")
+    tools: Text = Field(default="*", description="Glob over the whole canonical name.")
+    tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
+    scope: str = Field(
+        default="", description="`/folder`, `host:NAME` or `exact:TEXT`; empty: wherever. An allow rule needs one."
+    )
+
+
+class PermissionConfig(_Section):
+    """``[permission]``: when calls are asked."""
+
+    mode: Literal["auto", "strict"] = Field(
+        default="auto", description="`strict` asks each time for everything above reading (PER-20)."
+    )
+    rules: tuple[RuleConfig, ...] = Field(default=(), strict=False, description="Rules, `[[permission.rules]]`.")
+
+
+class ToolsConfig(_Section):
+    """``[tools]``: which tools there are at all."""
+
+    dangerous: bool = Field(default=False, description="Let tools tagged dangerous be used; each call still asks.")
+    shell: bool = Field(default=False, description="Accept declarative tools with `command_type = shell`.")
+    hidden: tuple[Text, ...] = Field(default=(), strict=False, description="Globs of tools that no run gets.")
+
+
+class PathsConfig(_Section):
+    """``[paths]``: where file tools may read and write and what counts as sensitive."""
+
+    allowed_write_roots: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Absolute folders that may be written beside the project."
+    )
+    read_roots: tuple[Text, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Absolute folders that are read without being asked beside the project and what may be written. "
+        "Left out: every folder, but over HTTP none.",
+    )
+    temp_writes: bool = Field(default=False, description="Count /tmp and TMPDIR among the write roots.")
+    sensitive: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Further sensitive patterns; the built-in ones always hold."
+    )
+
+
+class CommandsConfig(_Section):
+    """``[commands]``: what programs started by tools get."""
+
+    env: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Variables passed on besides PATH, HOME and TMPDIR."
+    )
+    secret_env: tuple[Text, ...] = Field(
+        default=(),
+        strict=False,
+        description="Variables that are redacted everywhere and passed only when declared.",
+    )
+    max_output_bytes: int = Field(
+        default=4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="Output kept of one command."
+    )
+    timeout_ms: int = Field(
+        default=120_000,
+        ge=1,
+        le=600_000,
+        description="Longest run of one command, within `SOONG_TOOL_MAX_TIMEOUT_MS`; a model can only ask for less.",
+    )
+
+
+class NetworkConfig(_Section):
+    """``[network]``: what calls that reach a host may do (PER-09)."""
+
+    mode: Literal["ask", "confirm", "list", "off"] = Field(
+        default="ask",
+        description="`ask` asks, and a grant holds for its host; `confirm` asks each time, whatever was granted; "
+        "`list` refuses every host that is not listed; `off` refuses all.",
+    )
+    hosts: tuple[Text, ...] = Field(
+        default=(), strict=False, description="The list: host names; `*.example.org` means below. They still ask."
+    )
+    allowed: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Hosts that are not asked for; they are listed, too."
+    )
+
+
+class HookConfig(_Section):
+    """One hook: a program that gets JSON on stdin and answers JSON on stdout (EXE-13)."""
+
+    name: Text = Field(description="Name for events.")
+    command: tuple[Text, ...] = Field(min_length=1, strict=False, description="Program and arguments; no shell.")
+    tools: Text = Field(default="*", description="Glob over the canonical name.")
+    tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
+    timeout_s: Seconds = Field(default=60.0, strict=False, description="Longest run; a Pre hook that is slower denies.")
+    env: tuple[Text, ...] = Field(default=(), strict=False, description="Variables passed on besides the default ones.")
+
+
+class HooksConfig(_Section):
+    """``[[hooks.pre]]`` and ``[[hooks.post]]``, asked in the order written."""
+
+    pre: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Asked before permission.")
+    post: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Told of every result.")
+
+
+class SkillsConfig(_Section):
+    """``[skills]``: where SKILL.md folders are."""
+
+    folders: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Absolute folders of skills beside `skills/` of the home."
+    )
+    project: bool = Field(default=True, description="Offer the skills in `.soong/skills` of the project, too.")
+
+
+class InstructionsConfig(_Section):
+    """``[instructions]``: files of a project that speak to agents (FS-08)."""
+
+    files: tuple[Text, ...] = Field(
+        default=("AGENTS.md", "CLAUDE.md"), strict=False, description="Names of instruction files."
+    )
+
+
+class Config(_Section):
+    """All sections. Frozen: a process works under the configuration it started with."""
+
+    permission: PermissionConfig = PermissionConfig()
+    tools: ToolsConfig = ToolsConfig()
+    paths: PathsConfig = PathsConfig()
+    commands: CommandsConfig = CommandsConfig()
+    network: NetworkConfig = NetworkConfig()
+    hooks: HooksConfig = HooksConfig()
+    skills: SkillsConfig = SkillsConfig()
+    instructions: InstructionsConfig = InstructionsConfig()
+
+
+def load_config(home: Path) -> Config:
+    """Read the configuration of a home; the defaults when there is no file.
+
+    Raises:
+        InvalidConfigError: names the file and every wrong place in it.
+    """
+    path = home / CONFIG_FILE
+    try:
+        content = _content(path)
+        text = None if content is None else content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"{path} cannot be read: {error}") from error
+    return Config() if text is None else parse_config(text, str(path))
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what stands in the file; None when there is none. It names programs that run with the user's rights.
+
+    Raises:
+        InvalidConfigError: it is no file, too large, or others can write it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block the start
+    except FileNotFoundError:
+        return None
+    try:
+        _check(os.fstat(descriptor), path)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise InvalidConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; that is no configuration")
+    return content
+
+
+def _check(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidConfigError(f"{path} is not a regular file; write the configuration in one")
+    if status.st_uid not in (0, os.geteuid()):
+        raise InvalidConfigError(f"{path} belongs to another user, who could name programs that you run; own it")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidConfigError(f"{path} can be written by other users; say chmod go-w {path}")
+
+
+def parse_config(text: str, place: str = CONFIG_FILE) -> Config:
+    """Read a configuration from its text.
+
+    Raises:
+        InvalidConfigError: names every wrong place.
+    """
+    try:
+        return Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfigError(f"{place} is not TOML: {error}") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{_dotted(item['loc'])}: {_said(item)}" for item in error.errors())
+        raise InvalidConfigError(f"{place}: {wrong}") from error
+
+
+_WORDS: Final = {
+    "tuple_type": "takes a list, such as ['a', 'b']",
+    "model_type": "takes a table of fields",
+    "string_type": "takes text in quotes",
+    "bool_type": "takes true or false",
+    "int_type": "takes a whole number",
+    "missing": "is missing",
+}
+
+
+def _said(item: "ErrorDetails") -> str:
+    """Return what is wrong at one place in words of a configuration, not of a program."""
+    if item["type"] == "extra_forbidden":
+        known = ", ".join(_fields_at(item["loc"][:-1]))
+        return f"there is no such field; known here: {known}"
+    return _WORDS.get(item["type"], item["msg"])
+
+
+def _fields_at(place: tuple[int | str, ...]) -> list[str]:
+    """Return the fields that the section at a place has."""
+    section: type[BaseModel] = Config
+    for name in place:
+        if isinstance(name, str):
+            kinds = (section.model_fields[name].annotation, *get_args(section.model_fields[name].annotation))
+            section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(section.model_fields)
+
+
+def _dotted(place: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")

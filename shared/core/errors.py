@@ -1,0 +1,245 @@
+"""Every exception that Soong raises on purpose.
+
+::
+
+    SoongError
+    ├── UsageError                  the caller's words are wrong; the message says where and what to do (exit code 2)
+    │   ├── InvalidJsonError
+    │   ├── InvalidPlanError        a plan, with the place of each offence
+    │   ├── InvalidToolError        a tool definition at registration
+    │   ├── InvalidConfigError      a setting or a configuration file
+    │   │   └── UnsupportedPoolerError  a connection pooler that shares server processes of PostgreSQL
+    │   ├── InvalidPatternError     a regular expression that cannot be matched in linear time, or is none
+    │   ├── TemplateError           a reference in a plan that names nothing
+    │   │   └── BudgetExceededError what a plan makes is larger than it may be
+    │   ├── LimitExceededError      a total that the deployment sets
+    │   └── NotFoundError           a session, task, step, run … of that id
+    ├── ConflictError               the rows say otherwise
+    │   ├── LeaseLostError          a stale fence or a worker incarnation declared dead
+    │   ├── NotOwnerError           a stale owner epoch
+    │   ├── AlreadyDecidedError     a second answer to one permission request
+    │   ├── InvalidTransitionError  a status change outside the table
+    │   ├── AlreadyConsumedError    a second use of one decision
+    │   └── StartedByRunError       a program that a run started acts in a person's name
+    ├── ForgedError                 a signature, digest or proof does not hold: a security event
+    ├── ForeignEntryError           a link or the like beneath a folder that workers write: a security event
+    ├── UnavailableError            Redis, the database or the service cannot be reached; may be tried again
+    │   └── TooSlowError            the database ended transactions because this process computed for too long in them
+    ├── SchemaVersionError          the database is newer or older than this program
+    └── ToolError                   raised inside a tool; the pipeline turns it into a ToolResult
+
+A tool's failure is a value and never ends a run; cancellation is a signal and is never caught as an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class SoongError(Exception):
+    """Root of the tree. The message is one sentence for a person."""
+
+
+class UsageError(SoongError):
+    """The caller can mend it by saying something else."""
+
+
+class InvalidJsonError(UsageError, ValueError):
+    """Text that is not the strict JSON we read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """One thing wrong with a document: where, what, and what to do about it."""
+
+    place: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}; {self.remedy}"
+
+
+class InvalidPlanError(UsageError):
+    """A plan that cannot become a task.
+
+    ``offences`` has at least one entry, in document order; ``total`` is their number with those that are not listed.
+    """
+
+    def __init__(self, offences: Sequence[Offence], *, total: int = 0) -> None:
+        self.offences = tuple(offences)
+        self.total = max(total, len(self.offences))
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The listed problems, and how many more there are."""
+        return (*map(str, self.offences), *([self.rest] if self.rest else ()))
+
+    @property
+    def rest(self) -> str:
+        """The line that tells of the problems that are not listed; empty when all are."""
+        more = self.total - len(self.offences)
+        return f"and {more:,} more problem{'s' if more > 1 else ''}" if more else ""
+
+
+class InvalidToolError(UsageError):
+    """A tool definition refused at registration."""
+
+    def __init__(self, tool: str, problem: str) -> None:
+        self.tool = tool
+        self.problem = problem
+        super().__init__(f"tool {tool!r}: {problem}")
+
+
+class InvalidConfigError(UsageError):
+    """A setting or configuration file that cannot be used."""
+
+
+class UnsupportedPoolerError(InvalidConfigError):
+    """A connection pooler in front of PostgreSQL that shares server processes between connections.
+
+    ``problem`` is a sentence on what it does, ``remedy`` one on what to do about it.
+    """
+
+    def __init__(self, does: str) -> None:
+        self.problem = f"a connection pooler in front of PostgreSQL {does}, expected one server process per connection"
+        self.remedy = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
+        super().__init__(f"{self.problem}; {self.remedy}")
+
+
+class InvalidPatternError(UsageError):
+    """A regular expression of a plan or a program's caller that cannot be used; the message says why."""
+
+
+class TemplateError(UsageError):
+    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing.
+
+    ``code`` is the type of the step's error that it becomes.
+    """
+
+    code = "invalid_input"
+
+    def __init__(self, reference: str, problem: str) -> None:
+        self.reference = reference if len(reference) <= 200 else f"{reference[:200]}…"
+        self.problem = problem
+        super().__init__(f"the reference {'${' + self.reference + '}'!r}: {problem}")
+
+
+class BudgetExceededError(TemplateError):
+    """What a plan's references or a script's expressions would make is larger, or more work, than it may be."""
+
+    code = "limit_exceeded"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("", problem)
+        self.args = (problem,)
+
+
+class LimitExceededError(UsageError):
+    """More of something than the deployment allows; the message names the setting.
+
+    It begins with ``MARK``, so that it is known again where it comes back as the words of a session's owner.
+    """
+
+    MARK = "limit_exceeded: "
+
+
+class NotFoundError(UsageError):
+    """No row of that id."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self.kind = kind
+        self.key = key
+        super().__init__(f"there is no {kind} {key!r}")
+
+
+class ConflictError(SoongError):
+    """The rows do not allow it (any more)."""
+
+
+class LeaseLostError(ConflictError):
+    """The writer no longer holds the lease under which it writes; it stops and drops its result."""
+
+    def __init__(self, run_id: str, fence: int) -> None:
+        self.run_id = run_id
+        self.fence = fence
+        super().__init__(f"run {run_id} is no longer held with fence {fence}")
+
+
+class NotOwnerError(ConflictError):
+    """The orchestrator does not own the session (any more)."""
+
+    def __init__(self, session_id: str, epoch: int) -> None:
+        self.session_id = session_id
+        self.epoch = epoch
+        super().__init__(f"session {session_id} is no longer owned with epoch {epoch}")
+
+
+class AlreadyDecidedError(ConflictError):
+    """The request has been answered, withdrawn or has expired; ``state`` says which."""
+
+    def __init__(self, request_id: str, state: str) -> None:
+        self.request_id = request_id
+        self.state = state
+        super().__init__(f"permission request {request_id} is already {state}")
+
+
+class AlreadyConsumedError(ConflictError):
+    """The decision has been used; a decision runs one call, once."""
+
+    def __init__(self, decision_id: str) -> None:
+        self.decision_id = decision_id
+        super().__init__(f"decision {decision_id} has been used")
+
+
+class StartedByRunError(ConflictError):
+    """A process of a run's family wants to do what a person alone may. ``what`` is a verb phrase."""
+
+    def __init__(self, what: str, pid: int, program: str) -> None:
+        self.pid = pid
+        self.program = program
+        super().__init__(
+            f"a run started this command (process {pid}, {program}), and runs do not speak for people: it cannot {what}"
+        )
+
+
+class InvalidTransitionError(ConflictError):
+    """A status change that the table does not have."""
+
+    def __init__(self, subject: str, status: str, event: str) -> None:
+        self.subject = subject
+        self.status = status
+        self.event = event
+        super().__init__(f"a {subject} that is {str(status)!r} cannot take {str(event)!r}")
+
+
+class ForgedError(SoongError):
+    """A signature, digest or proof does not hold; ``what`` names the security event."""
+
+    def __init__(self, message: str, *, what: str = "forged_decision") -> None:
+        self.what = what
+        super().__init__(message)
+
+
+class ForeignEntryError(SoongError):
+    """Something stands in a folder that workers write where only our own folders and files belong."""
+
+    def __init__(self, path: str, found: str, expected: str) -> None:
+        self.path = path
+        self.found = found
+        super().__init__(f"{path!r} is {found}, expected {expected}; remove it")
+
+
+class UnavailableError(SoongError):
+    """A part that lives elsewhere cannot be reached now; the same call may succeed later."""
+
+
+class TooSlowError(UnavailableError):
+    """The database ended a transaction several times because this process sent nothing for too long.
+
+    Nothing was written. The same call fails again in the same way until the process gets more CPU time.
+    """
+
+
+class SchemaVersionError(SoongError):
+    """The database's schema is not the one this program was written for."""

@@ -1,0 +1,18 @@
+"""Where this program is installed: the folder that holds the package, and the folders that its modules lie in."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+_SPEC: Final = find_spec("soong")
+assert _SPEC is not None, "this module is a part of it"
+assert _SPEC.origin is not None, "soong is a package with an __init__.py"
+
+PACKAGE: Final = Path(_SPEC.origin).resolve().parent
+INSTALL_ROOT: Final = PACKAGE.parent
+"""The folder on the import path: ``site-packages``, or the top of a checkout."""
+
+MODULE_FOLDERS: Final = tuple(
+    dict.fromkeys((PACKAGE, *((PACKAGE / part).resolve() for part in ("orchestrator", "shared", "worker"))))
+)
+"""In a checkout the three parts are links that lead out of the package."""

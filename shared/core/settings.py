@@ -1,0 +1,344 @@
+"""Every setting, and the only place that reads the environment.
+
+A setting is named ``SOONG_<NAME>`` in the environment; secrets may come as ``SOONG_<NAME>_FILE``. Durations are seconds
+at this border. The README lists each one; a test holds the two together.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Collection
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.texts import EXPECTED, fault
+
+_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS")
+MIN_SECRET_CHARS = 8
+"""Shorter values are no secrets worth the name, and redacting them would tear ordinary text apart."""
+
+RUNS: Final = "runs"
+ARTIFACTS: Final = "artifacts"
+"""The parts of the data folder."""
+
+Seconds = Annotated[float, Field(gt=0)]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda value: str(value).lower())]
+
+
+class Settings(BaseSettings):
+    """Values, checked once at start. Frozen: a process runs under the settings it started with."""
+
+    model_config = SettingsConfigDict(env_prefix="SOONG_", frozen=True, extra="ignore")
+
+    agent_home: Path = Field(
+        default=Path("~/.soong"),
+        description="Home: configuration, user tools, skills, the embedded database. Workers only read it.",
+    )
+    data_dir: Path | None = Field(
+        default=None, description="Folder of runs and artifacts, which workers write; empty: the home."
+    )
+    database_url: str = Field(
+        default="",
+        description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home. "
+        "A pooler must be in session mode.",
+    )
+    redis_url: str = Field(default="", description="Redis URL; empty: an embedded Redis on a unix socket.")
+    signing_key_file: Path | None = Field(
+        default=None, description="Ed25519 private key of the deployment; made (0600) when absent."
+    )
+    model: str = Field(default="script", description="Default model of agent steps, any Pydantic AI name or `script`.")
+    principal: str = Field(
+        default="local", min_length=1, description="Who works with this client: opens sessions and answers for them."
+    )
+    log_level: LogLevel = Field(default="warning", description="debug, info, warning or error.")
+
+    beat_s: Seconds = Field(default=5.0, description="Interval of a process's heartbeat.")
+    lease_s: Seconds = Field(
+        default=20.0, description="A process whose beat has not moved for this long is declared gone."
+    )
+    sweep_s: Seconds = Field(default=2.0, description="Interval of the owner's safety sweep.")
+    loop_stall_s: Seconds = Field(
+        default=10.0, description="A worker whose event loop has not ticked for this long stops beating."
+    )
+    hang_s: float = Field(
+        default=15.0,
+        ge=0,
+        description="A worker whose event loop has not ticked for this long is ended by its keeper (Linux); 0: never.",
+    )
+    max_lost_leases: int = Field(
+        default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned."
+    )
+    drain_s: Seconds = Field(
+        default=30.0, description="Grace of a worker told to stop; then its steps are handed back."
+    )
+
+    recycle_after: int = Field(
+        default=0, ge=0, description="A worker begins anew after about this many runs; 0: never."
+    )
+    recycle_memory_mb: int = Field(
+        default=0, ge=0, description="A worker that holds about this many MiB begins anew; 0: never."
+    )
+
+    workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
+    slots: int = Field(default=32, ge=1, le=1000, description="Child runs that one worker process holds at once.")
+    pools: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("default",), description="Queues a worker serves and Flower lists, comma separated."
+    )
+    labels: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Capabilities a worker announces, comma separated."
+    )
+    projects: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Marked project folders that a worker has (`soong project`), comma separated."
+    )
+    functions: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Modules imported by workers that register step functions."
+    )
+    tools: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Modules that add tools, imported by workers and clients alike."
+    )
+    import_path: str = Field(
+        default="",
+        description="Folders of those modules beside what is installed, separated as in PYTHONPATH; "
+        "empty: the folder of the command that starts.",
+    )
+    flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
+
+    max_concurrent_children_per_session: int = Field(
+        default=0, ge=0, description="Steps of one session that run at once; 0: as many as there are slots."
+    )
+    max_children_per_run: int = Field(
+        default=100_000, ge=0, description="Steps that a task may ever have, items of maps among them; 0: any number."
+    )
+
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of an orchestrator's /metrics and /healthz; 0: none."
+    )
+    metrics_address: str = Field(
+        default="127.0.0.1", description="Address that port listens on; beyond loopback only if told."
+    )
+
+    http_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the HTTP API of an embedded service; 0: none."
+    )
+    http_host: str = Field(
+        default="127.0.0.1", description="Address that the API listens on; beyond loopback only with allowed hosts."
+    )
+    http_allow_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Names under which the API may be called beside the loopback ones, comma separated."
+    )
+    http_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Origins of web pages that may call the API, comma separated; none by default."
+    )
+    http_projects: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Folders that tasks submitted over HTTP may work in, and that `paths.read_roots` counts for there, "
+        "comma separated; empty: any.",
+    )
+
+    permission_timeout_s: Seconds = Field(
+        default=300.0, description="How long an attached responder may take for one question."
+    )
+    no_worker_s: Seconds = Field(
+        default=30.0, description="A ready step that no living worker is able to take for this long is told of."
+    )
+    responder_lease_s: Seconds = Field(
+        default=15.0, description="A responder that has not beaten for this long is away."
+    )
+    responder_wait_s: Seconds = Field(
+        default=30.0, description="How long a question waits for a responder to attach or come back."
+    )
+    park_after_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once.",
+    )
+    max_parked: int = Field(
+        default=1000, ge=0, description="Runs of a session parked at once; further ones keep their slots. 0: all do."
+    )
+    decision_ttl_s: Seconds = Field(default=86400.0, description="An unused decision expires after this long.")
+
+    tool_timeout_ms: int = Field(default=120_000, ge=1, description="Default time of a tool's handler.")
+    tool_max_timeout_ms: int = Field(default=600_000, ge=1, description="Longest time a tool definition may set.")
+    max_result_chars: int = Field(
+        default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview."
+    )
+    parallel_reads: int = Field(
+        default=10, ge=1, le=100, description="Neighbouring reading calls of one model turn that run at once."
+    )
+    max_repeated_failures: int = Field(
+        default=6,
+        ge=0,
+        description="A run whose model makes the same failing call this many turns in a row is ended; 0: never.",
+    )
+    gc_older_than: str = Field(
+        default="",
+        description="The service removes tasks that ended longer ago, such as `30d`; empty: never.",
+    )
+    gc_keep: str = Field(
+        default="",
+        description="The service removes the oldest ended tasks until this is left, such as `10GiB`; empty: never.",
+    )
+    gc_every_s: Seconds = Field(default=3600.0, description="Seconds between two collections by those two settings.")
+    max_turns: int = Field(default=50, ge=1, description="Model turns of a run; as many again for each further step.")
+
+    @property
+    def home(self) -> Path:
+        """The home, absolute, with ``~`` expanded."""
+        return self.agent_home.expanduser().absolute()
+
+    @property
+    def data(self) -> Path:
+        """The folder that workers write, absolute, with ``~`` expanded."""
+        return self.home if self.data_dir is None else self.data_dir.expanduser().absolute()
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the runs' own folders."""
+        return self.data / RUNS
+
+    @property
+    def key_file(self) -> Path:
+        """The deployment's private key: where it is said to be, or in the home."""
+        return self.signing_key_file or self.home / "signing.key"
+
+    @property
+    def import_folders(self) -> tuple[str, ...]:
+        """The folders of :attr:`import_path`, absolute; without any the current one, if there is one."""
+        named = [folder for folder in self.import_path.split(os.pathsep) if folder]
+        try:
+            here = os.getcwd()  # noqa: PTH109  # text, as Python's own path
+        except FileNotFoundError:
+            return tuple(folder for folder in named if os.path.isabs(folder))  # noqa: PTH117
+        return tuple(os.path.join(here, folder) for folder in named) or (here,)  # noqa: PTH118
+
+    @property
+    def is_embedded(self) -> bool:
+        """Say whether the database is the home's own SQLite file."""
+        return not self.database_url
+
+    @property
+    def effective_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home / 'soong.db'}"
+
+    @property
+    def runtime_dir(self) -> Path:
+        """The short folder for sockets: unix socket paths end at 108 bytes, so it never lies below a long home."""
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
+        base = os.environ.get("XDG_RUNTIME_DIR", "")
+        if base and len(base) < 60 and os.access(base, os.W_OK):
+            return Path(base) / f"soong-{digest}"
+        return Path(_short_temp_dir()) / f"soong-{os.getuid()}-{digest}"
+
+
+_LISTS = ("pools", "labels", "projects", "functions", "tools", "http_allow_hosts", "http_origins", "http_projects")
+"""Settings that the environment gives comma separated."""
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read the environment, with ``overrides`` (command line) above it.
+
+    Raises:
+        InvalidConfigError: names every wrong setting, its value and what it may be; an unknown name among
+            ``overrides`` is one.
+    """
+    unknown = sorted(overrides.keys() - Settings.model_fields.keys())
+    if unknown:
+        near = {name: get_close_matches(name, Settings.model_fields, 1) for name in unknown}
+        said = ", ".join(f"{name!r}" + (f" (perhaps {near[name][0]!r})" if near[name] else "") for name in unknown)
+        raise InvalidConfigError(f"settings: there is no {said}")
+    from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
+    lists = {
+        name: _split(os.environ[f"SOONG_{name.upper()}"]) for name in _LISTS if f"SOONG_{name.upper()}" in os.environ
+    }
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        settings = Settings(**{**from_files, **lists, **given})  # type: ignore[arg-type]  # checked by pydantic itself
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
+        )
+        raise InvalidConfigError(f"settings: {wrong}") from error
+    _require_texts(settings)
+    return settings
+
+
+def _require_texts(settings: Settings) -> None:
+    """Raises: InvalidConfigError for bytes that are not UTF-8, which the environment passes on as lone surrogates."""
+    for name, value in settings:
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and (found := fault(text)):
+                shown = found if not name.endswith("_url") else "the URL is not UTF-8 text or holds a NUL character"
+                raise InvalidConfigError(f"settings: SOONG_{name.upper()}: {shown}; expected {EXPECTED}")
+
+
+def source_of(name: str) -> Literal["environment", "file", "default"]:
+    """Say where the value of a setting comes from; ``file`` is ``SOONG_<NAME>_FILE``."""
+    variable = f"SOONG_{name.upper()}"
+    if variable in os.environ:
+        return "environment"
+    return "file" if os.environ.get(f"{variable}_FILE") else "default"
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
+
+
+def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str, ...]:
+    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05).
+
+    ``marked`` are further variables that the configuration calls secret.
+    """
+    passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
+    keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(_SECRET_ENDINGS))
+    return tuple({value for value in (*passwords, *keys) if len(value) >= MIN_SECRET_CHARS})
+
+
+def secret_files(settings: Settings) -> tuple[Path, ...]:
+    """Return the files that hold a key or a password of the deployment: the signing key and every SOONG_*_FILE."""
+    named = (
+        value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("SOONG_") and name.endswith("_FILE") and value
+    )
+    return tuple(
+        dict.fromkeys((settings.key_file.absolute(), *(Path(value).expanduser().absolute() for value in named)))
+    )
+
+
+def _secret_files() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("database_url", "redis_url"):
+        path = os.environ.get(f"SOONG_{name.upper()}_FILE")
+        if path:
+            try:
+                found[name] = Path(path).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise InvalidConfigError(
+                    f"SOONG_{name.upper()}_FILE={path!r} cannot be read: {error.strerror}"
+                ) from error
+            except UnicodeDecodeError as error:
+                raise InvalidConfigError(
+                    f"SOONG_{name.upper()}_FILE={path!r} is not UTF-8 text (byte {error.start}); write the URL as UTF-8"
+                ) from error
+    return found
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@lru_cache(maxsize=1)
+def _short_temp_dir() -> str:
+    candidate = tempfile.gettempdir()
+    return candidate if len(candidate) < 60 else "/tmp"  # noqa: S108  # only its 0700 child is used

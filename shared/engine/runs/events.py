@@ -1,0 +1,136 @@
+"""Nodes and events: the two logs of a run (EVT-01, EVT-02), and their CloudEvents envelope.
+
+Event types are lower-case words with underscores; the list below is closed per layer and grows here.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.jsontext import Json, JsonObject
+
+
+class EventType(StrEnum):
+    # steps: one for every transition (DAG-04)
+    STEP_CREATED = "step_created"
+    STEP_READY = "step_ready"
+    STEP_EXPANDING = "step_expanding"
+    STEP_EXPANDED = "step_expanded"
+    STEP_UNCLAIMABLE = "step_unclaimable"
+    """No living worker has what it needs; in the log of its task's root run."""
+    STEP_CLAIMED = "step_claimed"
+    STEP_BLOCKED = "step_blocked"
+    """Its run waits for consent without a slot."""
+    STEP_UNPARKED = "step_unparked"
+    """Its question is closed: it is ready again, before what has not begun."""
+    STEP_COMPLETED = "step_completed"
+    STEP_FAILED = "step_failed"
+    STEP_HANDED_BACK = "step_handed_back"
+    STEP_LEASE_EXPIRED = "step_lease_expired"
+    STEP_RETRIED = "step_retried"
+    STEP_CANCELLED = "step_cancelled"
+    STEP_SKIPPED = "step_skipped"
+    STEP_PROGRESS = "step_progress"
+    # runs
+    RUN_CREATED = "run_created"
+    RUN_STARTED = "run_started"
+    RUN_RESUMED = "run_resumed"
+    RUN_PARKED = "run_parked"
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_CANCELLED = "run_cancelled"
+    MODEL_REQUESTED = "model_requested"
+    MODEL_RESPONDED = "model_responded"
+    MODEL_FAILED = "model_failed"
+    # tool calls (EXE-06, EXE-11)
+    TOOL_QUEUED = "tool_queued"
+    TOOL_STARTED = "tool_started"
+    TOOL_PROGRESS = "tool_progress"
+    TOOL_COMPLETED = "tool_completed"
+    TOOL_FAILED = "tool_failed"
+    TOOL_DENIED = "tool_denied"
+    TOOL_YIELDED = "tool_yielded"
+    HOOK_RUN = "hook_run"
+    ABORTED_TOOLS = "aborted_tools"
+    # consent
+    PERMISSION_REQUESTED = "permission_requested"
+    PERMISSION_DECIDED = "permission_decided"
+    PERMISSION_FAILED = "permission_failed"
+    PERMISSION_WITHDRAWN = "permission_withdrawn"
+    PERMISSION_EXPIRED = "permission_expired"
+    """A decision was not used in time: its call is asked about anew."""
+    SECURITY = "security"
+    # tasks: in the log of the task's root run
+    TASK_CREATED = "task_created"
+    TASK_PAUSED = "task_paused"
+    TASK_RESUMED = "task_resumed"
+    TASK_UPDATED = "task_updated"
+    """Grown, or steps of it tried again, skipped or cancelled, by whoever plans it."""
+    TASK_COMPLETED = "task_completed"
+    TASK_FAILED = "task_failed"
+    TASK_CANCELLED = "task_cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event before it has its sequence number."""
+
+    type: str
+    data: JsonObject = field(default_factory=dict)
+    time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a run. ``seq`` starts at 1 and has no gap."""
+
+    run_id: str
+    seq: int
+    type: str
+    time_us: int
+    data: JsonObject
+
+    def envelope(self) -> dict[str, Json]:
+        """Return the CloudEvents 1.0 form; ``id`` is unique with ``source`` (CNCF CloudEvents 1.0.2, section 3.1)."""
+        return {
+            "specversion": "1.0",
+            "id": str(self.seq),
+            "source": f"/runs/{self.run_id}",
+            "type": f"soong.{self.type}",
+            "time": rfc3339(self.time_us),
+            "datacontenttype": "application/json",
+            "data": dict(self.data),
+        }
+
+
+class NodeKind(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL_RESULT = "tool_result"
+    RESULT = "result"
+    """The run's final output."""
+    MEMORY_CONTEXT = "memory_context"
+    SKILL = "skill"
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node before it has its number. ``payload`` carries its version as ``v``."""
+
+    kind: NodeKind
+    payload: JsonObject
+    parent: int | None = None
+    """Number of the parent node; None hangs it under the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An entry of a run's context tree. ``number`` starts at 1 and has no gap."""
+
+    run_id: str
+    number: int
+    parent: int
+    kind: NodeKind
+    payload: JsonObject
+    created_us: int

@@ -1,0 +1,73 @@
+"""Runs as values: one execution of an agent, with its lineage, surface, limits and usage (DIS-05)."""
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.status import EndReason, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run has used. ``cost_usd`` is None when no price is known: unknown is not zero."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    tool_calls: int = 0
+    cost_usd: Decimal | None = None
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "requests": self.requests,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "tool_calls": self.tool_calls,
+            "cost_usd": None if self.cost_usd is None else str(self.cost_usd),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run row as its session's owner (or the client that makes the session) writes it. Workers insert none.
+
+    ``surface`` is the effective tool set with its explanation; ``token`` proves the run to the owner.
+    """
+
+    identity: RunIdentity
+    surface: JsonObject = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    attempt: int = 1
+    retry_of: str = ""
+    max_attempts: int | None = None
+    """How many attempts its step may have from now on, those before among them; None: as many as it might before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as its row stands. ``last_seq`` is the number of its last event, ``last_node`` of its last node."""
+
+    identity: RunIdentity
+    status: RunStatus
+    surface: JsonObject
+    attempt: int
+    retry_of: str
+    fence: int
+    worker_id: str
+    last_seq: int
+    last_node: int
+    usage: Usage
+    end_reason: EndReason | None
+    created_us: int
+    started_us: int | None
+    ended_us: int | None
+    token: str = field(default="", repr=False)
+    is_tainted: bool = False
+    """It has itself read what strangers wrote; what it inherits is asked of the store (PER-21)."""
+    malformed: str = ""
+    """What of its row no program of ours writes; that is left out here (OPS-12)."""
+
+    @property
+    def id(self) -> str:
+        return self.identity.run_id

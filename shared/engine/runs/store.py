@@ -1,0 +1,151 @@
+"""The port for runs, their nodes and events, and the record of their calls.
+
+Appending is fenced and gapless at once: the run row's counters grow in the same transaction as the insert, under the
+fence; no row matched means LeaseLostError and nothing is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.record import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The numbers of the last event and node after an append."""
+
+    last_seq: int
+    last_node: int
+
+
+class CallStatus(StrEnum):
+    """STARTED without an end after a crash means: reads may be run again, writes are ``unknown_after_crash``."""
+
+    STARTED = "started"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """The ledger entry of a write call (DAG-09) and, once it has ended, of any call (PER-19).
+
+    ``inputs`` keeps model_input, hook_input, permission_input and call_input apart (EXE-02), already redacted;
+    ``input_digest`` is of the real one. ``facts`` holds what permission looked at as ``facts`` and what it said as
+    ``decision``. ``decision_id`` is consumed in the same transaction when not empty.
+
+    ``open_input`` is what the model sent, whole, of a call that has not ended and whose input holds a secret, wrapped
+    as ``{"arguments": …}``: the nodes hold it redacted, and a call that is run again after a crash needs it as it was.
+    It is in no log and listing, and gone when the call starts as a write or ends (EVT-05).
+    """
+
+    run_id: str
+    tool_call_id: str
+    tool: str
+    effect_id: str
+    is_write: bool
+    input_digest: str
+    inputs: JsonObject
+    facts: JsonObject
+    decision_id: str = ""
+    status: CallStatus = CallStatus.STARTED
+    result: Json = None
+    open_input: JsonObject | None = field(default=None, repr=False)
+
+
+def second_use(call: CallRow, now_us: int) -> NewEvent:
+    """Return the event of a call that would have used a decision again (PER-12)."""
+    used: dict[str, Json] = {"decision_id": call.decision_id, "tool_call_id": call.tool_call_id, "tool": call.tool}
+    return NewEvent(EventType.SECURITY, {"what": "second_use", **used}, now_us)
+
+
+class RunStore(Protocol):
+    async def run(self, run_id: str) -> Run:
+        """Raises: NotFoundError."""
+        ...
+
+    async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+        """Return runs in order of creation."""
+        ...
+
+    async def append(
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
+    ) -> Appended:
+        """Append to a running run under its fence, all or nothing. ``calls`` are rows of calls that are yet to be made.
+
+        Raises:
+            LeaseLostError: the fence is stale or the run is not running.
+        """
+        ...
+
+    async def nodes(self, run_id: str) -> Sequence[Node]: ...
+
+    async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]: ...
+
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        """Write the ledger row, consume the decision and append the events in one transaction.
+
+        A decision that has been used starts nothing; a security event in the run's log says who tried.
+
+        Raises:
+            LeaseLostError, AlreadyConsumedError.
+        """
+        ...
+
+    async def end_call(
+        self,
+        run_id: str,
+        fence: int,
+        tool_call_id: str,
+        *,
+        result: Json,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+        taints: bool = False,
+        call: CallRow | None = None,
+    ) -> None:
+        """End the ledger row, and append the result node and events, in one transaction.
+
+        ``call`` is the row as it stands at the end and replaces what was there; None ends the one there is, if any.
+
+        ``taints``: the call has read what strangers wrote. The run is marked, and nothing takes that back (PER-21).
+
+        Raises: LeaseLostError.
+        """
+        ...
+
+    async def is_tainted(self, run_id: str) -> bool:
+        """Say whether the run has read untrusted content: itself, through the steps whose results it was given, and
+        so on, or through the runs that it started (PER-21). A step that is a function counts as having read some.
+
+        Raises: NotFoundError.
+        """
+        ...
+
+    async def calls(self, run_id: str) -> Sequence[CallRow]: ...
+
+
+class RunPages(Protocol):
+    """Runs and nodes for whoever browses them, page by page."""
+
+    async def run_page(
+        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
+    ) -> Sequence[Run]:
+        """Return runs, newest first; ``before`` is the id of the last one of the page before this one."""
+        ...
+
+    async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
+        """Return the nodes whose number is above ``after``, in order."""
+        ...

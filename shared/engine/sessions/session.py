@@ -1,0 +1,158 @@
+"""Sessions and the processes around them: orchestrators that own, responders that answer, workers that work.
+
+Owns the values. The rows are written through :mod:`soong.shared.engine.sessions.store`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from soong.shared.core.identity import Origin
+from soong.shared.core.jsontext import Json
+
+
+class AnswerMode(StrEnum):
+    """How a session's questions are answered.
+
+    ``attached``: by responders that hold a lease (a terminal, an SDK callback). ``inbox``: by anyone with the right, at
+    any time. ``none``: by policy only; what would ask is denied.
+    """
+
+    ATTACHED = "attached"
+    INBOX = "inbox"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The right of one orchestrator to write a session: stale as soon as the row's epoch is higher."""
+
+    session_id: str
+    owner_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One user's sitting. ``owner_id`` is empty until an orchestrator adopts it; ``owner_epoch`` only grows.
+
+    ``project`` and ``cwd`` are absolute paths; ``policy`` is the JSON form of the session's rules
+    (:mod:`soong.shared.permissions.policy`), in which ``--allow`` and configuration survive; grants are in no row.
+    """
+
+    id: str
+    project: str
+    cwd: str
+    answer_mode: AnswerMode
+    created_us: int
+    policy: Mapping[str, Json] = field(default_factory=dict)
+    principal: str = "local"
+    owner_id: str = ""
+    owner_epoch: int = 0
+    is_closed: bool = False
+    project_id: str = ""
+    """By which workers prove that they have the project (:mod:`soong.shared.sandbox.marked_project`); empty: any may
+    try.
+    """
+
+    @property
+    def ownership(self) -> Ownership:
+        return Ownership(self.id, self.owner_id, self.owner_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Responder:
+    """Someone who may fill the session's one callback, alive while ``beat`` grows (lease 15 s)."""
+
+    id: str
+    session_id: str
+    principal: str
+    channel: str
+    beat: int = 0
+
+
+class CommandKind(StrEnum):
+    """What a client asks of a session's owner; the owner alone writes the outcome."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    """Run again what did not complete; with ``from`` in the detail also that step and all that came of it."""
+    CLOSE = "close"
+    UPDATE = "update"
+    """Change a task that goes on: grow it, try steps again, skip or cancel some
+    (:mod:`soong.shared.engine.tasks.change`).
+    """
+    COMPLETE = "complete"
+    FAIL = "fail"
+    DISPATCH = "dispatch"
+    """Insert pullers: runs that take the steps of a task that are to be pulled
+    (:mod:`soong.shared.engine.tasks.pull_workers`).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A durable request of a client. ``subject`` is a task id (the session's id for close)."""
+
+    id: str
+    session_id: str
+    kind: CommandKind
+    subject: str
+    principal: str
+    created_us: int
+    detail: Mapping[str, Json] = field(default_factory=dict)
+    refusal: str = ""
+    """Why the owner did not carry it out; empty when it did or has not yet."""
+    may_approve: bool = False
+    """Whether the principal carries the right to approve, as the client that wrote it has checked."""
+
+    def origin_in(self, session: Session) -> Origin:
+        """Return whose the runs are that come of it: foreign unless that principal could answer for them."""
+        is_own = self.principal == session.principal
+        is_approver = self.may_approve and session.answer_mode is AnswerMode.INBOX
+        return Origin(self.principal, is_foreign=not (is_own or is_approver))
+
+
+class ProcessState(StrEnum):
+    """LIVE beats and takes work; DRAINING beats and finishes; GONE is final: a comer-back is a new incarnation."""
+
+    LIVE = "live"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One incarnation of an orchestrator process."""
+
+    id: str
+    host: str
+    pid: int
+    started_us: int
+    state: ProcessState = ProcessState.LIVE
+    beat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One incarnation of a Celery worker process. Leases belong to it, not to its steps one by one.
+
+    ``node_name`` is its Celery host name (as Flower shows it); ``capabilities`` are the strings that a step's ``needs``
+    are matched with (labels, ``project:<session marker>``, ``catalogue:<digest>``, ``protocol:<n>``). ``beat`` grows
+    with each heartbeat; ``busy`` is the number of leases it holds, counted from rows.
+    """
+
+    id: str
+    node_name: str
+    host: str
+    pid: int
+    slots: int
+    pools: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    started_us: int
+    protocol: int
+    state: ProcessState = ProcessState.LIVE
+    beat: int = 0
+    busy: int = 0

@@ -1,0 +1,165 @@
+"""Further claims: why a run does or does not get another step of its task beside the one that it holds (DAG-03).
+
+Pure, so that every store refuses for the same reasons and in the same words. Whoever asks is an agent: each refusal
+says what to do next.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import StepKind
+
+MAX_STEPS: Final = "max_steps"
+"""The field of a puller's spec that says how many steps it may take in all; absent: as many as there are."""
+
+
+class Refusal(StrEnum):
+    """Why a further claim is refused, for programs."""
+
+    UNKNOWN = "unknown"
+    NOT_FOR_AGENTS = "not_for_agents"
+    NOT_READY = "not_ready"
+    ENDED = "ended"
+    HELD = "held"
+    BEGUN = "begun"
+    PAUSED = "paused"
+    ONE_AT_A_TIME = "one_at_a_time"
+    LIMIT = "limit"
+    CAP = "cap"
+    INCAPABLE = "incapable"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Unclaimable:
+    """A refusal: what the matter is, and what to do about it."""
+
+    reason: Refusal
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seeker:
+    """The run that asks, as the rows stand: its own step, the further one it holds, how many it has had, and its limit.
+
+    ``is_stopping``: it, or its worker, was told to stop.
+    """
+
+    step_id: str
+    open_step_id: str = ""
+    taken: int = 0
+    most: int | None = None
+    is_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """The step that is asked for, as the rows stand."""
+
+    step_id: str
+    kind: StepKind
+    status: StepStatus
+    open_deps: int
+    pool: str
+    needs: tuple[str, ...]
+    is_paused: bool
+    is_puller: bool
+    has_begun: bool
+    """Its own run has worked on it, and goes on where it stopped."""
+
+
+def limit_of(spec: JsonObject) -> int | None:
+    """Return how many steps the run of this step may take in all; None: no limit."""
+    most = spec.get(MAX_STEPS)
+    return most if isinstance(most, int) and not isinstance(most, bool) else None
+
+
+def refusal(
+    seeker: Seeker, asked: str, sought: Sought | None, *, pools: Collection[str], capabilities: Collection[str]
+) -> Unclaimable | None:
+    """Return why the run may not have the step; None when only the caps are left to say no."""
+    refused = _by_seeker(seeker)
+    if refused is not None:
+        return refused
+    if sought is None:
+        return unknown(asked)
+    return _by_kind(sought) or _by_status(sought) or _by_place(sought, pools, capabilities)
+
+
+def unknown(asked: str) -> Unclaimable:
+    """Return the refusal of a step that the task does not have."""
+    return Unclaimable(Refusal.UNKNOWN, f"your task has no step {asked[:80]!r}", _ANOTHER)
+
+
+def capped(step_id: str, scope: str) -> Unclaimable:
+    """Return the refusal of a step for which a cap has no room."""
+    return Unclaimable(
+        Refusal.CAP,
+        f"step {step_id!r} must wait: the cap of {scope} is reached",
+        "take another step, or go on with yours and ask again later",
+    )
+
+
+def taken_meanwhile(step_id: str) -> Unclaimable:
+    """Return the refusal of a step that somebody else claims at this very moment."""
+    return Unclaimable(Refusal.HELD, f"step {step_id!r} has just been taken by another run", _ANOTHER)
+
+
+def undoable(step_id: str, problem: str) -> Unclaimable:
+    """Return the refusal of a step that has failed as soon as it was given out."""
+    return Unclaimable(Refusal.ENDED, f"step {step_id!r} cannot be done and has failed: {problem}", _ANOTHER)
+
+
+_ANOTHER: Final = "take another one; agent.task_query_steps lists the ready ones"
+
+
+def _by_seeker(seeker: Seeker) -> Unclaimable | None:
+    if seeker.is_stopping:
+        problem = "your run was told to stop, so it gets no further step"
+        return Unclaimable(Refusal.STOPPING, problem, "finish what you hold and give your answer")
+    if seeker.open_step_id:
+        return Unclaimable(
+            Refusal.ONE_AT_A_TIME,
+            f"you hold the step {seeker.open_step_id!r} already; one at a time",
+            f"end it first: agent.task_update_step with step_id {seeker.open_step_id!r} and its output or failure",
+        )
+    if seeker.most is not None and seeker.taken >= seeker.most:
+        problem = f"you have had {seeker.taken} steps, and {seeker.most} is your limit"
+        return Unclaimable(Refusal.LIMIT, problem, "give your final answer now")
+    return None
+
+
+def _by_kind(sought: Sought) -> Unclaimable | None:
+    if sought.kind is StepKind.AGENT and not sought.is_puller:
+        return None
+    what = "another run that takes steps like you" if sought.is_puller else f"a {sought.kind} step, not an agent's work"
+    return Unclaimable(Refusal.NOT_FOR_AGENTS, f"step {sought.step_id!r} is {what}", _ANOTHER)
+
+
+def _by_status(sought: Sought) -> Unclaimable | None:
+    name, status = sought.step_id, sought.status
+    if status.is_terminal:
+        return Unclaimable(Refusal.ENDED, f"step {name!r} is {status} already", _ANOTHER)
+    if sought.is_paused:
+        return Unclaimable(Refusal.PAUSED, "the task is paused", "finish what you hold; nothing new starts")
+    if status is StepStatus.READY:
+        begun = f"step {name!r} has begun already, and its own run goes on with it"
+        return Unclaimable(Refusal.BEGUN, begun, _ANOTHER) if sought.has_begun else None
+    if status is StepStatus.PENDING:
+        waits = f"waits for {sought.open_deps} other steps" if sought.open_deps else "waits for its next attempt"
+        return Unclaimable(Refusal.NOT_READY, f"step {name!r} {waits}", _ANOTHER)
+    return Unclaimable(Refusal.HELD, f"step {name!r} is held by another run", _ANOTHER)
+
+
+def _by_place(sought: Sought, pools: Collection[str], capabilities: Collection[str]) -> Unclaimable | None:
+    missing = [] if sought.pool in pools else [f"pool {sought.pool}"]
+    missing += [need for need in sought.needs if need not in capabilities]
+    if not missing:
+        return None
+    problem = f"step {sought.step_id!r} needs {', '.join(missing)}, which your worker does not have"
+    return Unclaimable(Refusal.INCAPABLE, problem, _ANOTHER)

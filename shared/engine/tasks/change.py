@@ -1,0 +1,89 @@
+"""Changes of a task that goes on, as its owner writes them: growth, further attempts, steps that are not to run.
+
+Owns the value that crosses the store port. What a client or an agent may ask for, and how it is checked, is
+:mod:`soong.shared.engine.tasks.growth`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from soong.shared.core.errors import ConflictError
+from soong.shared.engine.tasks.plan.graph import find_cycle
+from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus
+from soong.shared.engine.tasks.step import FailurePolicy, NewStep
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """What changes, by step key; all of it in one transaction or none.
+
+    ``steps`` are new; they may depend on each other and on steps that stand. ``edges`` are further dependencies (child,
+    parent) of steps that are still pending. ``attempts`` are failed steps tried again, each as it is now planned and
+    with the run of its next attempt. ``skipped`` and ``cancelled`` steps do not run any more, and nothing that waits
+    for them does.
+    """
+
+    steps: tuple[NewStep, ...] = ()
+    edges: tuple[tuple[str, str], ...] = ()
+    attempts: tuple[NewStep, ...] = ()
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The keys of all steps that must stand already."""
+        added = {step.key for step in self.steps}
+        needed = {parent for step in self.steps for parent in step.depends_on}
+        needed |= {key for edge in self.edges for key in edge}
+        needed |= {step.key for step in self.attempts} | {*self.priorities, *self.skipped, *self.cancelled}
+        return frozenset(needed - added)
+
+
+def must_wait(step_id: str, status: StepStatus, policy: FailurePolicy, *, is_settled: bool, is_map_child: bool) -> bool:
+    """Say whether a step that is made to depend on this one has to wait for it; no: it is done already.
+
+    Raises:
+        ConflictError: it will never complete, or is no step that others may depend on.
+    """
+    if is_map_child:
+        raise ConflictError(f"step {step_id!r} is an item of a map step; depend on the map step")
+    if status not in STEP_ENDS or (status is StepStatus.FAILED and not is_settled):
+        return True
+    if status is StepStatus.COMPLETED or (status is StepStatus.FAILED and policy is FailurePolicy.KEEP):
+        return False
+    raise ConflictError(f"step {step_id!r} is {status}: what depends on it would never run; try it again first")
+
+
+def check_still_pending(step_id: str, status: StepStatus) -> None:
+    """Raises: ConflictError when the step may get no further dependency: it may be running by now."""
+    if status is not StepStatus.PENDING:
+        raise ConflictError(f"step {step_id!r} is {status}: only a step that is still pending can wait for more")
+
+
+def check_no_circle(edges: Mapping[str, Sequence[str]]) -> None:
+    """``edges`` maps each step's key to what it depends on. Raises: ConflictError naming the steps of a circle."""
+    cycle = find_cycle(edges)
+    if cycle:
+        chain = " -> ".join(key.partition("/")[2] or key for key in cycle)
+        raise ConflictError(f"the steps would depend on each other: {chain}")
+
+
+def why_failed(not_completed: Sequence[tuple[str, str]]) -> str:
+    """Return why a task did not complete, from (status, step id) of the steps that did not: its failures, if any.
+
+    One that failed nowhere names the steps that somebody took out of it.
+    """
+    failed = [step_id for status, step_id in not_completed if status == StepStatus.FAILED]
+    if failed:
+        return ", ".join(failed)
+    named = [f"{step_id} was {status}" for status, step_id in not_completed[:5]]
+    return ", ".join(named) + (" …" if len(not_completed) > 5 else "")
+
+
+def check_over(open_ids: Sequence[str]) -> None:
+    """Raises: ConflictError naming the steps that keep a task from being completed."""
+    if open_ids:
+        shown = ", ".join(open_ids[:5]) + (" …" if len(open_ids) > 5 else "")
+        raise ConflictError(f"{len(open_ids)} steps have not ended ({shown}); wait for them, skip or cancel them")

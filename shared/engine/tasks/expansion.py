@@ -1,0 +1,407 @@
+"""Makes rows of plans: a task with its steps and first runs, a map step's children, the next attempt of a step.
+
+Pure but for ids and tokens. Every lineage of a DAG comes from here, in the session's owner or the client that makes
+the task, and never from a worker.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
+
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
+from soong.shared.core.ids import new_id, step_key
+from soong.shared.core.inert import is_seen
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.record import NewRun, Run
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, Budget
+from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
+from soong.shared.engine.tasks.plan.permissions import rendered
+from soong.shared.engine.tasks.plan.plan import Plan, PlanStep, spec_of
+from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
+from soong.shared.engine.tasks.problems import Problems
+from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
+from soong.shared.engine.wire.capabilities import (
+    declared,
+    functions_needed,
+    project_needed,
+    projects_among,
+    tools_needed,
+)
+from soong.shared.engine.wire.jobs import written_in
+from soong.shared.tools.surface import Surface
+
+SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
+"""Computes the stored surface of a step's run, under the session's policy (:mod:`soong.shared.tools.surface`)."""
+
+ORCHESTRATOR = "orchestrator"
+MAX_KEY_CHARS = 120
+_READ_KEY_CHARS = 1_000
+"""Of what a key is made: white space at its start does not count."""
+MAX_TITLE_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """What all runs of one task share."""
+
+    session_id: str
+    task_id: str
+    root_run_id: str
+    root_agent_id: str
+    project: tuple[str, ...] = ()
+    """What a worker must have to work in the session's project."""
+    origin: Origin = OWN
+
+    def run(self, step: NewStep, surface: JsonObject) -> NewRun:
+        identity = RunIdentity(
+            session_id=self.session_id,
+            run_id=new_id("run"),
+            agent_id=new_id("agent"),
+            role=Role.WORKER,
+            definition=step.definition,
+            parent_run_id=self.root_run_id,
+            parent_agent_id=self.root_agent_id,
+            task_id=self.task_id,
+            step_key=step.key,
+            step_title=step.title,
+            model=step.model,
+            origin=self.origin,
+        )
+        return NewRun(identity, surface, _token())
+
+
+def new_task(
+    plan: Plan,
+    inputs: JsonObject,
+    session: Session,
+    *,
+    surface_of: SurfaceOf,
+    default_model: str,
+    now_us: int,
+    task_id: str = "",
+    agent: RunIdentity | None = None,
+) -> NewTask:
+    """Return a task of the plan with all that is written with it. ``inputs`` are bound (:func:`bind_inputs`).
+
+    ``agent`` is the run that plans it, if one does: the parent of its root run. ``task_id`` is made when left out.
+
+    Raises:
+        InvalidPlanError: a step would run on the script model and has no script.
+    """
+    check_models(plan.steps, default_model, plan.source)
+    task_id = task_id or new_id("task")
+    root = RunIdentity(
+        session.id,
+        new_id("run"),
+        new_id("agent"),
+        Role.ORCHESTRATOR,
+        ORCHESTRATOR,
+        parent_run_id=agent.run_id if agent else "",
+        parent_agent_id=agent.agent_id if agent else "",
+        task_id=task_id,
+        origin=agent.origin if agent else Origin(session.principal),
+    )
+    project = project_needed(session.project_id, session.project)
+    lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
+    titles = _Titles(scope_of(inputs, {}), Budget("the titles of the steps"))
+    steps = tuple(_new_step(step, lineage, titles, surface_of, default_model) for step in plan.steps)
+    return NewTask(
+        id=task_id,
+        session_id=session.id,
+        title=plan.title,
+        plan=plan.document,
+        inputs=inputs,
+        created_us=now_us,
+        root_run=NewRun(root, {}, _token()),
+        steps=steps,
+    )
+
+
+def models_of(plan: Plan, default_model: str) -> frozenset[str]:
+    """Return the models that the agents of a plan run on, those of its map steps' items among them."""
+    return frozenset(filter(None, (_model(step.step or step, default_model) for step in plan.steps)))
+
+
+def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> None:
+    """A script model without a script can do nothing: say so before anything is written. Raises: InvalidPlanError."""
+    problems = Problems()
+    for index, step in enumerate(steps):
+        work = step.step or step
+        model = work.model or default_model
+        is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
+        if is_own_agent and model == "script" and work.script is None:
+            place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
+            problem = f"step {step.id!r} has no script and would run on the model 'script'"
+            problems.add(place, problem, "choose a model (`--model provider:name`) or add a `script:`")
+    problems.refuse()
+
+
+def grown(
+    steps: Sequence[PlanStep],
+    task: Task,
+    root: RunIdentity,
+    *,
+    surface_of: SurfaceOf,
+    default_model: str,
+    project: tuple[str, ...] = (),
+    origin: Origin = OWN,
+) -> tuple[NewStep, ...]:
+    """Return checked steps as they are added to a task that goes on, under its ``root`` run.
+
+    ``project`` is what a worker must have to work in the session's project, ``origin`` who adds them.
+
+    Raises:
+        InvalidPlanError: a step would run on the script model and has no script.
+    """
+    check_models(steps, default_model, "update add_steps")
+    lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
+    titles = _Titles(scope_of(task.inputs, {}), Budget("the titles of the steps"))
+    return tuple(_new_step(step, lineage, titles, surface_of, default_model) for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Titles:
+    """Looks up the references of titles. One that cannot be looked up (yet) stays as it was written."""
+
+    scope: Scope
+    budget: Budget
+
+    def of(self, title: str) -> str:
+        try:
+            return render_head(title, self.scope, self.budget, MAX_TITLE_CHARS)
+        except TemplateError:
+            return title[:MAX_TITLE_CHARS]
+
+
+def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surface_of: SurfaceOf, default_model: str) -> NewStep:
+    spec = spec_of(step)
+    work = step.step or step
+    surface = _surface(work, surface_of)
+    if step.step is not None:
+        # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
+        spec["child_surface"] = surface
+    made = NewStep(
+        key=step_key(lineage.task_id, step.id),
+        task_id=lineage.task_id,
+        session_id=lineage.session_id,
+        step_id=step.id,
+        title=titles.of(step.title),
+        kind=step.kind,
+        spec=spec,
+        depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
+        priority=step.priority,
+        pool=work.pool,
+        needs=_needs(work, surface, lineage.project),
+        definition=_definition(work),
+        model=_model(work, default_model),
+        max_attempts=1 + step.retries,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
+        claim_mode=step.claim,
+    )
+    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface))
+
+
+def _surface(step: PlanStep, surface_of: SurfaceOf) -> JsonObject:
+    """Return a step's surface; one that is pulled has none: whoever asks for it does it with its own."""
+    return {} if step.claim is ClaimMode.PULL else surface_of(step)
+
+
+def _needs(step: PlanStep, surface: JsonObject, project: Sequence[str]) -> tuple[str, ...]:
+    """Return what a worker must announce: what the plan asks for, and what the step is made of.
+
+    It reads what this program writes, and has the function that is called; or all tools of the step's surface, and the
+    project that they work in.
+    """
+    if step.kind is StepKind.PYTHON:
+        return (*declared(step.needs), written_in(), *functions_needed([step.call]))
+    tools = tools_needed(_tools(surface))
+    return (*declared(step.needs), written_in(), *tools, *(project if tools else ()))
+
+
+def _tools(surface: JsonObject) -> Sequence[str]:
+    return Surface.from_json(surface).tools if "decisions" in surface else ()
+
+
+def map_items(step: Step, scope: Scope, budget: Budget) -> Sequence[Json]:
+    """Return the items that a map step is over; ``scope`` is what its references may name.
+
+    Raises:
+        TemplateError: what it is over names nothing, is no list, or has more items than ``max_items``.
+    """
+    over = step.spec.get("over")
+    items = render(over, scope, budget)
+    name = over[2:-1] if isinstance(over, str) else "over"
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise TemplateError(name, "the map step is over something that is not a list")
+    limit = int(str(step.spec.get("max_items", 1000)))
+    if len(items) > limit:
+        raise TemplateError(name, f"the map step is over {len(items)} items, and max_items is {limit}")
+    return items
+
+
+def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], root: RunIdentity) -> list[NewStep]:
+    """Return the children of an expanding map step, in item order, each with its first run under the ``root`` run.
+
+    The children's templates are looked up here, where the map step's dependencies are known.
+
+    Raises:
+        TemplateError: as :func:`map_items`, or a child's template names nothing, or two items have the same key.
+        BudgetExceededError: the children would be too large to be stored.
+    """
+    lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id, origin=root.origin)
+    scope, budget = scope_of(task.inputs, dependencies), Budget("the children of the map step", MAX_EXPANSION_BYTES)
+    child = cast("Mapping[str, Json]", step.spec["step"])
+    item_name = str(step.spec.get("item_name", "item"))
+    seen: dict[str, int] = {}
+    made = []
+    for index, item in enumerate(map_items(step, scope, budget)):
+        known = with_item(scope, item_name, item)
+        key = _key(str(step.spec.get("item_key") or ""), item, index, known, budget)
+        if seen.setdefault(key, index) != index:
+            raise TemplateError(f"{step.step_id}.key", f"items {seen[key]} and {index} both have the key {key!r}")
+        made.append(_child(step, child, key, index, _Titles(known, budget), lineage))
+    return made
+
+
+def _child(step: Step, child: Mapping[str, Json], key: str, index: int, titles: _Titles, lineage: _Lineage) -> NewStep:
+    step_id, scope, budget = f"{step.step_id}[{key}]", titles.scope, titles.budget
+    bound = bind(child, scope, budget)
+    spec = {name: value for name, value in child.items() if name not in ("inputs", "instructions", "title")}
+    if isinstance(asks := child.get("asks"), Mapping):
+        spec["asks"] = rendered(asks, scope, budget)
+    budget.spend(budget.size_of(spec))  # the rest of it is stored with each child as it is written
+    kind = StepKind(str(child["kind"]))
+    made = NewStep(
+        key=step_key(step.task_id, step_id),
+        task_id=step.task_id,
+        session_id=step.session_id,
+        step_id=step_id,
+        title=titles.of(str(child.get("title") or f"{step.title}: {key}")),
+        kind=kind,
+        spec={**spec, "id": step_id, "bound": {"instructions": bound.instructions, "inputs": bound.inputs}},
+        priority=int(str(child.get("priority", 0))) or step.priority,
+        pool=step.pool,
+        needs=step.needs,
+        definition=step.definition,
+        model=step.model,
+        max_attempts=1 + int(str(child.get("retries", 0))),
+        backoff_s=float(str(child.get("backoff_s", 1.0))),
+        on_failure=FailurePolicy(str(step.spec.get("on_item_failure", FailurePolicy.SKIP_DEPENDENTS))),
+        map_key=step.key,
+        item_index=index,
+        claim_mode=ClaimMode(str(child.get("claim", ClaimMode.ASSIGNED))),
+    )
+    return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
+
+
+def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model: str = "") -> NewRun:
+    """Return the run of a step's next attempt: its own agent, the lineage and surface of the last.
+
+    An attempt that somebody asked for is theirs, and may fail as often as the plan allows. ``model`` replaces the model
+    of an agent.
+    """
+    identity = RunIdentity(
+        session_id=last.identity.session_id,
+        run_id=new_id("run"),
+        agent_id=new_id("agent"),
+        role=last.identity.role,
+        definition=step.definition,
+        parent_run_id=last.identity.parent_run_id,
+        parent_agent_id=last.identity.parent_agent_id,
+        task_id=step.task_id,
+        step_key=step.key,
+        step_title=step.title,
+        model=(model or step.model) if step.model else "",
+        origin=last.identity.origin if asked_by is None else asked_by,
+    )
+    further = int(str(step.spec.get("retries", 0))) + 1
+    return NewRun(
+        identity,
+        last.surface,
+        _token(),
+        attempt=step.attempt + 1,
+        retry_of=last.id,
+        max_attempts=None if asked_by is None else step.attempt + further,
+    )
+
+
+def further_attempt(
+    step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf, origin: Origin = OWN
+) -> NewStep:
+    """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
+    spec, run = dict(step.spec), next_attempt(step, last, asked_by=origin)
+    made = NewStep(
+        key=step.key,
+        task_id=step.task_id,
+        session_id=step.session_id,
+        step_id=step.step_id,
+        title=step.title,
+        kind=step.kind,
+        spec=spec,
+        depends_on=step.depends_on,
+        priority=step.priority,
+        pool=step.pool,
+        needs=step.needs,
+        definition=step.definition,
+        model=step.model,
+        max_attempts=step.max_attempts,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure,
+        map_key=step.map_key,
+        item_index=step.item_index,
+        claim_mode=step.claim_mode,
+        is_puller=step.is_puller,
+    )
+    if plan is None:
+        return replace(made, run=run)
+    if "bound" in spec:
+        spec["bound"] = {**cast("Mapping[str, Json]", spec["bound"]), "instructions": plan.instructions}
+    else:
+        spec["instructions"] = plan.instructions
+    if plan.allowed_tools is not None:
+        spec["allowed_tools"] = list(plan.allowed_tools)
+    identity, surface = (
+        replace(run.identity, definition=_definition(plan), model=plan.model),
+        _surface(plan, surface_of),
+    )
+    return replace(
+        made,
+        pool=plan.pool,
+        needs=_needs(plan, surface, projects_among(step.needs)),
+        definition=_definition(plan),
+        model=plan.model,
+        run=replace(run, identity=identity, surface=surface),
+    )
+
+
+def _definition(work: PlanStep) -> str:
+    if work.claim is ClaimMode.PULL:
+        return ""
+    return work.agent if work.kind is StepKind.AGENT else f"python:{work.call}"
+
+
+def _model(work: PlanStep, default_model: str) -> str:
+    is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
+    return (work.model or default_model) if is_own_agent else ""
+
+
+def _key(template: str, item: Json, index: int, scope: Scope, budget: Budget) -> str:
+    """Return the key of an item: what ``key`` says, else the item when it is a short text or number, else its index."""
+    if template:
+        key = render_head(template, scope, budget, _READ_KEY_CHARS)
+    elif isinstance(item, str | int) and not isinstance(item, bool):
+        key = head_of(item, _READ_KEY_CHARS)
+    else:
+        key = str(index)
+    clean = "".join(char if is_seen(char) and char not in "[]" else "_" for char in key).strip()
+    if not clean:
+        raise TemplateError("key", f"item {index} ({json_head(item, 60)}) has an empty key")
+    return clean[:MAX_KEY_CHARS]
+
+
+def _token() -> str:
+    return secrets.token_hex(16)

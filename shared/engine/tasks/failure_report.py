@@ -1,0 +1,125 @@
+"""What is left of a step that did not end cleanly: refusals, effects nobody knows of, and how far it got (DAG-10).
+
+Read from the nodes of its last run when somebody needs it; a clean step has nothing here and costs nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
+from soong.shared.tools.surface import Surface
+
+MAX_PARTIAL_CHARS: Final = 4000
+
+
+@dataclass(slots=True)
+class Suffered:
+    """What a run was refused and which of its effects nobody knows the end of, as it comes to know it.
+
+    Filled by the agent loop, read by whoever asks people about its calls, and by whoever ends the run in its place.
+    """
+
+    denials: list[JsonObject] = field(default_factory=list)
+    unknown_effects: list[JsonObject] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.denials or self.unknown_effects)
+
+    def lists(self) -> dict[str, Json]:
+        """Return the two lists as a result node has them."""
+        return {"denials": list(self.denials), "unknown_effects": list(self.unknown_effects)}
+
+
+def with_report(end: StepEnd, suffered: Suffered) -> StepEnd:
+    """Return an end that says what the run suffered where the run itself could not: it was cut off, or had a fault."""
+    if not suffered or any(node.kind is NodeKind.RESULT for node in end.nodes):
+        return end
+    payload: dict[str, Json] = {"v": 1, "end_reason": str(end.end_reason), "output": None, **suffered.lists()}
+    return replace(end, nodes=(*end.nodes, NewNode(NodeKind.RESULT, payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What the rows say of a step's last run: its error, its progress, its result node and its last answer."""
+
+    error: JsonObject | None = None
+    progress: str = ""
+    result: JsonObject | None = None
+    answer: JsonObject | None = None
+
+    def added_to(self, result: StepResult) -> StepResult:
+        """Return the result with what remains."""
+        report = self.result or {}
+        return replace(
+            result,
+            error=error_of(self.error) or result.error,
+            denials=_entries(report.get("denials")),
+            unknown_effects=_entries(report.get("unknown_effects")),
+            partial=self._partial() if result.status is not StepStatus.COMPLETED else None,
+        )
+
+    def _partial(self) -> Json:
+        said = _text(self.answer)
+        found = {"text": said[:MAX_PARTIAL_CHARS], "progress": self.progress}
+        return {name: text for name, text in found.items() if text} or None
+
+
+def is_unclean(status: StepStatus, outcome: Outcome | None) -> bool:
+    """Say whether a step ended in a way of which something remains to be told."""
+    return outcome is Outcome.PARTIAL or status in (StepStatus.FAILED, StepStatus.CANCELLED)
+
+
+def of_map(result: StepResult, children: Sequence[StepResult]) -> StepResult:
+    """Return a map step's result with what its unclean children left, each named."""
+    left: list[Json] = [
+        {
+            "step": child.step_id,
+            "status": child.status.value,
+            "error": None if child.error is None else child.error.as_json(),
+            "partial": child.partial,
+        }
+        for child in children
+        if child.status is not StepStatus.COMPLETED
+    ]
+    return replace(
+        result,
+        denials=tuple({**entry, "step": child.step_id} for child in children for entry in child.denials),
+        unknown_effects=tuple(
+            {**entry, "step": child.step_id} for child in children for entry in child.unknown_effects
+        ),
+        partial=left or None,
+    )
+
+
+def error_of(value: JsonObject | None) -> StepError | None:
+    """Return a stored error."""
+    if value is None:
+        return None
+    return StepError(str(value.get("type", "")), str(value.get("message", "")), value.get("retryable") is True)
+
+
+def _entries(value: Json) -> tuple[JsonObject, ...]:
+    return tuple(entry for entry in value if isinstance(entry, Mapping)) if isinstance(value, list | tuple) else ()
+
+
+def _text(answer: JsonObject | None) -> str:
+    """Return what the model said in its last answer, of a stored assistant node."""
+    message = (answer or {}).get("message")
+    parts = message.get("parts") if isinstance(message, Mapping) else None
+    texts = [
+        str(part.get("content", ""))
+        for part in (parts if isinstance(parts, list | tuple) else ())
+        if isinstance(part, Mapping) and part.get("part_kind") == "text"
+    ]
+    return "".join(texts)
+
+
+def tools_of(step: Step, surface: JsonObject) -> dict[str, Json]:
+    """Return the tools that an agent step asked for (None: its definition's) and those that its run was given."""
+    requested = step.spec.get("allowed_tools")
+    granted = Surface.from_json(surface).tools if surface else ()
+    return {"requested": list(requested) if isinstance(requested, list | tuple) else None, "granted": list(granted)}

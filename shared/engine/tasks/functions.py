@@ -1,0 +1,115 @@
+"""Functions that ``python`` steps call, by name.
+
+A function takes the step's inputs and a :class:`StepContext` and returns JSON. Workers import the modules named by
+``SOONG_FUNCTIONS``; importing registers. A plain function runs in the worker's bounded executor, a coroutine function
+on its loop; a *cheap* one (no I/O, microseconds) is called where the worker stands, without a thread hop.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.problems import Unknown, near
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """Who calls, and for the how-many-eth time. ``effect_key`` is the same for every attempt and resume of the step."""
+
+    identity: RunIdentity
+    attempt: int = 1
+    effect_key: str = ""
+
+
+StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]
+_Body = TypeVar("_Body", bound=StepFunctionBody)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFunction:
+    name: str
+    body: StepFunctionBody
+    is_async: bool
+    is_cheap: bool = False
+
+
+_FUNCTIONS: dict[str, StepFunction] = {}
+
+
+def step_function(name: str, *, cheap: bool = False) -> Callable[[_Body], _Body]:
+    """Register the decorated function under ``name``.
+
+    Raises:
+        InvalidConfigError: the name is taken by another function, or a coroutine function is called cheap.
+    """
+
+    def register(body: _Body) -> _Body:
+        is_async = inspect.iscoroutinefunction(body)
+        known = _FUNCTIONS.get(name)
+        if known is not None and _origin(known.body) != _origin(body):
+            raise InvalidConfigError(f"two step functions are called {name!r}: {_origin(known.body)}, {_origin(body)}")
+        if is_async and cheap:
+            raise InvalidConfigError(
+                f"the step function {name!r} is a coroutine function; only plain ones can be cheap"
+            )
+        _FUNCTIONS[name] = StepFunction(name, body, is_async, cheap)
+        return body
+
+    return register
+
+
+def resolve(name: str) -> StepFunction:
+    """Return the function of that name. Raises: NotFoundError."""
+    try:
+        return _FUNCTIONS[name]
+    except KeyError:
+        raise NotFoundError("step function", name) from None
+
+
+def known_functions() -> Mapping[str, StepFunction]:
+    """Return what is registered in this process now."""
+    return dict(_FUNCTIONS)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return a question for the known word that is meant, to stand before something else; nothing when none is near."""
+    close = near(word, known)
+    return f"did you mean {close!r}? " if close else ""
+
+
+def suggestion(word: str, known: Collection[str]) -> str:
+    """Return the remedy for a word that is none of the known ones."""
+    return Unknown(word, known).text()
+
+
+def _origin(body: StepFunctionBody) -> str:
+    # A module imported twice (by two spellings of a plug-in list) registers the same function again.
+    return f"{body.__module__}.{body.__qualname__}"
+
+
+@step_function("builtin.echo", cheap=True)
+def _echo(inputs: JsonObject, _context: StepContext) -> Json:
+    """Return the inputs."""
+    return inputs
+
+
+@step_function("builtin.fail", cheap=True)
+def _fail(inputs: JsonObject, context: StepContext) -> Json:
+    """Raise, with the text ``message``; with ``times``, only in that many first attempts."""
+    times = inputs.get("times")
+    if isinstance(times, int) and context.attempt > times:
+        return inputs
+    raise RuntimeError(str(inputs.get("message", "builtin.fail was called")))
+
+
+@step_function("builtin.sleep")
+async def _sleep(inputs: JsonObject, _context: StepContext) -> Json:
+    """Wait ``seconds`` and return the inputs."""
+    seconds = inputs.get("seconds", 1.0)
+    await asyncio.sleep(float(seconds) if isinstance(seconds, int | float) else 1.0)
+    return inputs

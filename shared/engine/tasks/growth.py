@@ -1,0 +1,282 @@
+"""What may be asked of a task that goes on (``agent.task_update``, the SDK), checked as a plan is (DAG-01, DAG-02).
+
+One document names it all: ``add_steps`` as a plan writes them, ``add_dependencies`` of steps that are still pending,
+``retry_steps`` with what is to be different, ``priorities``, ``skip_steps`` and ``cancel_steps``. Every offence is
+named at once, and nothing of a document with one is carried out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.paths import Path
+from soong.shared.engine.tasks.plan.checks import Standing, check_plan
+from soong.shared.engine.tasks.plan.fields import Fields
+from soong.shared.engine.tasks.plan.permissions import Asks
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
+from soong.shared.engine.tasks.plan.reader import read_step
+from soong.shared.engine.tasks.plan.template import references
+from soong.shared.engine.tasks.problems import Problems, Remedy, Unknown
+from soong.shared.engine.tasks.step import Step, StepKind, Task
+
+SOURCE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A failed step that is to be tried again; None leaves a thing as it was."""
+
+    step_id: str
+    agent: str | None = None
+    model: str | None = None
+    instructions: str | None = None
+    allowed_tools: tuple[str, ...] | None = None
+    pool: str | None = None
+    needs: tuple[str, ...] | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Say whether it differs from the attempt before."""
+        return self != Attempt(self.step_id)
+
+    def planned(self, was: PlanStep) -> PlanStep:
+        """Return the step as it is to be tried now."""
+        given = {
+            name: value
+            for name in ("agent", "model", "instructions", "allowed_tools", "pool", "needs")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(was, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A checked document; steps are named by their ids."""
+
+    steps: tuple[PlanStep, ...] = ()
+    edges: tuple[tuple[str, str], ...] = ()
+    """Of steps that stand: (step, what it is to depend on)."""
+    attempts: tuple[Attempt, ...] = ()
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: Known) -> Update:
+    """Read what is asked of a task whose steps stand as given.
+
+    Raises:
+        InvalidPlanError: with every offence; or nothing is asked at all.
+    """
+    problems = Problems(SOURCE)
+    report: Report = problems.report
+    standing = standing_of(steps)
+    update = _read(Fields(document, (), report), steps, report)
+    check_plan(_plan(task, update.steps), known, _below("add_steps", report), standing)
+    _check_edges(update, standing, report)
+    by_id = {step.step_id: step for step in steps}
+    for index, attempt in enumerate(update.attempts):
+        _check_attempt(attempt, index, task, by_id, known, report)
+    if update == Update(reason=update.reason) and not problems.count:
+        report((), "nothing is asked for", "name add_steps, retry_steps, skip_steps, cancel_steps or priorities")
+    problems.refuse()
+    return update
+
+
+def standing_of(steps: Sequence[Step]) -> Standing:
+    """Return what the steps of a task depend on, by id; map children and pullers are nobody's to depend on."""
+    ids = {step.key: step.step_id for step in steps}
+    return {
+        step.step_id: [ids[key] for key in step.depends_on] for step in steps if not (step.map_key or step.is_puller)
+    }
+
+
+def planned(step: Step) -> PlanStep:
+    """Return a step that stands as it was planned: what a further attempt of it begins with."""
+    spec = step.spec
+    tools = spec.get("allowed_tools")
+    script, output, inputs = spec.get("script"), spec.get("output"), spec.get("inputs")
+    timeout_s = spec.get("timeout_s")
+    return PlanStep(
+        id=step.step_id,
+        kind=step.kind,
+        title=step.title,
+        instructions=_instructions(spec),
+        agent=(step.definition or DEFAULT_DEFINITION) if step.kind is StepKind.AGENT else "",
+        model=step.model,
+        allowed_tools=tuple(map(str, tools)) if isinstance(tools, list | tuple) else None,
+        asks=Asks.from_json(spec.get("asks")),
+        inputs=inputs if isinstance(inputs, Mapping) else {},
+        output=output if isinstance(output, Mapping) else None,
+        priority=step.priority,
+        timeout_s=float(timeout_s) if isinstance(timeout_s, int | float) else None,
+        pool=step.pool,
+        needs=step.needs,
+        call=str(spec.get("call") or ""),
+        script=script if isinstance(script, list | tuple) else None,
+        over=spec.get("over"),
+        claim=step.claim_mode,
+    )
+
+
+def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
+    """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items."""
+    ids = {step.key: step.step_id for step in steps}
+    own = [step for step in steps if not (step.map_key or step.is_puller)]
+    drawn = [replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on)) for step in own]
+    return Plan(task.title, (), tuple(drawn), task.plan)
+
+
+def _instructions(spec: JsonObject) -> str:
+    bound = spec.get("bound")
+    return str((bound if isinstance(bound, Mapping) else spec).get("instructions") or "")
+
+
+def _read(fields: Fields, steps: Sequence[Step], report: Report) -> Update:
+    ids = {step.step_id for step in steps}
+    added = [
+        read_step(value, ("add_steps", index), report) for index, value in enumerate(fields.items("add_steps") or ())
+    ]
+    edges = _read_edges(fields.items("add_dependencies") or (), ids, report)
+    attempts = [
+        _read_attempt(value, index, ids, report) for index, value in enumerate(fields.items("retry_steps") or ())
+    ]
+    update = Update(
+        steps=tuple(step for step in added if step is not None),
+        edges=tuple(edges),
+        attempts=tuple(attempt for attempt in attempts if attempt is not None),
+        priorities=_read_priorities(fields, ids, report),
+        skipped=_read_ids(fields, "skip_steps", ids, report),
+        cancelled=_read_ids(fields, "cancel_steps", ids, report),
+        reason=fields.text("reason"),
+    )
+    fields.done()
+    for name in sorted(set(update.skipped) & set(update.cancelled)):
+        report(("cancel_steps",), f"{name!r} stands in skip_steps too", "name it once")
+    return update
+
+
+def _read_edges(values: Sequence[Json], ids: set[str], report: Report) -> list[tuple[str, str]]:
+    edges = []
+    for index, value in enumerate(values):
+        path: Path = ("add_dependencies", index)
+        if not isinstance(value, Mapping):
+            report(path, "it is no mapping", "write {step: …, depends_on: […]}")
+            continue
+        fields = Fields(value, path, report)
+        child, parents = fields.text("step", is_required=True), fields.texts("depends_on") or ()
+        fields.done()
+        if child:
+            _check_known(child, ids, (*path, "step"), report)
+        edges += [(child, parent) for parent in parents]
+    return edges
+
+
+def _read_attempt(value: Json, index: int, ids: set[str], report: Report) -> Attempt | None:
+    path: Path = ("retry_steps", index)
+    if isinstance(value, str):
+        value = {"step": value}
+    if not isinstance(value, Mapping):
+        report(path, "it is no mapping", "write the id of a failed step, or {step: …, agent: …}")
+        return None
+    fields = Fields(value, path, report)
+    step_id = fields.text("step", is_required=True)
+    attempt = Attempt(
+        step_id,
+        agent=fields.text("agent") or None,
+        model=fields.text("model") or None,
+        instructions=fields.text("instructions") or None,
+        allowed_tools=fields.texts("allowed_tools"),
+        pool=fields.text("pool") or None,
+        needs=fields.texts("needs"),
+    )
+    fields.done()
+    return attempt if step_id and _check_known(step_id, ids, (*path, "step"), report) else None
+
+
+def _read_priorities(fields: Fields, ids: set[str], report: Report) -> Mapping[str, int]:
+    given = fields.mapping("priorities") or {}
+    inner = Fields(given, ("priorities",), report)
+    return {
+        name: inner.integer(name, 0, -1000, 1000)
+        for name in given
+        if _check_known(name, ids, ("priorities", name), report)
+    }
+
+
+def _read_ids(fields: Fields, name: str, ids: set[str], report: Report) -> tuple[str, ...]:
+    named = dict.fromkeys(fields.texts(name) or ())
+    return tuple(one for index, one in enumerate(named) if _check_known(one, ids, (name, index), report))
+
+
+def _check_known(step_id: str, ids: set[str], path: Path, report: Report) -> bool:
+    if step_id not in ids:
+        report(path, f"the task has no step {step_id!r}", Unknown(step_id, ids))
+    return step_id in ids
+
+
+def _check_edges(update: Update, standing: Standing, report: Report) -> None:
+    known = frozenset(standing) | {step.id for step in update.steps}
+    for child, parent in update.edges:
+        if parent not in known:
+            problem = f"{child!r} cannot depend on {parent!r}: there is no such step"
+            report(("add_dependencies",), problem, Unknown(parent, known, but=child))
+
+
+def _check_attempt(
+    attempt: Attempt, index: int, task: Task, steps: Mapping[str, Step], known: Known, report: Report
+) -> None:
+    """Check a step that is to be tried otherwise as the plan would have been, had it said so."""
+    step = steps[attempt.step_id]
+    path: Path = ("retry_steps", index)
+    if step.kind is StepKind.MAP:
+        report(path, f"{attempt.step_id!r} is a map step and is not run itself", "name its failed items")
+        return
+    if not attempt.changes:
+        return
+    if step.kind is not StepKind.AGENT:
+        report(path, f"{attempt.step_id!r} is a {step.kind} step", "name only `step`: there is no agent to change")
+        return
+    # The children of a map were bound when they were made: their text is taken as it is.
+    instructions = "" if step.map_key else attempt.instructions or ""
+    changed = replace(
+        planned(step),
+        title="",
+        asks=Asks(),
+        inputs={},
+        output=None,
+        script=(),
+        instructions=instructions,
+        agent=attempt.agent or step.definition or DEFAULT_DEFINITION,
+        allowed_tools=attempt.allowed_tools,
+        depends_on=tuple(key.partition("/")[2] for key in step.depends_on),
+    )
+    others: Standing = dict.fromkeys((*changed.depends_on, *_mentioned(instructions, steps) - {step.step_id}), ())
+    at_step: Report = lambda _place, problem, remedy: report(path, problem, remedy)  # noqa: E731  # typed by its name
+    check_plan(_plan(task, (changed,)), replace(known, check_script=None), at_step, others)
+
+
+def _mentioned(text: str, steps: Mapping[str, Step]) -> set[str]:
+    """Return the steps that the references of a text name; of a malformed text none."""
+    try:
+        found = [reference for _, reference in references(text)]
+    except TemplateError:
+        return set()
+    named = [one.root_in(steps) for one in found] + [str(one.parts[1]) for one in found if len(one.parts) > 1]
+    return {name for name in named if name is not None and name in steps}
+
+
+def _plan(task: Task, steps: tuple[PlanStep, ...]) -> Plan:
+    # References may name the inputs that the task was given.
+    return Plan(task.title, tuple(PlanInput(name) for name in task.inputs), steps, {})
+
+
+def _below(name: str, report: Report) -> Report:
+    """Report the places of a plan's steps as those of the document's field."""
+
+    def moved(path: Path, problem: str, remedy: Remedy) -> None:
+        report((name, *path[1:]) if path[:1] == ("steps",) else path, problem, remedy)
+
+    return moved

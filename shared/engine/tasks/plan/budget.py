@@ -1,0 +1,135 @@
+"""Bounds for what is made of a plan's references: one text, and all that a step, an expansion or a script makes.
+
+A plan of a few kilobytes can name a value a thousand times over, and write the result into a thousand steps. What that
+costs is counted while it is made, so that it is refused before it is there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.core.errors import BudgetExceededError
+from soong.shared.core.jsontext import MAX_DEPTH, Json
+
+MIB: Final = 1024 * 1024
+MAX_TEXT_BYTES: Final = 4 * MIB
+"""Of one text that references are written into, and of one value that is written as JSON."""
+MAX_TOTAL_BYTES: Final = 64 * MIB
+"""Of all that is made with one budget, such as the inputs of a step or the values of a script."""
+MAX_EXPANSION_BYTES: Final = 128 * MIB
+"""Of all children of one map step: 10,000 of 13 KiB each."""
+MAX_LOOKUPS: Final = 1_000_000
+"""References that are looked up with one budget: some seconds of CPU time."""
+_NOTED: Final = 1_000
+"""Values that are larger are measured once for each budget."""
+_encoded: Final = json.JSONEncoder().encode
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may still be made; one object for each step, expansion or script, used by one thread at a time.
+
+    Sizes are those of values as ASCII JSON text, which is how they are stored and sent. Work is counted in lookups: a
+    reference, an expression, or what takes as long. ``what`` is what is made, for the message.
+    """
+
+    what: str
+    total: int = MAX_TOTAL_BYTES
+    work: int = MAX_LOOKUPS
+    left: int = field(init=False)
+    work_left: int = field(init=False)
+    _is_stopped: bool = field(default=False, init=False)
+    _sizes: dict[int, tuple[Json, int, int]] = field(default_factory=dict, repr=False)
+    """Size and depth of large values, by identity; each entry keeps its value, so that the identity stays its own."""
+
+    def __post_init__(self) -> None:
+        self.left, self.work_left = self.total, self.work
+
+    @property
+    def is_spent(self) -> bool:
+        """Say whether something was refused because of it."""
+        return self.left < 0 or self.work_left < 0
+
+    def step(self, lookups: int = 1) -> None:
+        """Count work, whatever comes out of it. Raises: BudgetExceededError."""
+        self.work_left -= lookups
+        if self._is_stopped:
+            raise BudgetExceededError(f"{self.what} are not needed any more")
+        if self.work_left < 0:
+            raise BudgetExceededError(f"{self.what} would take more than {self.work:,} lookups; refer to less")
+
+    def widen(self, total: int, work: int) -> None:
+        """Raise both bounds; what is counted already stays counted."""
+        self.left += total - self.total
+        self.work_left += work - self.work
+        self.total, self.work = total, work
+
+    def stop(self) -> None:
+        """Let the next count of work fail: the result is not needed any more. Safe from another thread."""
+        self._is_stopped = True
+
+    def spend(self, size: int) -> None:
+        """Count something that is made. Raises: BudgetExceededError."""
+        self.left -= size
+        if self.left < 0:
+            raise BudgetExceededError(
+                f"{self.what} would take more than {self.total // MIB} MiB; use fewer or smaller values, "
+                "or pass the name of a file in their place"
+            )
+
+    def check_text(self, size: int) -> None:
+        """Hold one text to its bound before it is made. Raises: BudgetExceededError."""
+        if size > MAX_TEXT_BYTES:
+            raise BudgetExceededError(
+                f"{self.what} would hold a text of more than {MAX_TEXT_BYTES // MIB} MiB; refer to less, or pass the "
+                "value itself by a reference that stands alone"
+            )
+
+    def spend_text(self, size: int) -> None:
+        """Count one text before it is made. Raises: BudgetExceededError."""
+        self.check_text(size)
+        self.spend(size)
+
+    def size_of(self, value: Json) -> int:
+        """Return about how long a value is as JSON text.
+
+        Raises: BudgetExceededError when the budget could never hold it, or it is nested too deep to be written.
+        """
+        try:
+            size, depth = self._measured(value)
+        except RecursionError:
+            size, depth = 0, MAX_DEPTH + 1
+        if depth > MAX_DEPTH:
+            raise BudgetExceededError(f"{self.what} would be nested deeper than {MAX_DEPTH} levels; nest less")
+        return size
+
+    def _measured(self, value: Json) -> tuple[int, int]:
+        """Return size and depth; a text has the depth 0."""
+        if not isinstance(value, str | Mapping | Sequence):
+            return 8, 0
+        noted = self._sizes.get(id(value))
+        if noted is not None:
+            return noted[1], noted[2]
+        size, depth = (_text_size(value), 0) if isinstance(value, str) else self._parts(value)
+        if size > self.total:
+            self.spend(size)
+        if size > _NOTED:
+            self._sizes[id(value)] = (value, size, depth)
+        return size, depth
+
+    def _parts(self, value: Mapping[str, Json] | Sequence[Json]) -> tuple[int, int]:
+        if isinstance(value, Mapping):
+            size, parts = 2 + 4 * len(value) + sum(map(len, value)), iter(value.values())
+        else:
+            size, parts = 2 + len(value), iter(value)
+        depth = 0
+        for part in parts:
+            part_size, part_depth = self._measured(part)
+            size += part_size
+            depth = max(depth, part_depth)
+        return size, depth + 1
+
+
+def _text_size(text: str) -> int:
+    return len(text) + 2 if text.isascii() and text.isprintable() else len(_encoded(text))

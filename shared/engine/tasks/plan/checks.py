@@ -1,0 +1,236 @@
+"""What the parts of a plan must say of each other: ids, edges, names, schemas and references (DAG-02).
+
+Every check reports and goes on; none raises. The places are those of the document
+(:mod:`soong.shared.engine.tasks.plan.document`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import TypeAlias
+
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.paths import Path
+from soong.shared.engine.tasks.plan.graph import find_cycle
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Known, Plan, PlanStep, Report
+from soong.shared.engine.tasks.plan.template import Reference, references
+from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Names, Remedy, Unknown
+from soong.shared.engine.tasks.step import ClaimMode, StepKind
+from soong.shared.tools.schema import schema_offences
+
+RESERVED = frozenset({"inputs", "steps", "workplace"})
+"""Roots of references; no step and no map item may take them."""
+
+_ROOTS = frozenset({"inputs", "steps"})
+MAX_TOOL_PATTERNS = 1_000
+"""Different ones in one plan; each is compared with every tool there is."""
+
+RESULT_FIELDS = frozenset({"output", "status", "outcome", "error", "denials", "unknown_effects", "partial"})
+
+
+Standing: TypeAlias = Mapping[str, Sequence[str]]
+"""The steps of a task that these ones are added to: what each depends on, by id."""
+
+NOTHING: Standing = MappingProxyType({})
+
+
+def check_plan(plan: Plan, known: Known, report: Report, standing: Standing = NOTHING) -> None:
+    """Report every offence between the parts of a plan, and between them and the steps that are ``standing``."""
+    ids = _check_ids(plan, report, standing)
+    _check_edges(plan, ids, report, standing)
+    inputs = frozenset(one.name for one in plan.inputs)
+    patterns: dict[str, bool] = {}
+    for index, step in enumerate(plan.steps):
+        path: Path = ("steps", index)
+        names = _Names(inputs, step, ids, patterns)
+        if step.step is not None:
+            _check_map(step, path, names, report)
+            _check_work(step.step, (*path, "step"), names.with_item(step.item_name), known, report)
+        elif step.kind is not StepKind.MAP:
+            _check_work(step, path, names, known, report)
+
+
+def _check_ids(plan: Plan, report: Report, standing: Standing) -> frozenset[str]:
+    seen: dict[str, int] = {}
+    for index, step in enumerate(plan.steps):
+        if step.id in RESERVED:
+            report(("steps", index, "id"), f"{step.id!r} is a word of references", "choose another id")
+        elif step.id in standing:
+            report(("steps", index, "id"), f"the task has a step {step.id!r} already", "choose another id")
+        elif step.id and step.id in seen:
+            first = f"steps[{seen[step.id]}]"
+            report(("steps", index, "id"), f"the id {step.id!r} is taken by {first}", "give each step its own id")
+        seen.setdefault(step.id, index)
+    return frozenset(seen) - {""} | frozenset(standing)
+
+
+def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Standing) -> None:
+    for index, step in enumerate(plan.steps):
+        named: set[str] = set()
+        for number, parent in enumerate(step.depends_on):
+            place: Path = ("steps", index, "depends_on", number)
+            if parent not in ids:
+                report(place, f"there is no step {parent!r}", Unknown(parent, ids, but=step.id))
+            elif parent in named:
+                report(place, f"{parent!r} stands twice", "name each dependency once")
+            named.add(parent)
+    edges: dict[str, Sequence[str]] = dict(standing)
+    for step in plan.steps:
+        edges.setdefault(step.id, step.depends_on)
+    cycle = find_cycle(edges)
+    if cycle:
+        # A cycle belongs to all its steps; it is reported at the first of them that stands in the document.
+        index = next((number for number, step in enumerate(plan.steps) if step.id in cycle), 0)
+        chain = " -> ".join(cycle)
+        report(("steps", index, "depends_on"), f"the steps depend on each other: {chain}", "remove one of these edges")
+
+
+def _check_map(step: PlanStep, path: Path, names: "_Names", report: Report) -> None:
+    if step.item_name in RESERVED or step.item_name in names.results:
+        report((*path, "as"), f"{step.item_name!r} already names something else", "choose another name for the item")
+    if isinstance(step.over, str) or step.over is None:
+        found = list(_safe_references(step.over, (*path, "over"), report))
+        if step.over is not None and not found:
+            report((*path, "over"), f"{step.over!r} is not a list", "write one reference, or a list")
+    elif isinstance(step.over, Mapping | bool | int | float):
+        report((*path, "over"), "it is not a list", "write one reference, or a list")
+    _check_references(step.over, (*path, "over"), names, report)
+    _check_references(step.item_key, (*path, "key"), names.with_item(step.item_name), report)
+
+
+def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, report: Report) -> None:
+    _check_references(dict(step.inputs), (*path, "inputs"), names, report)
+    _check_references(step.instructions, (*path, "instructions"), names, report)
+    _check_references(step.title, (*path, "title"), names, report)
+    _check_references(step.asks.as_json(), (*path, "asks"), names, report)
+    if step.output is not None:
+        for offence in schema_offences(step.output):
+            report((*path, "output"), f"the schema {offence}", "keep to the supported keywords")
+        if step.kind is StepKind.AGENT and step.output.get("type") != "object":
+            report((*path, "output"), "an agent's output is not an object", "set `type: object`")
+    if step.kind is StepKind.PYTHON:
+        _check_function(step.call, (*path, "call"), known, report)
+        return
+    if step.claim is ClaimMode.PULL:
+        _check_pulled(step, path, report)
+    _check_agent(step, path, names, known, report)
+
+
+def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
+    """Report what a pulled step says of the agent that does it: that is whoever asks for it."""
+    remedy = "remove it; `soong tasks dispatch` says it for the runs that pull"
+    names = ("model", "allowed_tools", "script", "timeout_s")
+    said = [name for name in names if getattr(step, name) not in (None, "")]
+    said += ["agent"] if step.agent != DEFAULT_DEFINITION else []
+    said += ["asks"] if step.asks else []
+    for name in said:
+        report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
+
+
+def _check_agent(step: PlanStep, path: Path, names: "_Names", known: Known, report: Report) -> None:
+    if not step.instructions.strip() and step.script is None:
+        report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
+    if known.definitions is not None and step.agent not in known.definitions:
+        remedy = Unknown(step.agent, known.definitions, names_all=True)
+        report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
+    if known.tools is not None:
+        _check_tools(step, known.tools, names.patterns, path, report)
+    if step.script is not None and known.check_script is not None:
+        at_script: Report = lambda place, *words: report((*path, "script", *place), *words)  # noqa: E731  # typed
+        known.check_script(step.script, frozenset(step.inputs), known.tools, at_script)
+
+
+def _check_tools(step: PlanStep, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:
+    """Report names of tools and globs that mean none; ``patterns`` keeps what is known of the plan's globs."""
+    for index, pattern in enumerate(step.allowed_tools or ()):
+        place = (*path, "allowed_tools", index)
+        if pattern in tools:
+            continue
+        if pattern not in patterns:
+            if len(patterns) == MAX_TOOL_PATTERNS:
+                report(place, f"the plan has more than {MAX_TOOL_PATTERNS:,} patterns of tools", "name the tools")
+                return
+            is_short = len(pattern) <= 2 * MAX_WORD_CHARS
+            patterns[pattern] = is_short and any(fnmatchcase(name, pattern) for name in tools)
+        if not patterns[pattern]:
+            report(place, f"there is no tool {pattern!r}", Unknown(pattern, tools))
+
+
+def _check_function(name: str, place: Path, known: Known, report: Report) -> None:
+    functions = known.functions if known.functions is not None else frozenset(known_functions())
+    # Functions of one's own are registered in the workers; where those are not known, only built-in names are judged.
+    if not name or name in functions or (known.functions is None and not name.startswith("builtin.")):
+        return
+    after = "; modules that register functions are named by SOONG_FUNCTIONS"
+    report(place, f"there is no step function {name!r}", Unknown(name, functions, after=after))
+
+
+class _Names:
+    """What the references of one step may name, and what is known of the plan's patterns of tools."""
+
+    def __init__(
+        self, inputs: frozenset[str], step: PlanStep, ids: frozenset[str], patterns: dict[str, bool], item: str = ""
+    ) -> None:
+        self._step, self._ids = step, ids
+        self.patterns = patterns
+        self.inputs = inputs
+        self.results = frozenset(step.depends_on)
+        self.item = item
+        self._items = frozenset({item} if item else ())
+        self._roots = Names(_ROOTS, self._items, ids)
+
+    def with_item(self, item: str) -> "_Names":
+        return _Names(self.inputs, self._step, self._ids, self.patterns, item)
+
+    def problem(self, reference: Reference) -> tuple[str, Remedy] | None:
+        """Return problem and remedy of a reference; None when it may stand."""
+        root = reference.root_in(self._roots)
+        if root is None:
+            known = Names(frozenset({"inputs"}), self._items, self.results)
+            return f"{reference.parts[0]!r} is not known here", Unknown(str(reference.parts[0]), known)
+        rest = reference.parts[root.count(".") + 1 :]
+        if root == self.item:
+            return None
+        if root == "inputs":
+            return self._input_problem(rest)
+        if root == "steps":
+            root, rest = str(rest[0]) if rest else "", rest[1:]
+        return self._result_problem(root, rest)
+
+    def _input_problem(self, rest: tuple[str | int, ...]) -> tuple[str, Remedy] | None:
+        if not rest or rest[0] in self.inputs:
+            return None
+        return f"the plan has no input {rest[0]!r}", Unknown(str(rest[0]), self.inputs)
+
+    def _result_problem(self, root: str, rest: tuple[str | int, ...]) -> tuple[str, Remedy] | None:
+        if root not in self.results:
+            if root in self._ids:
+                return f"{root!r} is not a dependency of this step", f"add {root!r} to `depends_on`"
+            return f"there is no step {root!r}", Unknown(root, self.results)
+        if rest and rest[0] not in RESULT_FIELDS:
+            return f"a step's result has no {rest[0]!r}", f"write `{root}.output.{rest[0]}`"
+        return None
+
+
+def _check_references(value: Json, path: Path, names: _Names, report: Report) -> None:
+    for place, reference in _safe_references(value, path, report):
+        problem = names.problem(reference)
+        if problem is not None:
+            report(place, f"the reference '${{{reference.text}}}': {problem[0]}", problem[1])
+
+
+def _safe_references(value: Json, path: Path, report: Report) -> Iterator[tuple[Path, Reference]]:
+    """Yield the references; a malformed one is reported, and ends the string that it stands in."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _safe_references(item, (*path, key), report)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _safe_references(item, (*path, index), report)
+    elif isinstance(value, str):
+        try:
+            yield from list(references(value, path))
+        except TemplateError as error:
+            report(path, f"the reference '${{{error.reference}}}' is malformed", error.problem)

@@ -1,0 +1,147 @@
+"""What a step says beforehand that it will ask for: folders and files to write, hosts, programs (PER-17).
+
+It is a wish. It widens nothing: it lets a person see before the start what is going to be asked, and answer once a step
+(:mod:`soong.shared.permissions.preview`). Texts are templates like a step's inputs; what each must hold to is said
+here, for the plan and again when its references have been looked up.
+"""
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from soong.shared.core.errors import BudgetExceededError, TemplateError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.template import Scope, as_text, render
+from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
+
+MAX_ASKS: Final = 100
+"""Of each kind. What a person cannot look through is not shown as if it could be."""
+MAX_WORDS: Final = 200
+REFERENCE: Final = "${"
+
+Offence = tuple[str, str]
+"""Problem and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """The scopes that a step names. Each of ``run`` is a program and its arguments; nothing in it is expanded."""
+
+    write: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    run: tuple[tuple[str, ...], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.write or self.hosts or self.run)
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the stored form; what is not asked for is left out."""
+        found: dict[str, Json] = {
+            "write": list(self.write),
+            "hosts": list(self.hosts),
+            "run": [list(words) for words in self.run],
+        }
+        return {name: value for name, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, value: Json) -> "Asks":
+        """Read the stored form; what is not of it is nothing."""
+        if not isinstance(value, Mapping):
+            return cls()
+        return cls(_texts(value.get("write")), _texts(value.get("hosts")), tuple(map(_texts, _list(value.get("run")))))
+
+
+def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, ...] | None:
+    """Return texts with their references looked up; None when one of them is not known yet.
+
+    Raises: BudgetExceededError.
+    """
+    found = []
+    try:
+        for text in texts:
+            value = render(text, scope, budget)
+            budget.spend_text(budget.size_of(value))
+            found.append(as_text(value))
+    except BudgetExceededError:
+        raise
+    except TemplateError:
+        return None
+    return tuple(found)
+
+
+def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]:
+    """Return the stored form with its references looked up. One that names nothing stays as it was written.
+
+    A wish must not keep a step from running. Raises: BudgetExceededError.
+    """
+    asks = Asks.from_json(value)
+    found = Asks(
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in asks.write),
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in asks.hosts),
+        tuple(looked_up(words, scope, budget) or words for words in asks.run),
+    )
+    return found.as_json()
+
+
+def write_offence(path: str) -> Offence | None:
+    """Say what is wrong with a folder or file to be written; None when nothing is, or it is not known yet."""
+    if REFERENCE in path:
+        return None
+    if not path.strip() or "\0" in path:
+        return f"{path!r} is no path", "name a folder or a file"
+    if "*" in path:
+        return f"{path!r} is a pattern", "name the folder, or each file"
+    if path.startswith("~"):
+        return f"{path!r} begins with `~`, which no tool expands", "write the whole path"
+    if posixpath.normpath(path).strip("/") == "":
+        return f"{path!r} is the whole file system", "name the folder that the step writes in"
+    return None
+
+
+def host_offence(host: str) -> Offence | None:
+    """Say what is wrong with a host; None when nothing is, or it is not known yet."""
+    if REFERENCE in host:
+        return None
+    if "*" in host:
+        return f"{host!r} is a pattern", "name each host"
+    if "://" in host:
+        return f"{host!r} is a URL", _host_remedy(host)
+    try:
+        normal_host(host)
+    except HostRefusedError as error:
+        return str(error), "write a host such as api.example.org, without scheme, port and path"
+    return None
+
+
+def run_offence(words: Sequence[str]) -> Offence | None:
+    """Say what is wrong with a program and its arguments; None when nothing is."""
+    if not words or not words[0].strip():
+        return "it names no program", "write the program first, such as [git, status]"
+    if len(words) > MAX_WORDS:
+        return f"it has {len(words)} words", f"write at most {MAX_WORDS}"
+    if any("\0" in word for word in words):
+        return "it holds a NUL character", "no program can be given one"
+    if len(words) == 1 and REFERENCE not in words[0] and " " in words[0].strip():
+        return f"{words[0]!r} is a command line", f"write its words one by one: {_as_list(words[0])}"
+    return None
+
+
+def _host_remedy(url: str) -> str:
+    try:
+        return f"write {host_of_url(url)}"
+    except HostRefusedError:
+        return "write its host alone, such as api.example.org"
+
+
+def _as_list(line: str) -> str:
+    return f"[{', '.join(line.split())}]"
+
+
+def _list(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _texts(value: Json) -> tuple[str, ...]:
+    return tuple(one for one in _list(value) if isinstance(one, str))

@@ -1,0 +1,184 @@
+"""The plan: a DAG of steps as a person writes it, in YAML or JSON (DAG-02, DAG-08).
+
+Owns the values. Reading one is :mod:`soong.shared.engine.tasks.plan.reader`, its checks are
+:mod:`soong.shared.engine.tasks.plan.checks`; making rows of it is :mod:`soong.shared.engine.tasks.expansion`.
+Whatever a plan says is checked before anything is written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.paths import Path
+from soong.shared.engine.tasks.plan.permissions import Asks
+from soong.shared.engine.tasks.problems import Remedy
+from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
+
+InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
+
+INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", "array", "object")
+
+DEFAULT_DEFINITION = "default_worker_agent"
+MAX_MAP_ITEMS = 10_000
+DEFAULT_RETRIES = 3
+"""Further attempts of a step whose ``on_failure`` is ``retry`` and that says no number (DAG-05)."""
+
+
+class OnFailure(StrEnum):
+    """What a plan may say of a step's failure. RETRY is a number of attempts first, and then what is done by default.
+
+    The default: dependents are skipped; under an agent that plans the task they wait for what it decides.
+    """
+
+    SKIP_DEPENDENTS = "skip_dependents"
+    FAIL_TASK = "fail_task"
+    KEEP = "keep"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """A value that is given when the plan is run. Required when it has no default."""
+
+    name: str
+    type: InputType = "string"
+    description: str = ""
+    is_required: bool = True
+    default: Json = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """A step as planned. Durations in seconds: this is the form that is stored and shown.
+
+    ``instructions``, ``title`` of a map's child, ``inputs`` and ``asks`` are templates
+    (:mod:`soong.shared.engine.tasks.plan.template`); ``script`` is not: it has templates of its own, over the step's
+    inputs (:mod:`soong.shared.agents.script`). ``allowed_tools`` None takes the definition's. ``asks`` is what the
+    step says it will ask people for. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
+    ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
+    A failure policy of None is the default (:class:`OnFailure`).
+    """
+
+    id: str
+    kind: StepKind = StepKind.AGENT
+    title: str = ""
+    instructions: str = ""
+    depends_on: tuple[str, ...] = ()
+    agent: str = DEFAULT_DEFINITION
+    model: str = ""
+    allowed_tools: tuple[str, ...] | None = None
+    asks: Asks = field(default_factory=Asks)
+    inputs: JsonObject = field(default_factory=dict)
+    output: JsonObject | None = None
+    priority: int = 0
+    retries: int = 0
+    backoff_s: float = 1.0
+    timeout_s: float | None = None
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    on_failure: FailurePolicy | None = None
+    call: str = ""
+    script: Sequence[Json] | None = None
+    over: Json = None
+    item_name: str = "item"
+    item_key: str = ""
+    step: "PlanStep | None" = None
+    max_items: int = 1000
+    on_item_failure: FailurePolicy | None = None
+    claim: ClaimMode = ClaimMode.ASSIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked plan. ``document`` is what was read, stored with the task."""
+
+    title: str
+    inputs: tuple[PlanInput, ...]
+    steps: tuple[PlanStep, ...]
+    document: JsonObject
+    source: str = "plan"
+
+    def step(self, step_id: str) -> PlanStep:
+        """Return a step by id. Raises: KeyError."""
+        return {step.id: step for step in self.steps}[step_id]
+
+
+Report: TypeAlias = Callable[[Path, str, Remedy], None]
+"""Takes the place, the problem and the remedy of one offence."""
+
+ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None, Report], None]
+"""Checks a script against the step's input names and the tools (None: not known); reports by places in the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a plan may name. None leaves that unchecked: only the process that runs the plan knows it.
+
+    ``tools`` are canonical names; ``allowed_tools`` may also be globs over them.
+    """
+
+    tools: frozenset[str] | None = None
+    definitions: frozenset[str] | None = None
+    functions: frozenset[str] | None = None
+    check_script: ScriptCheck | None = None
+
+
+def has_type(value: Json, type_name: InputType) -> bool:
+    """Say whether a value is of an input type; a boolean is no number."""
+    match type_name:
+        case "string":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "array":
+            return isinstance(value, list | tuple)
+        case "object":
+            return isinstance(value, Mapping)
+
+
+def spec_of(step: PlanStep) -> dict[str, Json]:
+    """Return the step in JSON, as :class:`soong.shared.engine.tasks.step.NewStep` keeps it; defaults are left out."""
+    spec: dict[str, Json] = {"v": 1, "id": step.id, "kind": step.kind.value}
+    plain = ("title", "instructions", "call", "item_key", "over", "timeout_s", "retries", "script", "output")
+    for name in plain:
+        value = getattr(step, name)
+        if value not in ("", None, 0):
+            spec[name] = value
+    if step.on_failure is not None:
+        spec["on_failure"] = step.on_failure.value
+    if step.inputs:
+        spec["inputs"] = step.inputs
+    if step.allowed_tools is not None:
+        spec["allowed_tools"] = list(step.allowed_tools)
+    if step.claim is not ClaimMode.ASSIGNED:
+        spec["claim"] = step.claim.value
+    if step.asks:
+        spec["asks"] = step.asks.as_json()
+    if step.step is not None:
+        spec["item_name"] = step.item_name
+        spec["max_items"] = step.max_items
+        if step.on_item_failure is not None:
+            spec["on_item_failure"] = step.on_item_failure.value
+        child = replace(step.step, on_failure=step.on_item_failure)
+        spec["step"] = {**spec_of(child), **_row_fields(child)}
+    return spec
+
+
+def _row_fields(step: PlanStep) -> Mapping[str, Json]:
+    """Return what a step of its own keeps in columns, for a map's child that has no row yet."""
+    return {
+        "agent": step.agent,
+        "model": step.model,
+        "priority": step.priority,
+        "retries": step.retries,
+        "backoff_s": step.backoff_s,
+        "pool": step.pool,
+        "needs": list(step.needs),
+    }

@@ -1,0 +1,96 @@
+"""What a process must know to make rows of plans: tools, agent definitions, functions, surfaces, the default model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from soong.shared.core.identity import OWN, Origin, RunIdentity
+from soong.shared.core.ids import step_key
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.expansion import SurfaceOf, further_attempt, grown
+from soong.shared.engine.tasks.growth import Update, planned
+from soong.shared.engine.tasks.plan.plan import Known, PlanStep
+from soong.shared.engine.tasks.pull_workers import Dispatch, pullers
+from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.tasks.totals import check_total
+
+
+def no_tools(_step: PlanStep) -> JsonObject:
+    """Return the surface of steps that run no agent."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Made by bootstrap of the user's configuration; without one, plans are checked for what is known everywhere."""
+
+    known: Known = field(default_factory=Known)
+    surface_of: SurfaceOf = no_tools
+    default_model: str = ""
+    max_children: int = 0
+    """Most children of one run, 0 for any number (:mod:`soong.shared.engine.tasks.totals`)."""
+
+    def pullers(
+        self,
+        dispatch: Dispatch,
+        task: Task,
+        steps: Sequence[Step],
+        root: RunIdentity,
+        *,
+        project: tuple[str, ...] = (),
+        origin: Origin = OWN,
+    ) -> TaskChange:
+        """Return the change that adds pullers to a task; ``project`` and ``origin`` as for :func:`grown`.
+
+        Raises:
+            InvalidPlanError: they would run on the script model and have no script.
+            LimitExceededError: with them the task would have too many steps.
+        """
+        check_total(len(steps), dispatch.count, self.max_children)
+        made = partial(
+            grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
+        )
+        return pullers(dispatch, task, steps, root, grow=made)
+
+    def change(
+        self,
+        update: Update,
+        task: Task,
+        steps: Sequence[Step],
+        root: RunIdentity,
+        last: Mapping[str, Run],
+        *,
+        project: tuple[str, ...] = (),
+        origin: Origin = OWN,
+    ) -> TaskChange:
+        """Return a checked update for the store; ``last`` are the last runs, by key, of the steps that it tries again.
+
+        ``project`` is what a worker must have to work in the session's project, ``origin`` who asked for the update.
+
+        Raises:
+            InvalidPlanError: an added step has neither a model nor a script.
+            LimitExceededError: with the added steps the task would have too many.
+        """
+        check_total(len(steps), len(update.steps), self.max_children)
+        by_id = {step.step_id: step for step in steps}
+        attempts = []
+        for attempt in update.attempts:
+            step = by_id[attempt.step_id]
+            plan = attempt.planned(planned(step)) if attempt.changes else None
+            attempts.append(further_attempt(step, last[step.key], plan, self.surface_of, origin))
+        key_of = {name: step.key for name, step in by_id.items()}
+        key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}
+        made = partial(
+            grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
+        )
+        return TaskChange(
+            steps=made(update.steps, task, root),
+            edges=tuple((key_of[child], key_of[parent]) for child, parent in update.edges),
+            attempts=tuple(attempts),
+            priorities={key_of[name]: priority for name, priority in update.priorities.items()},
+            skipped=tuple(key_of[name] for name in update.skipped),
+            cancelled=tuple(key_of[name] for name in update.cancelled),
+            reason=update.reason,
+        )

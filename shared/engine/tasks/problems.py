@@ -1,0 +1,155 @@
+"""Collects what is wrong with a plan, within bounds that no plan can move.
+
+A plan of 2 MiB can have a hundred thousand problems, each with a remedy that lists a hundred thousand names. What is
+kept is what a person reads: the first problems, remedies that are cut, and the number of the rest. The time that is
+spent for each problem does not depend on how many there are.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from heapq import nsmallest
+from itertools import islice
+from typing import Final, TypeAlias
+
+from soong.shared.core.errors import InvalidPlanError, Offence
+from soong.shared.engine.tasks.paths import Path, show
+
+MAX_PROBLEMS: Final = 50
+MAX_SUGGESTIONS: Final = 20
+"""Problems for which a near word is looked for; of the others the known words are named."""
+MAX_NAMED: Final = 12
+MAX_CANDIDATES: Final = 1_000
+MAX_WORD_CHARS: Final = 64
+"""Of a word that is compared with others: the comparison costs the product of both lengths."""
+MAX_TEXT_CHARS: Final = 500
+"""Of a problem and of a remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The remedy of a word that is none of the ``known`` ones; written only for problems that are kept.
+
+    ``but`` is a known word that is not meant: a step does not depend on itself. ``after`` is added to the remedy.
+    ``names_all``: the known words are named beside the near one.
+    """
+
+    word: str
+    known: Collection[str]
+    but: str = ""
+    after: str = ""
+    names_all: bool = False
+
+    def text(self, *, is_compared: bool = True) -> str:
+        """Return the remedy: the near word if one is looked for and found, else the known words."""
+        close = near(self.word, self._others()) if is_compared else ""
+        parts = [f"did you mean {close!r}?"] if close else []
+        if self.names_all or not close:
+            parts.append(named(self._others(), len(self.known)))
+        return " ".join(parts) + self.after
+
+    def _others(self) -> Iterator[str]:
+        return (name for name in self.known if name != self.but) if self.but else iter(self.known)
+
+
+Remedy: TypeAlias = str | Unknown
+
+
+class Names(Collection[str]):
+    """Several collections of names as one, without a copy."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *parts: Collection[str]) -> None:
+        self._parts = parts
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part for part in self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for part in self._parts for name in part)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+
+@dataclass(slots=True)
+class Problems:
+    """The problems of one document. ``source`` stands before the path of each place, parted by ``joint``."""
+
+    source: str = ""
+    joint: str = " "
+    count: int = 0
+    _kept: list[tuple[int, Offence]] = field(default_factory=list)
+    _compared: int = 0
+
+    def report(self, path: Path, problem: str, remedy: Remedy) -> None:
+        """Take a problem by the path of its place."""
+        shown = show(path)
+        joint = self.joint if self.source and shown else ""
+        self.add(f"{self.source}{joint}{shown}", problem, remedy)
+
+    def add(self, place: str, problem: str, remedy: Remedy, *, line: int = 0) -> None:
+        """Take a problem by what its place is called; the kept ones are ordered by ``line``."""
+        self.count += 1
+        if len(self._kept) < MAX_PROBLEMS:
+            self._kept.append((line, Offence(_cut(place), _cut(problem), _cut(self._text(remedy)))))
+
+    @property
+    def kept(self) -> tuple[Offence, ...]:
+        """The problems that are shown, in the order of their lines."""
+        return tuple(one for _, one in sorted(self._kept, key=lambda item: item[0]))
+
+    def error(self) -> InvalidPlanError:
+        """Return the error that tells them. Only where there is one."""
+        return InvalidPlanError(self.kept, total=self.count)
+
+    def refuse(self) -> None:
+        """Raises: InvalidPlanError when there is a problem."""
+        if self.count:
+            raise self.error()
+
+    def _text(self, remedy: Remedy) -> str:
+        if isinstance(remedy, str):
+            return remedy
+        self._compared += 1
+        return remedy.text(is_compared=self._compared <= MAX_SUGGESTIONS)
+
+
+def near(word: str, known: Collection[str] | Iterator[str]) -> str:
+    """Return the known word that is most like ``word``; empty when none is. At most ``MAX_CANDIDATES`` are compared."""
+    if len(word) > MAX_WORD_CHARS:
+        return ""
+    # Others cannot reach the likeness of 0.6 that is asked for.
+    shortest, longest = len(word) * 3 / 7, min(len(word) * 7 / 3, MAX_WORD_CHARS)
+    alike = [name for name in known if shortest <= len(name) <= longest]
+    if len(alike) > MAX_CANDIDATES:
+        # With more, those that begin or end as the word does: a slip of the finger is rarely at both ends.
+        likely = [name for name in alike if name[:2] == word[:2] or name[-2:] == word[-2:]]
+        alike = nsmallest(MAX_CANDIDATES, likely or alike)
+    return next(iter(get_close_matches(word, alike, 1)), "")
+
+
+def named(known: Collection[str] | Iterator[str], total: int) -> str:
+    """Return the known words, cut: ``known: a, b, … 12 of 1,600``."""
+    first = nsmallest(MAX_NAMED + 1, known)
+    if not first:
+        return "none is known"
+    words = ", ".join(_short(name) for name in first[:MAX_NAMED])
+    return f"known: {words}" + (f", … {MAX_NAMED} of {total:,}" if len(first) > MAX_NAMED else "")
+
+
+def listed(names: Collection[str] | Sequence[str]) -> str:
+    """Return names in their own order, cut; ``nothing`` when there are none."""
+    first = [_short(name) for name in islice(names, MAX_NAMED)]
+    if not first:
+        return "nothing"
+    return ", ".join(first) + (f", … {MAX_NAMED} of {len(names):,}" if len(names) > MAX_NAMED else "")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_WORD_CHARS else f"{name[:MAX_WORD_CHARS]}…"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}… ({len(text):,} characters)"

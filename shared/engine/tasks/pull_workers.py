@@ -1,0 +1,132 @@
+"""Pullers: runs that take the steps of a task which are to be pulled, dispatched by its owner (DAG-03).
+
+A puller is a step beside the plan, so that leases, fences, caps, hand-back and expiry hold for it as for any other; it
+is no work of the plan: nothing depends on it, no drawing shows it, and its failure fails nothing. What may be asked for
+is checked here as a plan's step is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.additional_claims import MAX_STEPS
+from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.paths import Path
+from soong.shared.engine.tasks.plan.checks import check_plan
+from soong.shared.engine.tasks.plan.fields import Fields
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
+from soong.shared.engine.tasks.problems import Problems, Remedy
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
+
+SOURCE: Final = "dispatch"
+MAX_PULLERS: Final = 1000
+"""Most pullers of one dispatch; what a session may run at once, its caps say."""
+
+SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
+"""The fields of a dispatch by which its author, and not the plan, says what the pullers do and with what."""
+
+PULLER_TOOLS: Final = ("agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step")
+
+_INSTRUCTIONS: Final = """\
+You take the open steps of a task, one after another. Look for ready ones with agent.task_query_steps, claim one with
+agent.task_claim_step, do what its instructions say, and report it with agent.task_update_step: its output, or its
+failure. Then take the next. A step that another run has taken is not yours: take another one. {limit}When no step is
+left that you may claim, answer with a short account of what you did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What is asked for, checked: ``step`` is one puller as a plan would say it, without its id."""
+
+    count: int
+    step: PlanStep
+    max_steps: int | None
+
+
+def read_dispatch(document: JsonObject, task: Task, known: Known) -> Dispatch:
+    """Read what is asked for. Raises: InvalidPlanError with every offence."""
+    problems = Problems(SOURCE)
+    report: Report = problems.report
+    fields = Fields(document, (), report)
+    count = fields.integer("count", 1, 1, MAX_PULLERS)
+    max_steps = fields.integer("max_steps", 1, 1, 1_000_000) if fields.has("max_steps") else None
+    step = _read_step(fields, max_steps)
+    fields.text("reason")
+    fields.done()
+    # References may name the inputs that the task was given.
+    plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
+    check_plan(plan, known, _at_dispatch(report))
+    problems.refuse()
+    return Dispatch(count, step, max_steps)
+
+
+def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
+    limit = "" if max_steps is None else f"Take at most {max_steps} of them. "
+    own = fields.text("instructions")
+    tools = fields.texts("allowed_tools")
+    inputs: dict[str, Json] = {} if max_steps is None else {MAX_STEPS: max_steps}
+    return PlanStep(
+        id="puller",
+        title="Puller",
+        instructions=_INSTRUCTIONS.format(limit=limit) + (f"\n\n{own}" if own else ""),
+        agent=fields.text("agent") or DEFAULT_DEFINITION,
+        model=fields.text("model"),
+        allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULLER_TOOLS, *tools))),
+        inputs=inputs,
+        script=fields.items("script"),
+        pool=fields.text("pool", "default"),
+        needs=fields.texts("needs") or (),
+        timeout_s=fields.seconds("timeout_s", None, 30 * 86_400.0),
+        on_failure=FailurePolicy.KEEP,
+    )
+
+
+def _at_dispatch(report: Report) -> Report:
+    """Report the places of the one step as those of the document's fields."""
+
+    def moved(path: Path, problem: str, remedy: Remedy) -> None:
+        report(path[2:] if path[:1] == ("steps",) else path, problem, remedy)
+
+    return moved
+
+
+Grow: TypeAlias = Callable[[Sequence[PlanStep], Task, RunIdentity], Sequence[NewStep]]
+"""Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.expansion.grown`)."""
+
+
+def pullers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
+    """Return the change that adds the pullers to a task whose steps stand as given.
+
+    Raises:
+        InvalidPlanError: they would run on the script model and have no script.
+    """
+    taken = {step.step_id for step in steps}
+    ids: list[str] = []
+    number = 0
+    while len(ids) < dispatch.count:
+        number += 1
+        if (step_id := f"puller-{number}") not in taken:
+            ids.append(step_id)
+    planned = [replace(dispatch.step, id=step_id, title=f"Puller {step_id[7:]}") for step_id in ids]
+    made = grow(planned, task, root)
+    limit: dict[str, Json] = {} if dispatch.max_steps is None else {MAX_STEPS: dispatch.max_steps}
+    return TaskChange(
+        steps=tuple(replace(step, is_puller=True, spec={**step.spec, **limit}) for step in made),
+        reason=f"{dispatch.count} pullers dispatched",
+    )
+
+
+def waiting_for_a_puller(steps: Sequence[Step]) -> int:
+    """Return how many ready steps wait to be pulled while nothing of the task goes on that could take them."""
+    waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL]
+    goes_on = any(step.status in _GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)
+    return 0 if goes_on else len(waiting)
+
+
+_GOES_ON: Final = frozenset(
+    {StepStatus.READY, StepStatus.CLAIMED, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING}
+)
+"""What an assigned step is from the moment when its run may begin; a map step that waits for its items is not."""

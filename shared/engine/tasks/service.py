@@ -1,0 +1,224 @@
+"""The one way by which the command line, programs and agents make tasks and ask things of them (DAG-01).
+
+It owns nothing of a task: making one is an insert, everything else a command row that the session's owner carries out
+(docs/decisions/0004). So all of them go through the same checks, and an answer is the owner's own word.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError, UsageError
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.texts import EXPECTED, faults
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.sessions.session import Command, CommandKind
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.paths import show
+from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.engine.tasks.totals import check_total
+from soong.shared.engine.wire.notifier import Ring, Switchboard
+
+COMMAND_LIMIT_S: Final = 30.0
+LOOK_EVERY_S: Final = 0.2
+
+
+class Ledger(TaskStore, SessionStore, RunStore, Protocol):
+    """The rows that the service reads and writes."""
+
+
+@dataclass(slots=True)
+class TaskService:
+    """One for each process that asks. ``planner`` is what its plans are checked against, ``principal`` who asks."""
+
+    store: Ledger
+    ring: Ring
+    switchboard: Switchboard
+    clock: Clock
+    planner: Planner = field(default_factory=Planner)
+    principal: str = "local"
+    may_approve: bool = False
+    """Whether the principal carries the right to approve; whoever can open the database does."""
+
+    async def create(
+        self,
+        session_id: str,
+        plan: Plan,
+        inputs: Mapping[str, Json],
+        *,
+        agent: RunIdentity | None = None,
+        model: str = "",
+        task_id: str = "",
+    ) -> Task:
+        """Write a task into a session; ``agent`` is the run that plans it. With a ``task_id``, once.
+
+        Raises:
+            InvalidPlanError: an input is missing or wrong, or a step has neither model nor script.
+            LimitExceededError: it has more steps than a run may have children.
+            NotFoundError: there is no such session.
+        """
+        new = new_task(
+            plan,
+            bind_inputs(plan, inputs),
+            await self.store.session(session_id),
+            surface_of=self.planner.surface_of,
+            default_model=model or self.planner.default_model,
+            now_us=self.clock.now_us(),
+            task_id=task_id,
+            agent=agent,
+        )
+        check_total(0, len(new.steps), self.planner.max_children)
+        if not await self._stands(new.id):
+            await self.store.create_task(replace(new, session_id=session_id))
+        await self.ring.wake_owners([session_id])
+        return await self.store.task(new.id)
+
+    async def _stands(self, task_id: str) -> bool:
+        try:
+            await self.store.task(task_id)
+        except NotFoundError:
+            return False
+        return True
+
+    # -- what is asked of a task's owner. All raise: ConflictError, its refusal; UnavailableError, no owner did it in
+    #    time: the command stands and is carried out by the next one. A command id says it once, however often.
+    async def pause(self, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S) -> None:
+        await self.ask(CommandKind.PAUSE, task, {"reason": reason}, limit_s=limit_s)
+
+    async def resume(self, task: Task, *, reason: str = "resumed", model: str = "") -> None:
+        """Continue a paused task, or give the failed and cancelled steps of an ended one new runs, on another model.
+
+        Raises: ConflictError when a model is named for a task that has not ended: its runs keep their models.
+        """
+        if model and not task.status.is_terminal:
+            raise ConflictError(f"task {task.id} is {task.status}: only an ended task takes another model")
+        match task.status:
+            case TaskStatus.COMPLETED:
+                raise ConflictError(f"task {task.id} is completed: there is nothing left to do")
+            case TaskStatus.FAILED | TaskStatus.CANCELLED:
+                await self.retry(task, reason=reason, model=model)
+            case TaskStatus.PAUSED | TaskStatus.RUNNING:
+                await self.ask(CommandKind.RESUME, task, {"reason": reason})
+
+    async def retry(self, task: Task, *, from_step: str = "", reason: str = "", model: str = "") -> None:
+        """Run what did not complete again; with ``from_step`` also that step and all that came of it.
+
+        ``model`` replaces the model of the agent steps that run again; empty: each keeps its own.
+
+        Raises: NotFoundError when there is no such step.
+        """
+        if from_step and from_step not in {step.step_id for step in await self.store.steps(task.id)}:
+            raise NotFoundError(f"step of task {task.id}", from_step)
+        if task.status is TaskStatus.COMPLETED and not from_step:
+            raise ConflictError(f"task {task.id} is completed; name the step to run it again from")
+        await self.ask(CommandKind.RETRY, task, {"reason": reason, "from": from_step, "model": model})
+
+    async def cancel(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
+        await self.ask(CommandKind.CANCEL, task, {"reason": reason}, command_id=command_id)
+
+    async def complete(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
+        """End a task all of whose steps have ended."""
+        await self.ask(CommandKind.COMPLETE, task, {"reason": reason}, command_id=command_id)
+
+    async def fail(self, task: Task, *, reason: str, command_id: str = "") -> None:
+        """End a task as failed; what has not ended is cancelled."""
+        await self.ask(CommandKind.FAIL, task, {"reason": reason}, command_id=command_id)
+
+    async def update(self, task: Task, change: JsonObject, *, command_id: str = "") -> None:
+        """Change a task that goes on (:mod:`soong.shared.engine.tasks.growth` says how it is written)."""
+        await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
+
+    async def dispatch_worker(
+        self,
+        task: Task,
+        *,
+        count: int = 1,
+        max_steps: int | None = None,
+        agent: str = "",
+        model: str = "",
+        instructions: str = "",
+        allowed_tools: Sequence[str] | None = None,
+        script: Sequence[Json] | None = None,
+        pool: str = "",
+        command_id: str = "",
+    ) -> None:
+        """Let ``count`` runs take the task's ready steps one by one, each at most ``max_steps`` (DAG-03).
+
+        They take worker slots as every run does, and end when nothing is left for them to claim. ``allowed_tools`` are
+        theirs beside the tools for steps. What the owner refuses is a ConflictError with every offence.
+        """
+        detail: dict[str, Json] = {"count": count, "max_steps": max_steps, "agent": agent, "model": model}
+        detail |= {"instructions": instructions, "pool": pool}
+        detail["allowed_tools"] = None if allowed_tools is None else list(allowed_tools)
+        detail["script"] = None if script is None else list(script)
+        await self.ask(CommandKind.DISPATCH, task, detail, command_id=command_id)
+
+    async def close_session(self, session_id: str) -> None:
+        """Let a session's owner look at it no more once its tasks have ended."""
+        await self._ask(session_id, CommandKind.CLOSE, session_id, {})
+
+    async def ask(
+        self,
+        kind: CommandKind,
+        task: Task,
+        detail: JsonObject,
+        *,
+        command_id: str = "",
+        limit_s: float = COMMAND_LIMIT_S,
+    ) -> None:
+        """Ask the task's owner for something and wait until it is done. Raises UsageError for text of no use, too."""
+        subject = task.session_id if kind is CommandKind.CLOSE else task.id
+        await self._ask(task.session_id, kind, subject, detail, command_id=command_id, limit_s=limit_s)
+
+    async def _ask(
+        self,
+        session_id: str,
+        kind: CommandKind,
+        subject: str,
+        detail: JsonObject,
+        *,
+        command_id: str = "",
+        limit_s: float = COMMAND_LIMIT_S,
+    ) -> None:
+        for path, found in faults(detail):
+            raise UsageError(f"{show(path)}: {found}; expected {EXPECTED}")
+        command = Command(
+            command_id or new_id("cmd"),
+            session_id,
+            kind,
+            subject,
+            self.principal,
+            self.clock.now_us(),
+            {name: value for name, value in detail.items() if value not in ("", None)},
+            may_approve=self.may_approve,
+        )
+        ear = await self.switchboard.session_ear(session_id)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.store.send_command(command)
+                await self.ring.wake_owners([session_id])
+                while True:
+                    asked, has_ended = await self.store.command(command.id)
+                    if has_ended:
+                        break
+                    await ear.wait(LOOK_EVERY_S)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"no orchestrator carried out {kind} of {subject} within {limit_s:g} s; it stays asked for"
+            ) from error
+        finally:
+            await ear.close()
+        if asked.refusal.startswith(LimitExceededError.MARK):
+            raise LimitExceededError(asked.refusal)
+        if asked.refusal:
+            raise ConflictError(asked.refusal)

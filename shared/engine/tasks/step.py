@@ -1,0 +1,337 @@
+"""Tasks and steps as values: what is written when a DAG is made, what a claim gives, what an end reports.
+
+Owns the shapes that cross the store port. The plan's own language is :mod:`soong.shared.engine.tasks.plan.plan`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewEvent, NewNode
+from soong.shared.engine.runs.record import NewRun, Usage
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+
+
+class StepKind(StrEnum):
+    """AGENT runs a child agent; PYTHON calls a registered function; MAP grows children and is never claimable."""
+
+    AGENT = "agent"
+    PYTHON = "python"
+    MAP = "map"
+
+
+class ClaimMode(StrEnum):
+    """Who claims a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool."""
+
+    ASSIGNED = "assigned"
+    PULL = "pull"
+
+
+class FailurePolicy(StrEnum):
+    """What the final failure of a step means for the task (DAG-05)."""
+
+    SKIP_DEPENDENTS = "skip_dependents"
+    FAIL_TASK = "fail_task"
+    KEEP = "keep"
+    """Dependents go on with a null result: for items of a map that tolerates failures."""
+
+
+class Outcome(StrEnum):
+    """How clean a completed step was (DAG-10): PARTIAL lists denials or unknown effects in its result."""
+
+    CLEAN = "clean"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A step as it is inserted. ``open_deps`` is the number of edges into it; 0 makes it ready (or expanding) at once.
+
+    ``spec`` is the step as the plan says it, in JSON (instructions, inputs, call, script, over …); the worker and the
+    expander read it, the store does not. ``needs`` are capabilities that a worker must announce. ``map_key`` and
+    ``item_index`` are set for the children of a map step. ``run`` is the first attempt's run; None for a map step.
+    ``is_puller``: it stands for a run that claims other steps of its task; it is no work of the plan itself.
+    """
+
+    key: str
+    task_id: str
+    session_id: str
+    step_id: str
+    title: str
+    kind: StepKind
+    spec: JsonObject
+    depends_on: tuple[str, ...] = ()
+    """Keys of the steps this one waits for. For a map's child: none (its map step is already unlocked)."""
+    priority: int = 0
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    definition: str = ""
+    model: str = ""
+    max_attempts: int = 1
+    backoff_s: float = 1.0
+    on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+    map_key: str = ""
+    item_index: int | None = None
+    run: NewRun | None = None
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED
+    is_puller: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task with all that is written with it, in one transaction. ``root_run`` dispatches: it is the parent of all."""
+
+    id: str
+    session_id: str
+    title: str
+    plan: JsonObject
+    inputs: JsonObject
+    created_us: int
+    root_run: NewRun
+    steps: tuple[NewStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    id: str
+    session_id: str
+    title: str
+    status: TaskStatus
+    plan: JsonObject
+    inputs: JsonObject
+    root_run_id: str
+    created_us: int
+    ended_us: int | None = None
+    reason: str = ""
+    """Why it failed, was cancelled or paused; who, for a person's act."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task that has not ended, without its plan: an owner looks at it again and again, however large it is."""
+
+    id: str
+    status: TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``.
+
+    ``retryable`` says that the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
+    """
+
+    type: str
+    message: str
+    retryable: bool = False
+
+    def as_json(self) -> dict[str, Json]:
+        return {"type": self.type, "message": self.message, "retryable": self.retryable}
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What dependents see of a finished step. For a map step: the list of its children's outputs in item order.
+
+    Of one that did not end cleanly also why, what it was refused, which of its effects nobody knows the end of, and how
+    far it got (``partial``, None when it completed); of a map step what its children left (DAG-10).
+    """
+
+    step_id: str
+    status: StepStatus
+    output: Json
+    outcome: Outcome = Outcome.CLEAN
+    error: StepError | None = None
+    denials: tuple[JsonObject, ...] = ()
+    unknown_effects: tuple[JsonObject, ...] = ()
+    partial: Json = None
+    malformed: str = ""
+    """What is wrong with its row, which some worker wrote: what depends on it fails (OPS-12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as its row stands."""
+
+    key: str
+    task_id: str
+    session_id: str
+    step_id: str
+    title: str
+    kind: StepKind
+    status: StepStatus
+    spec: JsonObject
+    depends_on: tuple[str, ...]
+    open_deps: int
+    priority: int
+    pool: str
+    needs: tuple[str, ...]
+    definition: str
+    model: str
+    run_id: str
+    attempt: int
+    max_attempts: int
+    backoff_s: float
+    on_failure: FailurePolicy
+    lost_leases: int
+    fence: int
+    worker_id: str
+    map_key: str
+    item_index: int | None
+    outcome: Outcome | None
+    output: Json
+    """Own output; None for a map step (its value is its children's outputs, see ``TaskStore.result``)."""
+    error: StepError | None
+    progress: str
+    started_us: int | None
+    ended_us: int | None
+    not_before_us: int | None = None
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED
+    is_puller: bool = False
+    holder_run_id: str = ""
+    """The run that holds or held it beside its own step; empty when its own run does (DAG-03)."""
+    lost_to: str = ""
+    """Which worker lost its lease last and how that ended; empty when none did."""
+
+
+MALFORMED: Final = "malformed_row"
+"""How a step fails whose rows no program of ours left behind like this; also what the security event says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Exclusive, leased ownership of a step by its run. ``fence`` goes with every later write.
+
+    ``is_resumed`` says that the run has run before (its context is to be read). ``surface`` is the effective tool set
+    stored with the run; ``token`` proves the run to the owner and is shown nowhere.
+    """
+
+    step_key: str
+    fence: int
+    identity: RunIdentity
+    kind: StepKind
+    spec: JsonObject
+    task_inputs: JsonObject
+    dependencies: Mapping[str, StepResult]
+    """By step id."""
+    surface: JsonObject
+    token: str = field(repr=False)
+    attempt: int
+    project: str
+    cwd: str
+    policy: JsonObject
+    task_title: str = ""
+    is_resumed: bool = False
+    malformed: str = ""
+    """What is wrong with the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """How a claimed step ended, written in one transaction with the unlocking of its dependents."""
+
+    step_key: str
+    run_id: str
+    fence: int
+    status: Literal[StepStatus.COMPLETED, StepStatus.FAILED, StepStatus.CANCELLED]
+    end_reason: EndReason
+    outcome: Outcome = Outcome.CLEAN
+    output: Json = None
+    error: StepError | None = None
+    usage: Usage = field(default_factory=Usage)
+    nodes: tuple[NewNode, ...] = ()
+    events: tuple[NewEvent, ...] = ()
+    """Appended before the store's own run and step events, in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease named by its holder."""
+
+    step_key: str
+    run_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one complete-and-claim did.
+
+    ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
+    whose owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left``
+    says that claimable work is left for others; it may be said of work that only a cap holds back, never missed.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    stale: frozenset[str] = frozenset()
+    owner_sessions: frozenset[str] = frozenset()
+    ready_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """A held run that must stop: CANCEL ends it, PAUSE hands it back."""
+
+    run_id: str
+    step_key: str
+    fence: int
+    kind: Literal["cancel", "pause"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadWorker:
+    """A worker that was ended for its malformed row, or that was gone and held steps; ``sessions`` lost something."""
+
+    id: str
+    problem: str
+    sessions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Steps of one session that wait for a worker of their pool which has what they need."""
+
+    session_id: str
+    pool: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each, and whom they need."""
+
+    ready: Mapping[str, int] = field(default_factory=dict)
+    waiting: frozenset[Waiting] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A limit on live leases (DIS-03).
+
+    ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``; the definition of a
+    python step is ``python:<function>``.
+    """
+
+    scope: str
+    limit: int
+
+
+CAP_KINDS: Final = ("session", "definition", "model", "pool")
+"""What a cap may be of, in the order in which caps are locked."""
+
+
+def session_cap(session_id: str, limit: int) -> Cap:
+    """Return the limit on what one session has running at once (max_concurrent_children_per_session)."""
+    return Cap(f"session:{session_id}", limit)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """Steps of a task by status, for progress."""
+
+    by_status: Mapping[StepStatus, int]

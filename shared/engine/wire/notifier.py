@@ -1,0 +1,82 @@
+"""The port for hints: ring and wait. Adapters: Redis, and an in-memory one for one process.
+
+Nothing waits on a ring alone: whoever waits also looks at the rows when ``timeout_s`` has passed.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Ring(Protocol):
+    """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
+
+    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+        """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
+        ...
+
+    async def wake_worker(self, worker_id: str) -> None: ...
+
+    async def wake_session(self, session_id: str) -> None: ...
+
+    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+        """Tell whoever follows these runs that their logs have grown."""
+        ...
+
+    async def permission_raised(self, request_id: str, session_id: str) -> None:
+        """Tell owners that a question was raised, answered or withdrawn: its session's desk is to look."""
+        ...
+
+    async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
+
+
+class Ear(Protocol):
+    """Receives hints on one subject; create it, then look at the rows, then wait: nothing falls in between."""
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        """Return the ids heard (sessions, requests) since the last call; empty after ``timeout_s`` without a hint."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class DeafEar:
+    """Hears nothing, ever: for rows that are read without a service."""
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        await asyncio.sleep(timeout_s)
+        return ()
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Switchboard(Protocol):
+    """Makes ears. One that was away (its server restarted) says so when it is back: look at all rows.
+
+    It then reports an empty id, the ears of a worker and of a session their own.
+    """
+
+    async def owner_ear(self) -> Ear:
+        """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
+        ...
+
+    async def permission_ear(self) -> Ear:
+        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away."""
+        ...
+
+    async def worker_ear(self, worker_id: str) -> Ear:
+        """Hear "look at your interrupts": the worker's id."""
+        ...
+
+    async def decision_ear(self, worker_id: str) -> Ear:
+        """Hear decided requests of one worker: request ids."""
+        ...
+
+    async def session_ear(self, session_id: str) -> Ear:
+        """Hear that a session changed: its id."""
+        ...
+
+    async def run_ear(self, run_id: str) -> Ear:
+        """Hear that a run's log has grown: its id."""
+        ...

@@ -1,0 +1,25 @@
+"""The port for API tokens. Only their makers and the HTTP server use it; workers have no right on the table."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from soong.shared.permissions.access.token import ApiToken
+
+
+class AccessStore(Protocol):
+    async def add_token(self, token: ApiToken) -> None:
+        """Insert a token. Raises: ConflictError when one of that id stands."""
+        ...
+
+    async def token(self, token_id: str) -> ApiToken | None: ...
+
+    async def tokens(self) -> Sequence[ApiToken]:
+        """Return all tokens in the order they were made, those that are revoked or expired too."""
+        ...
+
+    async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
+        """End a token for good; False when it was revoked before, which stays as it is.
+
+        Raises: NotFoundError.
+        """
+        ...

@@ -1,0 +1,103 @@
+"""API tokens as values: a principal, its rights, and a secret of which only the digest is ever kept.
+
+A token is shown once, to whoever made it. What it looks like (``soong_tok_<id>_<secret>``) says which row to compare it
+with and lets secret scanners, our own redaction among them, know it wherever it turns up.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from soong.shared.core.errors import UsageError
+from soong.shared.core.ids import new_id
+
+
+class Right(StrEnum):
+    """What a token lets its principal do (DESIGN: tenancy)."""
+
+    READ = "read"
+    """See every session, task, run and question of the deployment: one deployment is one tenant."""
+    RUN = "run"
+    """Submit tasks, and pause, resume, retry, cancel and close what is its principal's own."""
+    APPROVE = "approve"
+    """Answer questions; and submit with rules that allow, which is an answer given beforehand."""
+    ADMIN = "admin"
+    """Pause, resume, retry, cancel and close what is others', too. It answers no question."""
+
+
+IMPLIED: Final[Mapping[Right, frozenset[Right]]] = {
+    Right.READ: frozenset(),
+    Right.RUN: frozenset({Right.READ}),
+    Right.APPROVE: frozenset({Right.READ}),
+    # Not approve: running the service is no reason to speak for the people who use it.
+    Right.ADMIN: frozenset({Right.READ, Right.RUN}),
+}
+"""What each right brings with it."""
+
+_PRINCIPAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+_TOKEN: Final = re.compile(r"soong_(tok_[0-9a-f]{32})_([A-Za-z0-9_-]{43})")
+_SECRET_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A token as its row stands. ``digest`` is the SHA-256 of the secret, in hexadecimal."""
+
+    id: str
+    principal: str
+    rights: frozenset[Right]
+    digest: str
+    created_us: int
+    expires_us: int | None = None
+    revoked_us: int | None = None
+
+    def allows(self, right: Right) -> bool:
+        """Say whether the token carries a right, by itself or because another brings it."""
+        return any(right is held or right in IMPLIED[held] for held in self.rights)
+
+    def is_proved_by(self, secret: str) -> bool:
+        """Say whether that is its secret, in a time that does not tell how much of it was right."""
+        return hmac.compare_digest(digest_of(secret), self.digest)
+
+    def problem(self, now_us: int) -> str:
+        """Return why the token is worth nothing now: ``revoked``, ``expired``; empty when it is good."""
+        if self.revoked_us is not None:
+            return "revoked"
+        return "expired" if self.expires_us is not None and self.expires_us <= now_us else ""
+
+
+def digest_of(secret: str) -> str:
+    """Return what is kept of a secret. It has 256 random bits, so a plain digest cannot be searched."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def make_token(
+    principal: str, rights: Iterable[Right], *, now_us: int, expires_us: int | None = None
+) -> tuple[ApiToken, str]:
+    """Return a new token and its text, which is to be shown once and kept nowhere.
+
+    Raises:
+        UsageError: the principal is no plain name, or no right is given.
+    """
+    held = frozenset(rights)
+    if not _PRINCIPAL.fullmatch(principal):
+        raise UsageError(
+            f"the principal {principal!r} is not a name; use 1 to 64 letters, digits and . _ @ + -, "
+            "beginning with a letter or digit"
+        )
+    if not held:
+        raise UsageError("a token needs a right; name one of " + ", ".join(Right))
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    token = ApiToken(new_id("tok"), principal, held, digest_of(secret), now_us, expires_us)
+    return token, f"soong_{token.id}_{secret}"
+
+
+def read_token(text: str) -> tuple[str, str] | None:
+    """Return the id and the secret that a token's text names; None when it is no token at all."""
+    found = _TOKEN.fullmatch(text)
+    return None if found is None else (found[1], found[2])

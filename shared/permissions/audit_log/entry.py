@@ -1,0 +1,153 @@
+"""Entries of the audit log, and the chains that make a changed or missing one show (threat 28).
+
+Each process that writes has a chain of its own, so no writer ever waits for another: entry *n* carries the digest of
+entry *n - 1* of its chain (``previous``) and the digest of the newest entry of any other chain that its transaction saw
+(``beside``). Through ``beside`` the chains hold each other: whoever takes entries away at the end of one has to rewrite
+every chain that went on after it. What no chain can show is that *all* of them were rewritten: a digest that was noted
+elsewhere does (``soong audit verify --seen``).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from soong.shared.core.clock import rfc3339
+from soong.shared.core.jsontext import Json, JsonObject, digest
+
+VERSION: Final = 1
+
+
+class AuditKind(StrEnum):
+    """What an entry tells of. Each is written in the transaction of what it tells."""
+
+    SESSION_OPENED = "session_opened"
+    """With its policy, the rules of ``--allow`` among it: what nobody will be asked about."""
+    ANSWER = "answer"
+    """What a responder said: principal, channel, choice, question, digest of the input."""
+    DECISION = "decision"
+    """What the owner made of it: author, rule and its source or grant, expiry, key."""
+    GRANT_GIVEN = "grant_given"
+    GRANT_USED = "grant_used"
+    WITHDRAWN = "withdrawn"
+    """A question closed without a decision: its asker ended, or asked too much."""
+    EXPIRED = "expired"
+    """A decision that nobody may use any more: its key was withdrawn."""
+    KEY_PUBLISHED = "key_published"
+    KEY_RETIRED = "key_retired"
+    TOKEN_MADE = "token_made"  # noqa: S105  # the name of an event
+    TOKEN_REVOKED = "token_revoked"  # noqa: S105  # as above
+    SECURITY = "security"
+    """Something that did not hold: a forged row, a foreign principal, a second use."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNote:
+    """What is to be written, before it has its place in a chain. ``session_id`` is empty for the whole deployment."""
+
+    kind: AuditKind
+    data: JsonObject
+    session_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a chain ends, as a transaction sees it; ``beside`` is the newest digest of the other chains, if any."""
+
+    number: int = 0
+    digest: str = ""
+    beside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One line of the log. ``number`` starts at 1 in its chain and has no gap."""
+
+    chain: str
+    number: int
+    time_us: int
+    kind: str
+    session_id: str
+    data: JsonObject = field(hash=False)
+    previous: str
+    beside: str
+    digest: str
+    ordinal: int = 0
+    """The order of insertion over all chains; the database's, and covered by no digest."""
+
+    def covered(self) -> dict[str, Json]:
+        """Return what the digest is of: everything but itself and the ordinal."""
+        return {
+            "v": VERSION,
+            "chain": self.chain,
+            "number": self.number,
+            "time_us": self.time_us,
+            "kind": self.kind,
+            "session": self.session_id,
+            "data": dict(self.data),
+            "previous": self.previous,
+            "beside": self.beside,
+        }
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the entry as one line of the export: what is covered, the digest, and the time for people."""
+        return {**self.covered(), "digest": self.digest, "time": rfc3339(self.time_us)}
+
+
+def linked(note: AuditNote, chain: str, head: Head, time_us: int) -> AuditEntry:
+    """Return the note as the next entry of a chain."""
+    bare = AuditEntry(
+        chain, head.number + 1, time_us, str(note.kind), note.session_id, note.data, head.digest, head.beside, ""
+    )
+    return replace(bare, digest=digest(bare.covered()))
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The first place where the log does not hold."""
+
+    chain: str
+    number: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"entry {self.number} of chain {self.chain}: {self.problem}"
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Checks entries in the order of their insertion, page by page. Keeps a digest an entry and a head a chain."""
+
+    heads: dict[str, tuple[int, str]] = field(default_factory=dict)
+    count: int = 0
+    _seen: set[bytes] = field(default_factory=set)
+
+    def check(self, entries: Iterable[AuditEntry]) -> Break | None:
+        """Take the next entries; return the first that does not hold."""
+        for entry in entries:
+            problem = self._problem(entry)
+            if problem:
+                return Break(entry.chain, entry.number, problem)
+            self.heads[entry.chain] = (entry.number, entry.digest)
+            self._seen.add(bytes.fromhex(entry.digest))
+            self.count += 1
+        return None
+
+    def has_seen(self, noted: str) -> bool:
+        """Say whether an entry with that digest, noted elsewhere at an earlier time, was among those checked."""
+        try:
+            return bytes.fromhex(noted) in self._seen
+        except ValueError:
+            return False
+
+    def _problem(self, entry: AuditEntry) -> str:
+        number, previous = self.heads.get(entry.chain, (0, ""))
+        if entry.number != number + 1:
+            return f"it follows entry {number}: what stood between them is gone" if entry.number > number else "twice"
+        if entry.previous != previous:
+            return "it does not carry the digest of the entry before it: that one was exchanged"
+        if entry.digest != digest(entry.covered()):
+            return "its digest is not that of its content: it was changed"
+        if entry.beside and bytes.fromhex(entry.beside) not in self._seen:
+            return f"it saw an entry {entry.beside[:16]}… of another chain that is not there any more"
+        return ""

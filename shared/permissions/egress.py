@@ -1,0 +1,37 @@
+"""What a permitted call may connect to, as its session's policy says it (PER-09).
+
+The same judgement at each redirect as before the call: another host is followed to exactly where a call for it would
+have been allowed without asking.
+"""
+
+from dataclasses import replace
+
+from soong.shared.permissions.policy import Policy, judge
+from soong.shared.permissions.rules import Effect, Facts, Rule, is_of_step
+from soong.shared.permissions.scope import ScopeKind
+from soong.shared.sandbox.egress import Reachable
+from soong.shared.sandbox.hosts import is_host_within
+
+
+def reachable(policy: Policy, facts: Facts) -> Reachable:
+    """Return what a call with these facts, once permitted, may connect to; for the handler that connects."""
+
+    def may_follow(host: str) -> bool:
+        elsewhere = replace(facts.target, kind="host", scope=host, shown=host, host=host)
+        return judge(policy, replace(facts, target=elsewhere)).effect is Effect.ALLOW
+
+    def is_named(host: str) -> bool:
+        return any(is_host_within(host, wanted) for wanted in named)
+
+    rules = [rule for rule in policy.rules if rule.effect is Effect.ALLOW and _speaks(rule, facts)]
+    scopes = [rule.scope for rule in rules if rule.scope is not None]
+    written = (scope.value for scope in scopes if scope.kind is ScopeKind.HOST)
+    # A pattern was not written with the machines of one's own network in mind.
+    hosts = (*policy.network.hosts, *policy.network.allowed, *written)
+    named = tuple(host for host in hosts if not host.startswith("*."))
+    return Reachable(facts.target.host, may_follow, is_named)
+
+
+def _speaks(rule: Rule, facts: Facts) -> bool:
+    """Say whether a rule is about the call's step: what was allowed for one step opens nothing to another (PER-17)."""
+    return not rule.step or (is_of_step(facts.step, rule.step) and not facts.is_tainted)

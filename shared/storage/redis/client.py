@@ -1,0 +1,61 @@
+"""Connections to Redis: one pool for short commands, one for reads that block. Bootstrap makes it and closes it.
+
+Two pools because a time limit that suits a command ends a blocking read (redis-py's default is 5 s). Nothing is retried
+below us: each caller knows better whether to wait, to drop or to look at the rows instead.
+"""
+
+from typing import Self
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from soong.shared.core.errors import InvalidConfigError
+
+COMMAND_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 5.0
+COMMAND_CONNECTIONS = 16
+BLOCKING_CONNECTIONS = 64
+
+
+class RedisClients:
+    """The two clients of one process and loop."""
+
+    def __init__(self, commands: "Redis", blocking: "Redis") -> None:
+        self.commands = commands
+        self.blocking = blocking
+
+    @classmethod
+    def of(cls, url: str, *, name: str = "soong") -> Self:
+        """Prepare clients for ``redis://``, ``rediss://`` or ``unix:///path``; nothing is connected yet.
+
+        Raises:
+            InvalidConfigError: not such a URL.
+        """
+        try:
+            return cls(
+                _client(url, name, COMMAND_CONNECTIONS, socket_timeout=COMMAND_LIMIT_S),
+                _client(url, f"{name}-ear", BLOCKING_CONNECTIONS, socket_timeout=None),
+            )
+        except ValueError as error:
+            raise InvalidConfigError(f"SOONG_REDIS_URL: {error}; write redis://host:6379/0 or unix:///path") from error
+
+    async def close(self) -> None:
+        await self.commands.aclose()
+        await self.blocking.aclose()
+
+
+def _client(url: str, name: str, connections: int, *, socket_timeout: float | None) -> "Redis":
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        timeout=CONNECT_LIMIT_S,
+        socket_timeout=socket_timeout,
+        socket_connect_timeout=CONNECT_LIMIT_S,
+        client_name=name,
+        decode_responses=True,
+        # One form of replies whatever the server; bundled Redis is 6.2.
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return Redis.from_pool(pool)

@@ -1,0 +1,126 @@
+"""Hints out: sent behind the caller's back, many in one round trip, never an error.
+
+A caller is not held up by Redis: hints gather while one round trip runs, equal ones count once, and while Redis is away
+they wait, up to a limit, for its return. What is dropped is counted; the sweep makes it good.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from soong.shared.core.log import get_logger
+from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
+from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
+
+log = get_logger(__name__)
+
+MAX_WAITING = 10_000
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+SAY_EVERY_S = 30.0
+DECISIONS_KEPT_S = 86_400
+"""A worker's stream outlives its last entry by this long: incarnations come and go, their streams must too."""
+CLOSE_LIMIT_S = 2.0
+
+# (how, where, id): the whole of a hint but for the session that a raised request names beside its id.
+_Hint = tuple[Literal["publish", "stream"], str, str]
+
+
+class RedisRing:
+    """Implements ``soong.shared.engine.wire.notifier.Ring``. Bound to the loop of its first hint; ``close`` sends
+    what waits.
+    """
+
+    def __init__(self, client: "Redis") -> None:
+        self._client = client
+        self._waiting: dict[_Hint, str] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._said_at = -SAY_EVERY_S
+        self.dropped = 0
+
+    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+        for session_id in sessions or ("",):
+            self._put("publish", OWNERS_CHANNEL, session_id)
+
+    async def wake_worker(self, worker_id: str) -> None:
+        self._put("publish", worker_channel(worker_id), worker_id)
+
+    async def wake_session(self, session_id: str) -> None:
+        self._put("publish", session_channel(session_id), session_id)
+
+    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            self._put("publish", run_channel(run_id), run_id)
+
+    async def permission_raised(self, request_id: str, session_id: str) -> None:
+        self._put("stream", REQUESTS, request_id, session_id)
+
+    async def permission_decided(self, request_id: str, worker_id: str) -> None:
+        self._put("stream", decisions_of(worker_id), request_id)
+
+    async def close(self) -> None:
+        """Send what waits, for a short while."""
+        if self._sending is None:
+            return
+        await asyncio.wait({self._sending}, timeout=CLOSE_LIMIT_S)
+        self._sending.cancel()
+        await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _put(self, how: Literal["publish", "stream"], where: str, id: str, session_id: str = "") -> None:
+        self._keep((how, where, id), session_id)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        failures = 0
+        while self._waiting:
+            batch, self._waiting = self._waiting, {}
+            try:
+                await self._send_batch(batch)
+            except (RedisError, OSError, TimeoutError) as error:
+                self._say(error)
+                # Older hints first, so that the limit drops the oldest.
+                later, self._waiting = self._waiting, batch
+                for hint, session_id in later.items():
+                    self._keep(hint, session_id)
+                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                failures += 1
+            else:
+                failures = 0
+
+    def _keep(self, hint: _Hint, session_id: str) -> None:
+        self._waiting[hint] = session_id
+        if len(self._waiting) > MAX_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+            self.dropped += 1
+
+    async def _send_batch(self, batch: Mapping[_Hint, str]) -> None:
+        sessions = [subject for (_, where, subject) in batch if where == OWNERS_CHANNEL and subject]
+        pipe: Any = self._client.pipeline(transaction=False)  # its commands are typed as if they answered
+        async with pipe:
+            if sessions:
+                pipe.publish(OWNERS_CHANNEL, _payload(sessions=sessions))
+            for (how, where, subject), session_id in batch.items():
+                if how == "stream":
+                    entry = {"v": "1", "request": subject, **({"session": session_id} if session_id else {})}
+                    pipe.xadd(where, entry, maxlen=MAX_LENGTH, approximate=True)
+                    if where != REQUESTS:
+                        pipe.expire(where, DECISIONS_KEPT_S)
+                elif where != OWNERS_CHANNEL:
+                    pipe.publish(where, _payload())
+                elif not subject:
+                    pipe.publish(where, _payload(sessions=[]))
+            await pipe.execute()
+
+    def _say(self, error: Exception) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._said_at >= SAY_EVERY_S:
+            self._said_at = now_s
+            log.warning("hints_wait", error=str(error), waiting=len(self._waiting), dropped=self.dropped)
+
+
+def _payload(**fields: object) -> str:
+    return json.dumps({"v": 1, **fields}, separators=(",", ":"))

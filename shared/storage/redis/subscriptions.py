@@ -1,0 +1,209 @@
+"""Hints in: an ear is a task that keeps listening over every outage, and a set of what it has heard.
+
+After it was away an ear reports a wake-up of its own, so that whoever waits looks at the rows: what was rung meanwhile
+on a channel is gone.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from soong.shared.core.log import get_logger
+
+log = get_logger(__name__)
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+FIRST_OPEN_LIMIT_S = 2.0
+ANSWER_LIMIT_S = 5.0
+SILENCE_S = 15.0
+"""After so long without a word the connection is tested: a half-open one says nothing for ever."""
+BLOCK_MS = 5_000
+BATCH = 500
+MAX_ID_CHARS = 64
+
+
+class Source(Protocol):
+    """Where an ear gets its hints from. ``open`` may be called again after a failure; any of them may raise."""
+
+    async def open(self) -> None: ...
+
+    async def receive(self) -> Sequence[str]:
+        """Wait a bounded while for hints; return their ids, perhaps none."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class RedisEar:
+    """Implements ``soong.shared.engine.wire.notifier.Ear`` over a source. Made by :meth:`listen`."""
+
+    def __init__(self, source: Source, *, returned: str) -> None:
+        self._source = source
+        self._returned = returned
+        self._heard: dict[str, None] = {}
+        self._rung = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    @classmethod
+    async def listen(cls, source: Source, *, returned: str = "") -> "RedisEar":
+        """Start to listen; ``returned`` is reported after an outage.
+
+        Returns once it listens, or after a short while with Redis away: it then reports its start as a return.
+        """
+        ear = cls(source, returned=returned)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_OPEN_LIMIT_S):
+                    await ear._opened.wait()
+        except asyncio.CancelledError:  # nobody has it yet who could close it
+            await ear.close()
+            raise
+        return ear
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+        except TimeoutError:
+            return ()
+        heard = tuple(self._heard)
+        self._heard.clear()
+        self._rung.clear()
+        return heard
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._hang_up()
+
+    def _note(self, id: str) -> None:
+        self._heard[id] = None
+        self._rung.set()
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._source.open()
+                if failures or self._opened.is_set():
+                    self._note(self._returned)
+                self._opened.set()
+                while True:
+                    for subject in await self._source.receive():
+                        self._note(subject)
+                    failures = 0
+            except (RedisError, OSError, TimeoutError) as error:
+                if failures == 0:
+                    log.warning("ear_lost", error=str(error))
+                await self._hang_up()
+                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                failures += 1
+
+    async def _hang_up(self) -> None:
+        try:
+            await self._source.close()
+        except (RedisError, OSError, TimeoutError) as error:
+            log.info("ear_not_closed", error=str(error))
+
+
+class ChannelSource:
+    """Pub/sub: only what is rung while we listen. A connection of its own."""
+
+    def __init__(self, client: "Redis", channel: str, decode: Callable[[str], Sequence[str]]) -> None:
+        self._client = client
+        self._channel = channel
+        self._decode = decode
+        self._pubsub: PubSub | None = None
+        self._awaits_pong = False
+
+    async def open(self) -> None:
+        self._pubsub = self._client.pubsub()
+        self._awaits_pong = False
+        await self._pubsub.subscribe(self._channel)
+        confirmed = await self._pubsub.get_message(timeout=ANSWER_LIMIT_S)
+        if confirmed is None or confirmed["type"] != "subscribe":
+            raise TimeoutError(f"no subscription to {self._channel} within {ANSWER_LIMIT_S:g} s")
+
+    async def receive(self) -> Sequence[str]:
+        assert self._pubsub is not None
+        message = await self._pubsub.get_message(timeout=ANSWER_LIMIT_S if self._awaits_pong else SILENCE_S)
+        if message is None:
+            if self._awaits_pong:
+                raise TimeoutError(f"the subscription to {self._channel} is dead")
+            self._awaits_pong = True
+            await self._pubsub.ping()
+            return ()
+        self._awaits_pong = False
+        return self._decode(str(message["data"])) if message["type"] == "message" else ()
+
+    async def close(self) -> None:
+        if self._pubsub is not None:
+            pubsub, self._pubsub = self._pubsub, None
+            await cast(Any, pubsub).aclose()
+
+
+class StreamSource:
+    """A stream from its end at first, then from where we were: a short outage loses nothing.
+
+    ``name`` is the field that says the id. ``cut_to`` entries are kept when more come at once than is read at once; 0
+    leaves that to whoever writes.
+    """
+
+    def __init__(self, client: "Redis", stream: str, name: str, *, cut_to: int = 0) -> None:
+        self._client = client
+        self._stream = stream
+        self._name = name
+        self._cut_to = cut_to
+        self._position = ""
+
+    async def open(self) -> None:
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            newest = cast("list[tuple[str, Any]]", await self._client.xrevrange(self._stream, count=1))
+        end = newest[0][0] if newest else "0-0"
+        if not self._position:
+            self._position = end
+        elif _order(end) < _order(self._position):
+            self._position = "0-0"  # Redis came back without our entries: all that it has now is new to us
+
+    async def receive(self) -> Sequence[str]:
+        # A limit of our own above Redis's: a half-open connection never answers.
+        async with asyncio.timeout(BLOCK_MS / 1000 + ANSWER_LIMIT_S):
+            reply: Any = await self._client.xread({self._stream: self._position}, count=BATCH, block=BLOCK_MS)
+        heard: list[str] = []
+        for _, entries in reply or ():
+            for entry_id, fields in cast("list[tuple[str, Mapping[str, str] | None]]", entries):
+                self._position = entry_id
+                if fields and fields.get(self._name):
+                    heard.append(fields[self._name][:MAX_ID_CHARS])
+        if self._cut_to and len(heard) >= BATCH:
+            # Whoever may add to it may leave the limit away: Redis's memory is not his to fill.
+            await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)
+        return heard
+
+    async def close(self) -> None:
+        """Nothing to close: each read takes a connection from the pool and gives it back."""
+
+
+def sessions_of(payload: str) -> Sequence[str]:
+    """Return the sessions that a wake-up for owners names; an empty id when it names none."""
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        log.warning("hint_unreadable", size=len(payload))
+        return ()
+    sessions = value.get("sessions") if isinstance(value, dict) else None
+    if not isinstance(sessions, list):
+        return ()
+    return [str(session_id) for session_id in sessions] or [""]
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number or 0)

@@ -1,0 +1,174 @@
+"""Further claims: a run takes a step of its task beside its own, under the caps and in its session's turn (DAG-03).
+
+The statement is the pump's, for one step that is named. Locks are taken in the order of a worker's other transactions:
+the worker, the step that it holds, the caps, and last the step that it wants, which is passed by when it is locked.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.ids import step_key
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.additional_claims import (
+    Seeker,
+    Sought,
+    Unclaimable,
+    capped,
+    limit_of,
+    refusal,
+    taken_meanwhile,
+)
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, StepKind
+from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
+from soong.shared.storage.sql.claims.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, next_turn, scopes_of
+from soong.shared.storage.sql.claims.readiness import tell_opened
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.malformed import tell_malformed
+from soong.shared.storage.sql.engine.rows import unpack
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+HOLDER: Final = Statement(
+    "holder: the step of the run that asks, while it holds it; locked, so that a run asks once at a time",
+    """
+    SELECT step_id, task_id, spec, cancel_reason, session_id, definition, model, pool FROM steps
+    WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
+      AND status IN ('claimed', 'running') /*pg FOR UPDATE */
+    """,
+)
+TAKEN: Final = Statement(
+    "taken: the steps that a run holds or has ended beside its own",
+    """
+    SELECT step_id, status FROM steps
+    WHERE holder_run_id = :run_id AND holder_run_id <> '' AND task_id || '' = :task_id ORDER BY ordinal
+    """,
+)
+SOUGHT: Final = Statement(
+    "sought: what decides whether a step may be claimed by another run than its own",
+    """
+    SELECT step_id, kind, status, open_deps, pool, needs, is_paused, is_puller,
+           CASE WHEN claim_mode = 'assigned' AND starts > 0 THEN 1 ELSE 0 END, session_id, definition, model
+    FROM steps WHERE key = :key
+    """,
+)
+CLAIM_FURTHER: Final = Statement(
+    "claim further: take one named ready step for a run that goes on holding its own; nobody waits for it",
+    """
+    UPDATE steps SET
+        status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
+        holder_run_id = :holder_run_id, started_us = coalesce(started_us, :now_us)
+    WHERE ordinal IN (
+        SELECT ordinal FROM steps WHERE key = :key AND status = 'ready' AND is_paused = 0
+        /*pg FOR UPDATE SKIP LOCKED */
+    )
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id,
+              CASE WHEN starts = 1 THEN ready_us END
+    """,
+)
+LAST_TURN: Final = Statement("last turn: of all sessions", "SELECT max(last_claimed) FROM sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    worker_id: str
+    holder: Held
+    step_id: str
+    pools: Collection[str]
+    capabilities: Collection[str]
+    now_us: int
+
+
+class SqlFurther:
+    """The part of the task store in which a run takes steps beside its own."""
+
+    _database: Database
+    _contexts: Contexts
+
+    async def claim_further(
+        self,
+        worker_id: str,
+        holder: Held,
+        step_id: str,
+        *,
+        pools: Sequence[str],
+        capabilities: Sequence[str],
+        now_us: int,
+    ) -> Claim | Unclaimable:
+        ask = _Ask(worker_id, holder, step_id, pools, capabilities, now_us)
+        return await self._database.write(lambda tx: _claim(tx, self._contexts, ask))
+
+
+def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | Unclaimable:
+    is_live = bool(tx.rows(LIVE_WORKER, worker_id=ask.worker_id))
+    seeker, task_id, counted = _seeker(tx, ask, is_live=is_live)
+    key = step_key(task_id, ask.step_id)
+    rows = tx.rows(SOUGHT, key=key)
+    sought = _sought(rows[0]) if rows else None
+    refused = refusal(seeker, ask.step_id, sought, pools=ask.pools, capabilities=ask.capabilities)
+    if refused is None:
+        refused = _over_a_cap(tx, ask.step_id, rows[0], counted)
+    if refused is not None:
+        return refused
+    taken = tx.rows(CLAIM_FURTHER, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us)
+    return _claimed(tx, contexts, ask, taken[0]) if taken else taken_meanwhile(ask.step_id)
+
+
+def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[Seeker, str, tuple[str, ...]]:
+    """Return who asks, the task, and the cap scopes that it counts in already. Raises: LeaseLostError."""
+    held = ask.holder
+    rows = tx.rows(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
+    if not rows:
+        raise LeaseLostError(held.run_id, held.fence)
+    step_id, task_id, spec, cancel_reason, *place = rows[0]
+    had = tx.rows(TAKEN, run_id=held.run_id, task_id=task_id)
+    open_ids = [name for name, status in had if StepStatus(status).is_leased]
+    is_stopping = not is_live or cancel_reason is not None
+    seeker = Seeker(step_id, next(iter(open_ids), ""), len(had), limit_of(unpack(spec)), is_stopping)
+    return seeker, task_id, scopes_of(*place)
+
+
+def _sought(row: Row) -> Sought:
+    step_id, kind, status, open_deps, pool, needs, is_paused, is_puller, has_begun, *_ = row
+    return Sought(
+        step_id=step_id,
+        kind=StepKind(kind),
+        status=StepStatus(status),
+        open_deps=open_deps,
+        pool=pool,
+        needs=tuple(unpack(needs)),
+        is_paused=bool(is_paused),
+        is_puller=bool(is_puller),
+        has_begun=bool(has_begun),
+    )
+
+
+def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> Unclaimable | None:
+    """Count the live leases of the scopes in which the run does not count yet, while their caps are locked."""
+    session_id, definition, model, pool = row[9], row[10], row[11], row[4]
+    scopes = tuple(scope for scope in scopes_of(session_id, definition, model, pool) if scope not in counted)
+    lane = Lane("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
+    room = lock_room(tx, [lane], frozenset(caps_of(tx, [lane])))
+    full = [scope for scope in scopes if room.get(scope, 1) <= 0]
+    return capped(step_id, full[0]) if full else None
+
+
+def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, row: Any) -> Claim:
+    """Start the step's run in its holder's name, take the session's turn, and tell what the step is."""
+    key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, ready_us = row
+    journal = Journal(ask.now_us)
+    journal.start(run_id, fence, ask.worker_id)
+    tell_opened(journal, run_id, key, kind, ready_us)
+    told: dict[str, Any] = {"step": key, "fence": fence}
+    journal.note(run_id, EventType.STEP_CLAIMED, **told, worker=ask.worker_id, claimed_by=ask.holder.run_id)
+    journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, **told)
+    tx.change(TURNS, "turns", [(session_id, next_turn(int(tx.rows(LAST_TURN)[0][0] or 0)))])
+    context = contexts.read(tx, [run_id])
+    results = results_for(tx, [key])
+    claim = context.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
+    tell_malformed(tx, journal, [claim], ask.now_us)
+    journal.flush(tx)
+    return claim

@@ -1,0 +1,121 @@
+"""The hottest transaction: a worker's ends, what they unlock, and its next claims, in one go."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Final, TypeAlias
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd, StepKind
+from soong.shared.storage.sql.claims import postgres_hot_path
+from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
+from soong.shared.storage.sql.claims.claiming import (
+    CLAIM_LANE,
+    TURNS,
+    Look,
+    Turns,
+    know_heads,
+    lock_room,
+    look,
+    share_out,
+)
+from soong.shared.storage.sql.claims.completions import Wish, owner_work, write_ends
+from soong.shared.storage.sql.claims.readiness import tell_opened
+from soong.shared.storage.sql.engine.malformed import tell_malformed
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+Taken: TypeAlias = dict[str, list[Claim]]
+"""The claims of each lane, the next one last."""
+
+Take: TypeAlias = Callable[[Transaction, Contexts, Journal, Wish, Turns], Taken]
+
+PASSES: Final = 2
+"""Looks at the lanes in one claim: the second sees what another worker, claiming at the same moment, has left."""
+
+
+def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: Wish) -> Advance:
+    """Write the ends, unlock, claim. See :meth:`soong.shared.engine.tasks.store.TaskStore.advance`."""
+    journal = Journal(wish.now_us)
+    by_key: dict[str, StepEnd] = {}
+    # A step ends once: the same end told twice in one batch is stale the second time.
+    doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
+    if tx.is_postgres:
+        ended, owner_sessions, seen = postgres_hot_path.end_and_look(tx, by_key, wish)
+        claims, is_left = _claim(tx, contexts, journal, wish, seen, postgres_hot_path.take)
+    else:
+        ended = write_ends(tx, journal, by_key, wish)
+        if any(end.outcome is Outcome.PARTIAL for end in ends):
+            journal.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
+        owner_sessions = owner_work(tx, ended)
+        claims, is_left = _claim(tx, contexts, journal, wish, look(tx, wish), _take)
+    journal.flush(tx)
+    left = ended.ready.difference(claim.step_key for claim in claims)
+    return Advance(
+        claims=tuple(claims),
+        stale=frozenset(doubled.union(end.run_id for key, end in by_key.items() if key not in ended.written)),
+        owner_sessions=owner_sessions,
+        ready_left=is_left or bool(left),
+    )
+
+
+def _claim(
+    tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, seen: Look, take: Take
+) -> tuple[list[Claim], bool]:
+    """Return the claims, in turn, and whether more could have been claimed."""
+    claims: list[Claim] = []
+    is_left = False
+    for _ in range(PASSES):
+        turns = _turns(tx, wish, seen, wish.claim - len(claims) if seen.is_live else 0)
+        is_left = turns.is_left
+        if not turns.order:
+            break
+        taken = take(tx, contexts, journal, wish, turns)
+        tell_malformed(tx, journal, chain.from_iterable(taken.values()), wish.now_us)
+        found = [taken[lane].pop() for lane in turns.order if taken.get(lane)]
+        claims += found
+        if len(found) == len(turns.order):
+            break
+        seen = look(tx, wish)
+    return claims, is_left
+
+
+def _turns(tx: Transaction, wish: Wish, seen: Look, claim: int) -> Turns:
+    """Share the claim out among the lanes that this worker may take from."""
+    capabilities = set(wish.capabilities)
+    lanes = [lane for lane in seen.lanes if lane.pool in wish.pools and capabilities.issuperset(lane.needs)]
+    want = min(claim, -(-sum(lane.ready for lane in lanes) // max(wish.live_workers, 1)))
+    if want > 0:
+        know_heads(tx, lanes, want)
+    return share_out(lanes, want, lock_room(tx, lanes, seen.capped), seen.last_turn)
+
+
+def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, turns: Turns) -> Taken:
+    """Claim each lane's first steps, one statement a lane."""
+    rows: dict[str, Sequence[Row]] = {
+        lane: tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=wish.worker_id, now_us=wish.now_us)
+        for lane, number in turns.quota().items()
+    }
+    claimed = [row for of_lane in rows.values() for row in of_lane]
+    if not claimed:
+        return {}
+    for key, fence, starts, run_id, *_, ready_us in claimed:
+        journal.start(run_id, fence, wish.worker_id)
+        tell_opened(journal, run_id, key, StepKind.AGENT, ready_us)
+        journal.note(run_id, EventType.STEP_CLAIMED, step=key, fence=fence, worker=wish.worker_id)
+        journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, step=key, fence=fence)
+    served = {row[8] for row in claimed}
+    tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
+    told = contexts.read(tx, [row[3] for row in claimed])
+    results = results_for(tx, [row[0] for row in claimed])
+    return {
+        lane: [
+            told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
+            for key, fence, starts, run_id, kind, spec, attempt, task_id, *_ in sorted(of_lane, key=_last_first)
+        ]
+        for lane, of_lane in rows.items()
+    }
+
+
+def _last_first(row: Row) -> tuple[int, int, int]:
+    """Order a lane's claimed rows so that the next one can be popped."""
+    return row[11], row[9], -row[10]

@@ -1,0 +1,296 @@
+"""Reading what a claim tells its worker, and the results of steps.
+
+A map step's value is the list of its children's outputs in item order; it is gathered when it is read, never copied.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from soong.shared.core.identity import Origin, Role, RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.failure_report import Remains, is_unclean, of_map
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepKind, StepResult
+from soong.shared.storage.sql.engine.rows import output_of, unpack
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.strict import MalformedError, object_of
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+KEPT: Final = 256
+"""Parsed surfaces and task inputs kept by a process; neither ever changes."""
+
+CLAIM_CONTEXT: Final = Statement(
+    "claim context: run and session of each claimed step",
+    """
+    SELECT r.id, r.session_id, r.agent_id, r.role, r.definition, r.parent_run_id, r.parent_agent_id, r.task_id,
+           r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy, r.dispatched_by,
+           r.is_foreign, r.last_node
+    FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
+    """,
+)
+TASK_CONTEXTS: Final = Statement("task contexts", "SELECT id, inputs, title FROM tasks WHERE id IN @task_ids")
+SURFACES: Final = Statement("surfaces", "SELECT digest, body FROM surfaces WHERE digest IN @digests")
+
+DEPENDENCIES: Final = Statement(
+    "dependencies: the results of what these steps waited for, in the plan's order",
+    """
+    SELECT e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome
+    FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
+    WHERE e.child_key IN @keys ORDER BY e.child_key, e.position
+    """,
+)
+RESULTS: Final = Statement(
+    "results: of single steps",
+    "SELECT '', key, step_id, status, kind, output, outcome FROM steps WHERE key IN @keys",
+)
+ITEMS: Final = Statement(
+    "items: the children of map steps, in item order",
+    """
+    SELECT map_key, key, kind, output FROM steps WHERE map_key IN @map_keys AND map_key <> ''
+    ORDER BY map_key, item_index, ordinal
+    """,
+)
+
+
+REMAINS: Final = Statement(
+    "remains: of steps that did not end cleanly, why, how far they got, and what their last runs left",
+    """
+    SELECT s.key, s.error, s.progress,
+        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
+         ORDER BY n.number DESC LIMIT 1),
+        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'assistant'
+         ORDER BY n.number DESC LIMIT 1)
+    FROM steps AS s WHERE s.key IN @keys
+    """,
+)
+UNCLEAN_ITEMS: Final = Statement(
+    "unclean items: the children of map steps that did not end cleanly, in item order",
+    """
+    SELECT map_key, key, step_id, status, kind, output, outcome FROM steps
+    WHERE map_key IN @map_keys AND map_key <> ''
+      AND (outcome = 'partial' OR status = 'failed' OR status = 'cancelled')
+    ORDER BY map_key, item_index, ordinal
+    """,
+)
+
+
+T = TypeVar("T")
+
+
+class Contexts:
+    """What claims are told besides their steps, with the immutable part of it kept parsed. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
+        self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
+
+    def read(self, tx: Transaction, run_ids: Sequence[str]) -> "Told":
+        """Return what is told of the claims of these runs."""
+        return self.told(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
+
+    def told(self, tx: Transaction, rows: Sequence[Row]) -> "Told":
+        """Return what is told, given the rows of runs and sessions."""
+        runs = {row[0]: row for row in rows}
+        tasks = {row[7] for row in rows}
+        surfaces = {row[12] for row in rows}
+        return Told(
+            runs,
+            _kept(self._tasks, tasks, lambda missing: _tasks(tx, missing)),
+            _kept(self._surfaces, surfaces, lambda missing: _surfaces(tx, missing)),
+            {policy: unpack(policy) for policy in {row[15] for row in rows}},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Runs with their sessions by run id, inputs and titles by task id, surfaces by digest, policies by their text."""
+
+    runs: Mapping[str, Row]
+    tasks: Mapping[str, tuple[JsonObject, str]]
+    surfaces: Mapping[str, JsonObject]
+    policies: Mapping[str, JsonObject]
+
+    def claim(
+        self,
+        key: str,
+        fence: int,
+        run_id: str,
+        kind: str,
+        spec: str,
+        attempt: int,
+        task_id: str,
+        dependencies: Mapping[str, StepResult],
+        *,
+        starts: int,
+    ) -> Claim:
+        run = self.runs[run_id]
+        task_inputs, task_title = self.tasks[task_id]
+        return Claim(
+            step_key=key,
+            fence=fence,
+            identity=_identity(run),
+            kind=StepKind(kind),
+            spec=unpack(spec),
+            task_inputs=task_inputs,
+            task_title=task_title,
+            dependencies=dependencies,
+            surface=self.surfaces[run[12]],
+            token=run[11],
+            attempt=attempt,
+            project=run[13],
+            cwd=run[14],
+            policy=self.policies[run[15]],
+            is_resumed=starts > 1,
+            malformed=_what_is_wrong(fence, starts, last_node=run[18])
+            or next((result.malformed for result in dependencies.values() if result.malformed), ""),
+        )
+
+
+def _what_is_wrong(fence: int, starts: int, *, last_node: int) -> str:
+    """Say what no claim leaves behind: a context of a run that never started, or a start without a fence."""
+    if fence < starts:
+        return f"the step counts {starts} starts and {fence} leases"
+    if starts == 1 and last_node:
+        return f"the run has never started, and its context has {last_node} nodes"
+    return ""
+
+
+def _identity(run: Row) -> RunIdentity:
+    return RunIdentity(
+        session_id=run[1],
+        run_id=run[0],
+        agent_id=run[2],
+        role=Role(run[3]),
+        definition=run[4],
+        parent_run_id=run[5],
+        parent_agent_id=run[6],
+        task_id=run[7],
+        step_key=run[8],
+        step_title=run[9],
+        model=run[10],
+        origin=Origin(run[16], bool(run[17])),
+    )
+
+
+def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObject, str]]:
+    return {row[0]: (unpack(row[1]), row[2]) for row in tx.rows(TASK_CONTEXTS, task_ids=task_ids)}
+
+
+def _surfaces(tx: Transaction, digests: Sequence[str]) -> dict[str, JsonObject]:
+    return {digest: unpack(body) for digest, body in tx.rows(SURFACES, digests=digests)}
+
+
+def _kept(
+    cache: "OrderedDict[str, T]", keys: set[str], read: Callable[[Sequence[str]], Mapping[str, T]]
+) -> dict[str, T]:
+    """Return what these keys name, reading what is not kept yet."""
+    missing = sorted(key for key in keys if key not in cache)
+    found = {key: cache[key] for key in keys if key in cache}
+    if missing:
+        found.update(read(missing))
+        cache.update((key, found[key]) for key in missing if key in found)
+    for key in keys & cache.keys():
+        cache.move_to_end(key)
+    while len(cache) > KEPT:
+        cache.popitem(last=False)
+    return found
+
+
+def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str, StepResult]]:
+    """Return, by step key, the results of what each step depends on, by step id."""
+    return results_of_rows(tx, tx.rows(DEPENDENCIES, keys=list(step_keys)))
+
+
+def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
+    """Return the same, given the rows of :data:`DEPENDENCIES`."""
+    lists = _map_outputs(tx, [row[1] for row in rows if row[4] == StepKind.MAP])
+    read = {row[1]: _result(row, lists) for row in rows}
+    told = _with_remains(tx, read, {row[1] for row in rows if row[4] == StepKind.MAP})
+    results: dict[str, dict[str, StepResult]] = {}
+    for row in rows:
+        results.setdefault(row[0], {})[row[2]] = told[row[1]]
+    return results
+
+
+def result_of(tx: Transaction, step_key: str) -> StepResult | None:
+    """Return what dependents see of a step; None when there is none of that key."""
+    rows = tx.rows(RESULTS, keys=[step_key])
+    if not rows:
+        return None
+    is_map = rows[0][4] == StepKind.MAP
+    result = _result(rows[0], _map_outputs(tx, [step_key] if is_map else []))
+    return _with_remains(tx, {step_key: result}, {step_key} if is_map else set())[step_key]
+
+
+def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) -> dict[str, StepResult]:
+    """Return results by step key with what remains of those that did not end cleanly; clean ones cost no statement."""
+    unclean = {key: result for key, result in read.items() if is_unclean(result.status, result.outcome)}
+    if not unclean:
+        return read
+    told = dict(read)
+    children: dict[str, dict[str, StepResult]] = {}
+    for row in tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ():
+        children.setdefault(row[0], {})[row[1]] = _result(row, _Lists())
+    of_items = {key: result for items in children.values() for key, result in items.items()}
+    for key, error, progress, result, answer in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
+        remains = Remains(_object(error), progress, _object(result), _object(answer))
+        if key in of_items:
+            of_items[key] = remains.added_to(of_items[key])
+        else:
+            told[key] = remains.added_to(told[key])
+    for key in maps & unclean.keys():
+        told[key] = of_map(told[key], [of_items[child] for child in children.get(key, ())])
+    return told
+
+
+def _object(text: str | None) -> JsonObject | None:
+    """Return what remains of an ended run, as far as it can be read."""
+    with suppress(MalformedError):
+        return None if text is None else object_of("payload", text)
+    return None
+
+
+def _result(row: Row, lists: "_Lists") -> StepResult:
+    _, key, step_id, status, kind, output, outcome = row
+    try:
+        value = lists.of(key) if kind == StepKind.MAP else output_of(output)
+    except MalformedError as error:
+        words = f"the row of {step_id!r} is malformed: {error}"
+        return StepResult(
+            step_id, StepStatus.FAILED, None, error=StepError(MALFORMED, words, retryable=False), malformed=words
+        )
+    return StepResult(step_id, StepStatus(status), value, Outcome(outcome) if outcome else Outcome.CLEAN)
+
+
+@dataclass(slots=True)
+class _Lists:
+    """The outputs of map steps by key, and what is wrong with one of their items, if it is."""
+
+    outputs: dict[str, list[Json]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def of(self, key: str) -> Sequence[Json]:
+        """Raises: MalformedError when the row of an item is malformed."""
+        if key in self.problems:
+            raise MalformedError(self.problems[key])
+        return self.outputs.get(key, [])
+
+
+def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
+    """Return, by map key, the children's outputs in item order; of a child that is a map, its own list."""
+    lists = _Lists()
+    if not map_keys:
+        return lists
+    rows = tx.rows(ITEMS, map_keys=sorted(set(map_keys)))
+    inner = _map_outputs(tx, [row[1] for row in rows if row[2] == StepKind.MAP])
+    for map_key, key, kind, output in rows:
+        try:
+            value: Json = inner.of(key) if kind == StepKind.MAP else output_of(output)
+        except MalformedError as error:
+            lists.problems.setdefault(map_key, f"item {key}: {error}")
+            continue
+        lists.outputs.setdefault(map_key, []).append(value)
+    return lists

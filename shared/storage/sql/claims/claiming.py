@@ -1,0 +1,295 @@
+"""Claiming: which steps a worker gets, decided on rows.
+
+Ready steps stand in **lanes**: steps of one lane have session, pool, needs, definition and model in common, so
+whether a worker may take them and which caps they count in is decided once a lane. A claim lists the lanes that have
+ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final, TypeAlias
+
+from soong.shared.core.jsontext import MAX_SAFE_INTEGER
+from soong.shared.engine.tasks.step import ClaimMode
+from soong.shared.storage.sql.claims.completions import Wish
+from soong.shared.storage.sql.engine.rows import unpack
+from soong.shared.storage.sql.engine.statements import Change, Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+LIVE_WORKER: Final = Statement(
+    "live worker: one that is not may claim nothing; held, so that it cannot be declared gone while it claims",
+    "SELECT 1 FROM workers WHERE id = :worker_id AND state = 'live' /*pg FOR SHARE */",
+)
+
+# What is counted is counted in the order of its index: for any order PostgreSQL, from 18 on, at times skips through the
+# index of tasks for all that is ready, task by task.
+LANES: Final = Statement(
+    "lanes: every lane with ready work, its first step, how much there is (to a limit), and its session's last turn",
+    """
+    WITH RECURSIVE lane(lane) AS (
+        SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
+        UNION ALL
+        SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
+        FROM lane WHERE lane.lane IS NOT NULL
+    )
+    SELECT l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
+           head.is_unparked, head.priority, head.ordinal,
+           (SELECT count(*) FROM (
+               SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+               ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT :most
+           ) AS ready),
+           sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode
+    FROM lane AS l
+    JOIN steps AS head ON head.ordinal = (
+        SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+        ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
+    )
+    JOIN sessions ON sessions.id = head.session_id
+    """,
+)
+
+HEADS: Final = Statement(
+    "heads: the next steps of a lane, to compare them with those of the session's other lanes",
+    """
+    SELECT is_unparked, priority, ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
+    ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number
+    """,
+)
+
+CAPS: Final = Statement(
+    "caps: the limits that may concern lanes: the deployment's, and those of the lanes' own sessions alone",
+    """
+    SELECT scope, cap FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    UNION ALL SELECT scope, cap FROM caps WHERE scope IN @scopes
+    """,
+)
+
+LOCK_CAPS: Final = Statement(
+    "lock caps: one claim at a time for each scope, locked in one order by all",
+    """
+    SELECT scope, cap FROM caps WHERE scope IN @scopes
+    ORDER BY CASE substr(scope, 1, 5) WHEN 'sessi' THEN 1 WHEN 'defin' THEN 2 WHEN 'model' THEN 3 ELSE 4 END, scope
+    /*pg FOR UPDATE */
+    """,
+)
+
+LIVE_LEASES: Final = Statement(
+    "live leases: counted after the caps are locked, by lane; a step that a run holds beside its own is taken off "
+    "again in what it has in common with that: it is no further agent at work",
+    """
+    SELECT head.session_id, head.definition, head.model, head.pool, leased.number
+    FROM (
+        SELECT lane, count(*) AS number, min(ordinal) AS ordinal FROM steps
+        WHERE status IN ('claimed', 'running') GROUP BY lane
+    ) AS leased JOIN steps AS head ON head.ordinal = leased.ordinal
+    UNION ALL
+    SELECT s.session_id, CASE WHEN s.definition = own.definition THEN s.definition ELSE '' END,
+           CASE WHEN s.model = own.model THEN s.model ELSE '' END,
+           CASE WHEN s.pool = own.pool THEN s.pool ELSE '' END, -1
+    FROM steps AS s JOIN runs AS holder ON holder.id = s.holder_run_id JOIN steps AS own ON own.key = holder.step_key
+    WHERE s.holder_run_id <> '' AND s.status IN ('claimed', 'running') AND own.status || '' IN ('claimed', 'running')
+    """,
+)
+
+CLAIM_LANE: Final = Statement(
+    "claim lane: take its first ready steps; each gets a fence that was never given out",
+    """
+    UPDATE steps SET
+        status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
+        started_us = coalesce(started_us, :now_us)
+    WHERE ordinal IN (
+        SELECT ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
+        ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
+    )
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
+              CASE WHEN starts = 1 THEN ready_us END
+    """,
+)
+
+TAKE_TURNS: Final = Statement(
+    "take turns: remember when each session was last served; one that another worker serves just now is left to it",
+    """
+    UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint) WHERE sessions.id = t.id
+    /*pg AND sessions.ordinal IN (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED) */
+    """,
+)
+TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE id = ?1")
+
+
+Place: TypeAlias = tuple[int, int, int]
+"""Where a ready step stands in line within its session; the lowest is next."""
+
+LAST_TURN: Final = 11
+"""The column of ``LANES`` that holds the last turn of all sessions."""
+
+
+def place_of(is_unparked: int, priority: int, ordinal: int) -> Place:
+    """Return a step's place: what was parked, then what has priority, then what is older."""
+    return -is_unparked, -priority, ordinal
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane with ready work. ``heads`` are the places of its next steps in line, as far as they are known."""
+
+    key: str
+    session_id: str
+    scopes: tuple[str, ...]
+    ready: int
+    last_claimed: int
+    heads: list[Place]
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    claim_mode: ClaimMode = ClaimMode.ASSIGNED
+    taken: int = 0
+
+    @property
+    def head(self) -> Place:
+        """The step that the lane would give next; the last known one stands for those after it."""
+        return self.heads[min(self.taken, len(self.heads) - 1)]
+
+
+@dataclass(slots=True)
+class Turns:
+    """The shares of one claim. ``order`` names a lane for each step, ``is_left``: more could be claimed."""
+
+    order: list[str] = field(default_factory=list)
+    turn: dict[str, int] = field(default_factory=dict)
+    is_left: bool = False
+
+    def quota(self) -> dict[str, int]:
+        """Return how many steps each lane gives."""
+        return dict(Counter(self.order))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a claim is decided on: whether the worker lives, lanes with ready work, capped scopes, the last turn."""
+
+    is_live: bool
+    lanes: Sequence[Lane]
+    capped: frozenset[str]
+    last_turn: int
+
+
+def look(tx: Transaction, wish: Wish) -> Look:
+    """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
+    is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
+    lanes, last_turn = read_lanes(tx, most_ready(wish))
+    return Look(is_live, lanes, frozenset(caps_of(tx, lanes)), last_turn)
+
+
+def caps_of(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
+    """Return the limits, by scope, that may concern these lanes."""
+    sessions = sorted({f"session:{lane.session_id}" for lane in lanes})
+    return dict(tx.rows(CAPS, scopes=sessions)) if lanes else {}
+
+
+def most_ready(wish: Wish) -> int:
+    """Return how far ready steps of a lane have to be counted."""
+    return max(wish.claim, 0) * max(wish.live_workers, 1) + 1
+
+
+def read_lanes(
+    tx: Transaction, most: int, modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)
+) -> tuple[list[Lane], int]:
+    """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
+    rows = tx.rows(LANES, most=most)
+    return lanes_of_rows(rows, modes), int(rows[0][LAST_TURN] or 0) if rows else 0
+
+
+def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[Lane]:
+    """Return the lanes that are claimed in one of these modes; a pump leaves those alone that are pulled."""
+    return [lane for lane in map(_lane_of_row, rows) if lane.claim_mode in modes]
+
+
+def _lane_of_row(row: Row) -> Lane:
+    key, session_id, pool, needs, definition, model, is_unparked, priority, ordinal, ready, last_claimed, _, mode = row
+    return Lane(
+        key=key,
+        session_id=session_id,
+        scopes=scopes_of(session_id, definition, model, pool),
+        ready=ready,
+        last_claimed=last_claimed,
+        heads=[place_of(is_unparked, priority, ordinal)],
+        pool=pool,
+        needs=tuple(unpack(needs)),
+        claim_mode=ClaimMode(mode),
+    )
+
+
+def scopes_of(session_id: str, definition: str, model: str, pool: str) -> tuple[str, ...]:
+    """Return the cap scopes that a lease of such a step counts in."""
+    named = (("session", session_id), ("definition", definition), ("model", model), ("pool", pool))
+    return tuple(f"{kind}:{name}" for kind, name in named if name)
+
+
+def lock_room(tx: Transaction, lanes: Sequence[Lane], capped: frozenset[str]) -> dict[str, int]:
+    """Return how many more leases each capped scope of these lanes allows; its cap stays locked until commit."""
+    scopes = capped.intersection(scope for lane in lanes for scope in lane.scopes) if capped else ()
+    if not scopes:
+        return {}
+    return room_left(dict(tx.rows(LOCK_CAPS, scopes=sorted(scopes))), tx.rows(LIVE_LEASES))
+
+
+def room_left(caps: Mapping[str, int], leases: Sequence[Row]) -> dict[str, int]:
+    """Return what the live leases leave of each cap."""
+    room = dict(caps)
+    for session_id, definition, model, pool, number in leases:
+        for scope in scopes_of(session_id, definition, model, pool):
+            if scope in room:
+                room[scope] -= number
+    return room
+
+
+def know_heads(tx: Transaction, lanes: Sequence[Lane], want: int) -> None:
+    """Read the next steps of lanes that share a session with another: only there do they have to be compared."""
+    counts: dict[str, int] = {}
+    for lane in lanes:
+        counts[lane.session_id] = counts.get(lane.session_id, 0) + 1
+    for lane in lanes:
+        if counts[lane.session_id] > 1 and min(want, lane.ready) > 1:
+            lane.heads = [place_of(*row) for row in tx.rows(HEADS, lane=lane.key, number=want)] or lane.heads
+
+
+def share_out(lanes: Sequence[Lane], want: int, room: dict[str, int], last_turn: int) -> Turns:
+    """Share ``want`` claims out: the session served longest ago first, one step each in turn; within it what was
+    parked, then by priority, then age; never beyond ``room``.
+    """
+    turns = Turns()
+    queue = [(lane.last_claimed, lane.head, place) for place, lane in enumerate(lanes)]
+    heapify(queue)
+    while queue and len(turns.order) < want:
+        turn, head, place = heappop(queue)
+        lane = lanes[place]
+        now = turns.turn.get(lane.session_id, turn)
+        if now != turn:
+            # Another lane of the session has been served since: this one's turn comes later.
+            heappush(queue, (now, head, place))
+        elif _fits(lane, room):
+            last_turn = next_turn(last_turn)
+            _serve(lane, turns, room, last_turn)
+            if lane.taken < lane.ready:
+                heappush(queue, (last_turn, lane.head, place))
+    turns.is_left = any(_fits(lanes[place], room) for *_, place in queue)
+    return turns
+
+
+def next_turn(last_turn: int) -> int:
+    """Return the turn after a given one. A row that holds a turn beyond all keeps nobody from being served."""
+    return min(max(last_turn, 0) + 1, MAX_SAFE_INTEGER)
+
+
+def _fits(lane: Lane, room: Mapping[str, int]) -> bool:
+    return all(room.get(scope, 1) > 0 for scope in lane.scopes)
+
+
+def _serve(lane: Lane, turns: Turns, room: dict[str, int], turn: int) -> None:
+    lane.taken += 1
+    turns.order.append(lane.key)
+    turns.turn[lane.session_id] = turn
+    for scope in lane.scopes:
+        if scope in room:
+            room[scope] -= 1

@@ -1,0 +1,143 @@
+"""Ends as a worker reports them: which still count, what they write, what they unlock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import StepEnd
+from soong.shared.storage.sql.claims.readiness import unlock_after
+from soong.shared.storage.sql.engine.rows import pack
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+
+# By key: "worker_id || ''" keeps SQLite from walking all leases of the worker once for every end.
+END_STEPS: Final = Statement(
+    "end steps: what their holder says of them, while it holds them; one that was asked to stop needs no settling",
+    """
+    UPDATE steps SET
+        status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
+        is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
+        cancel_reason = NULL
+    FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text)
+    WHERE steps.key = e.key AND steps.run_id = e.run_id AND steps.fence = e.fence
+      AND steps.worker_id || '' = :worker_id AND steps.status IN ('claimed', 'running')
+    RETURNING steps.key, task_id, session_id
+    """,
+)
+
+OWNER_WORK: Final = Statement(
+    "owner work: whether a task has a map to expand, a failure to settle, or steps that neither ended nor are leased",
+    """
+    SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'expanding'),
+           EXISTS (SELECT 1 FROM steps
+                   WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
+                   AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting'))
+    """,
+)
+OPEN_WORK: Final = Statement(
+    "open work: whether a task has steps that have not ended",
+    """
+    SELECT 1 FROM steps WHERE task_id = :task_id
+      AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting') LIMIT 1
+    """,
+)
+LOCK_TAIL: Final = Statement(
+    "lock tail: the last steps of a task end one after another, so that one of them sees that all have ended",
+    "SELECT 1 /*pg FROM (SELECT pg_advisory_xact_lock(hashtextextended(:task_id, 7))) AS locked */",
+)
+
+_STEP_EVENT: Final[Mapping[StepStatus, EventType]] = {
+    StepStatus.COMPLETED: EventType.STEP_COMPLETED,
+    StepStatus.FAILED: EventType.STEP_FAILED,
+    StepStatus.CANCELLED: EventType.STEP_CANCELLED,
+}
+RUN_STATUS: Final[Mapping[StepStatus, RunStatus]] = {
+    StepStatus.COMPLETED: RunStatus.COMPLETED,
+    StepStatus.FAILED: RunStatus.FAILED,
+    StepStatus.CANCELLED: RunStatus.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a worker wants besides the ends it reports."""
+
+    worker_id: str
+    claim: int
+    pools: Sequence[str]
+    capabilities: Sequence[str]
+    live_workers: int
+    now_us: int
+
+
+@dataclass(slots=True)
+class Ended:
+    """What the ends did. ``ready`` are the keys of steps that became claimable, ``sessions`` by id of task."""
+
+    written: set[str] = field(default_factory=set)
+    sessions: dict[str, str] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+
+
+def write_ends(tx: Transaction, journal: Journal, ends: Mapping[str, StepEnd], wish: Wish) -> Ended:
+    """Write the ends that still count, by step key in order, and unlock what waited for them."""
+    ended = Ended()
+    if not ends:
+        return ended
+    rows = tx.rows(
+        END_STEPS, ends=[end_row(end) for end in ends.values()], worker_id=wish.worker_id, now_us=wish.now_us
+    )
+    for key, task_id, session_id in rows:
+        ended.written.add(key)
+        ended.sessions[task_id] = session_id
+        note_end(journal, ends[key])
+    completed = [key for key in ended.written if ends[key].status is StepStatus.COMPLETED]
+    ended.ready = unlock_after(tx, completed, wish.now_us)
+    return ended
+
+
+def end_row(end: StepEnd) -> tuple[object, ...]:
+    """Return an end as the statements take it."""
+    return (
+        end.step_key,
+        end.run_id,
+        end.fence,
+        end.status.value,
+        end.outcome.value if end.status is StepStatus.COMPLETED else None,
+        None if end.output is None else pack(end.output),
+        None if end.error is None else pack(end.error.as_json()),
+    )
+
+
+def note_end(journal: Journal, end: StepEnd) -> None:
+    """Gather what an end writes to its run. Every completed run has a result node: added where its maker gave none."""
+    nodes = end.nodes
+    if end.status is StepStatus.COMPLETED and not any(node.kind is NodeKind.RESULT for node in nodes):
+        nodes = (*nodes, NewNode(NodeKind.RESULT, {"v": 1, "output": end.output}))
+    journal.add(end.run_id, nodes=nodes, events=end.events)
+    journal.note(end.run_id, _STEP_EVENT[end.status], step=end.step_key, fence=end.fence)
+    journal.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
+
+
+def owner_work(tx: Transaction, ended: Ended) -> frozenset[str]:
+    """Return the sessions whose owner has something to do for the tasks that the ends touched."""
+    found = set()
+    for task_id, session_id in sorted(ended.sessions.items()):
+        if session_id not in found:
+            flags = tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0]
+            if has_owner_work(tx, task_id, *flags):
+                found.add(session_id)
+    return frozenset(found)
+
+
+def has_owner_work(tx: Transaction, task_id: str, is_expanding: bool, is_unsettled: bool, is_waiting: bool) -> bool:
+    """Say whether the owner has something to do for a task, also when others end its last steps at this moment."""
+    if is_expanding or is_unsettled or is_waiting:
+        return bool(is_expanding or is_unsettled)
+    tx.rows(LOCK_TAIL, task_id=task_id)
+    return not tx.rows(OPEN_WORK, task_id=task_id)

@@ -1,0 +1,111 @@
+"""Runs that wait for consent without a slot: how they give it up, and how a closed question lets them go on.
+
+Whoever takes several of these takes them in one order: the questions of a run, its step, its row.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.step import Held
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+LOCK_PARKING: Final = Statement(
+    "lock parking: the runs of a session park one after another, so that their cap is counted by one at a time; says "
+    "whether this one is parked already, and the answer was lost",
+    """
+    SELECT session_id, CASE WHEN status = 'blocked' AND fence = :fence THEN 1 ELSE 0 END
+        /*pg , pg_advisory_xact_lock(hashtextextended(session_id, 8)) */ FROM steps
+    WHERE key = :key AND run_id = :run_id
+    """,
+)
+PARKED: Final = Statement(
+    "parked: how many steps of a session are, counted to its cap; read after the lock",
+    """
+    SELECT count(*) FROM (
+        SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'blocked' LIMIT :most
+    ) AS parked
+    """,
+)
+STILL_OPEN: Final = Statement(
+    "still open: those of a run's questions that nobody has closed; held, so that nobody does before it has parked",
+    """
+    SELECT id FROM permission_requests WHERE id IN @ids AND run_id = :run_id AND state = 'pending'
+    ORDER BY id /*pg FOR SHARE */
+    """,
+)
+PARK: Final = Statement(
+    "park: its holder gives a step up that waits for consent; not one that was asked to stop, whose task is paused, or "
+    "whose run holds another step beside it, which would wait with it",
+    """
+    UPDATE steps SET status = 'blocked', worker_id = '', is_unparked = 0
+    WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
+      AND status || '' = 'running' AND cancel_reason IS NULL AND is_paused = 0
+      AND NOT EXISTS (SELECT 1 FROM steps AS further WHERE further.holder_run_id = :run_id
+                      AND further.holder_run_id <> '' AND further.status IN ('claimed', 'running'))
+    RETURNING key
+    """,
+)
+UNPARK: Final = Statement(
+    "unpark: the step of a run whose question is closed is ready again, if it was parked",
+    """
+    UPDATE steps SET status = 'ready', is_unparked = 1
+    WHERE key = (SELECT step_key FROM runs WHERE id = :run_id) AND run_id = :run_id AND status || '' = 'blocked'
+    RETURNING key
+    """,
+)
+WITHDRAW_OF: Final = Statement(
+    "withdraw of: the open questions of runs of a task that do not go on",
+    """
+    UPDATE permission_requests SET state = 'withdrawn'
+    WHERE session_id = (SELECT session_id FROM tasks WHERE id = :task_id) AND state = 'pending' AND run_id IN @run_ids
+    RETURNING id, run_id, tool_call_id
+    """,
+)
+
+
+def park(
+    tx: Transaction, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+) -> bool:
+    """See :meth:`soong.shared.engine.tasks.store.TaskStore.park`."""
+    lease = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence}
+    found = tx.rows(LOCK_PARKING, **lease)
+    if found and found[0][1]:
+        return True
+    if not found or tx.rows(PARKED, session_id=found[0][0], most=max_parked)[0][0] >= max_parked:
+        return False
+    asked = sorted(set(request_ids))
+    if len(tx.rows(STILL_OPEN, ids=asked, run_id=held.run_id)) < len(asked):
+        return False
+    if not tx.rows(PARK, **lease, worker_id=worker_id):
+        return False
+    journal = Journal(now_us)
+    journal.park(held.run_id)
+    journal.note(held.run_id, EventType.STEP_BLOCKED, step=held.step_key, fence=held.fence)
+    journal.note(held.run_id, EventType.RUN_PARKED, step=held.step_key, fence=held.fence, requests=asked)
+    journal.flush(tx)
+    return True
+
+
+def unpark(tx: Transaction, journal: Journal, run_id: str, request_id: str) -> bool:
+    """Let the run of a question that was just closed go on, if it was parked; say whether it was."""
+    rows = tx.rows(UNPARK, run_id=run_id)
+    for (key,) in rows:
+        journal.release(run_id)
+        journal.note(run_id, EventType.STEP_UNPARKED, step=key, request=request_id)
+    return bool(rows)
+
+
+def withdraw_of(tx: Transaction, journal: Journal, task_id: str, run_ids: Sequence[str], reason: str) -> None:
+    """Withdraw the questions of runs of a task that end without having gone on."""
+    if run_ids:
+        note_withdrawn(journal, tx.rows(WITHDRAW_OF, task_id=task_id, run_ids=sorted(run_ids)), reason)
+
+
+def note_withdrawn(journal: Journal, rows: Sequence[Row], reason: str) -> None:
+    """Tell each run, of (request, run, tool call), that its question was taken back."""
+    for request_id, run_id, call_id in sorted(rows):
+        data = {"request_id": request_id, "tool_call_id": call_id, "reason": reason}
+        journal.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)

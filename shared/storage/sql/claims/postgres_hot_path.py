@@ -1,0 +1,255 @@
+"""The hot path on PostgreSQL: what SQLite does statement by statement, fused, because each one sent costs more there
+than what it does. Two round trips end, unlock and claim; the texts mirror those of :mod:`ending`, :mod:`unlocking`
+and :mod:`claiming`, and the contract's tests run over both.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.storage.sql.claims.claim_context import Contexts, results_of_rows
+from soong.shared.storage.sql.claims.claiming import LAST_TURN, Look, Turns, lanes_of_rows, look, most_ready
+from soong.shared.storage.sql.claims.completions import Ended, Wish, end_row, has_owner_work, note_end, owner_work
+from soong.shared.storage.sql.claims.readiness import settle_unlocked
+from soong.shared.storage.sql.engine.engine import StaleReadError
+from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+
+# Planned once and kept (see engine), so each has one sensible plan only: no join between two parts of a statement
+# (a row carries what later parts need), the tables reached by one index each, and conditions that would tempt the
+# planner to another index written so that they cannot ("status || ''").
+END_AND_UNLOCK: Final = Statement(
+    "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what "
+    "waited; the worker is held before its steps are, as by whoever declares it gone",
+    f"""
+    WITH holder AS MATERIALIZED (
+        SELECT id FROM workers WHERE id = :worker_id FOR SHARE
+    ), e AS MATERIALIZED (
+        SELECT * FROM @ends told(key text, run_id text, fence bigint, status text, outcome text, output text,
+                                 error text, run_status text, end_reason text, usage text, events json, nodes json)
+    ), ended AS (
+        UPDATE steps SET
+            status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
+            is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
+            cancel_reason = NULL
+        FROM e JOIN steps AS seen ON seen.key = e.key CROSS JOIN holder
+        WHERE steps.key = ANY(ARRAY(SELECT key FROM e)) AND steps.key = e.key
+          AND steps.run_id = e.run_id AND steps.fence = e.fence
+          AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
+        RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
+                  e.run_status, e.end_reason, e.usage, e.events, e.nodes, steps.growths <> seen.growths AS has_grown
+    ), fallen AS (
+        SELECT w.key, w.number FROM (
+            SELECT key, sum(number) AS number FROM (
+                SELECT g.child_key AS key, 1 AS number FROM ended CROSS JOIN LATERAL (
+                    SELECT child_key FROM edges WHERE parent_key = ended.key OFFSET 0
+                ) AS g WHERE ended.status = 'completed'
+                UNION ALL
+                SELECT map_key, 1 FROM ended WHERE status = 'completed' AND map_key <> ''
+            ) AS each_end GROUP BY key
+        ) AS w JOIN steps AS locked ON locked.key = w.key ORDER BY w.key FOR UPDATE OF locked
+    ), unlocked AS (
+        UPDATE steps SET
+            open_deps = open_deps - f.number,
+            status = CASE WHEN open_deps > f.number THEN status
+                          WHEN status = 'waiting' THEN 'completed'
+                          WHEN kind = 'map' THEN 'expanding'
+                          ELSE 'ready' END,
+            ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END,
+            ready_us = CASE WHEN open_deps = f.number THEN :now_us ELSE ready_us END
+        FROM fallen AS f WHERE steps.key = f.key AND steps.status || '' IN ('pending', 'waiting')
+        RETURNING steps.key, steps.task_id, steps.status, steps.kind, steps.run_id, steps.open_deps
+    ), counted AS (
+        UPDATE runs SET
+            status = c.run_status, end_reason = coalesce(c.end_reason, runs.end_reason),
+            ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
+            usage = coalesce(c.usage, runs.usage),
+            last_seq = {LAST_SEQ} + json_array_length(c.events),
+            last_node = {LAST_NODE} + json_array_length(c.nodes)
+        FROM ended AS c WHERE runs.id = c.run_id
+        RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT counted.id, counted.last_seq - json_array_length(counted.events) + v.place,
+               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) WITH ORDINALITY AS v(event, place)
+    ), grown AS (
+        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
+        SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
+               coalesce((v.node->>0)::bigint, counted.last_node - json_array_length(counted.nodes) + v.place - 1),
+               v.node->>1, v.node->>2, :now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+    )
+    SELECT 1, key, task_id, session_id, '', '', has_grown::int FROM ended
+    UNION ALL
+    SELECT 2, key, task_id, status, kind, run_id, open_deps FROM unlocked
+    """,  # noqa: S608  # our own words, here and below
+)
+
+LOOK: Final = Statement(
+    "look: whether the worker lives (held), caps, what the owners of the ended steps' tasks have to do, the lanes",
+    """
+    WITH RECURSIVE lane(lane) AS (
+        SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
+        UNION ALL
+        SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
+        FROM lane WHERE lane.lane IS NOT NULL
+    ), live AS (SELECT id FROM workers WHERE id = :worker_id AND state = 'live' FOR SHARE),
+    touched AS (SELECT DISTINCT task_id, session_id FROM steps WHERE key IN @keys)
+    SELECT 'live', NULL::json FROM live
+    UNION ALL
+    SELECT 'cap', to_json(scope) FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    UNION ALL
+    SELECT 'cap', to_json(caps.scope) FROM lane AS l CROSS JOIN LATERAL (
+        SELECT s.session_id FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+        ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
+    ) AS head JOIN caps ON caps.scope = 'session:' || head.session_id
+    UNION ALL
+    SELECT 'task', json_build_array(t.task_id,
+        (SELECT 1 FROM steps
+         WHERE session_id = t.session_id AND status = 'expanding' AND task_id = t.task_id LIMIT 1),
+        (SELECT 1 FROM steps
+         WHERE session_id = t.session_id AND status = 'failed' AND is_settled = 0 AND task_id = t.task_id LIMIT 1),
+        (SELECT 1 FROM steps WHERE task_id = t.task_id
+         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting') LIMIT 1))
+    FROM touched AS t
+    UNION ALL
+    SELECT 'lane', json_build_array(l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
+        head.is_unparked, head.priority, head.ordinal,
+        (SELECT count(*) FROM (
+            SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+            ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT :most
+        ) AS ready),
+        sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode)
+    FROM lane AS l
+    JOIN steps AS head ON head.ordinal = (
+        SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+        ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
+    )
+    JOIN sessions ON sessions.id = head.session_id
+    """,
+)
+
+TAKE: Final = Statement(
+    "take: claim each lane's first steps, start their runs with their events, remember the turns, tell all of it",
+    f"""
+    WITH picked AS MATERIALIZED (
+        SELECT p.ordinal, wanted.lane FROM @quota wanted(lane text, number bigint) CROSS JOIN LATERAL (
+            SELECT ordinal FROM steps WHERE lane = wanted.lane AND status = 'ready' AND is_paused = 0
+            ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT wanted.number FOR UPDATE SKIP LOCKED
+        ) AS p
+    ), claimed AS (
+        UPDATE steps SET
+            status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
+            started_us = coalesce(started_us, :now_us)
+        FROM picked WHERE steps.ordinal = picked.ordinal
+        RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
+                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us
+    ), started AS (
+        UPDATE runs SET
+            status = 'running', fence = c.fence, worker_id = :worker_id,
+            started_us = coalesce(runs.started_us, :now_us),
+            last_seq = {LAST_SEQ} + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END
+        FROM claimed AS c WHERE runs.id = c.run_id
+        RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
+                  c.ordinal, c.lane, c.is_unparked, c.ready_us,
+                  agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
+                  dispatched_by, is_foreign, last_seq, last_node
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT run_id, last_seq - 2, 'step_ready', ready_us, json_build_object('step', key)::text FROM started
+        WHERE ready_us IS NOT NULL
+        UNION ALL
+        SELECT run_id, last_seq - 1, 'step_claimed', :now_us,
+               json_build_object('step', key, 'fence', fence, 'worker', :worker_id::text)::text FROM started
+        UNION ALL
+        SELECT run_id, last_seq, CASE WHEN starts > 1 THEN 'run_resumed' ELSE 'run_started' END, :now_us,
+               json_build_object('step', key, 'fence', fence)::text FROM started
+    ), turned AS (
+        UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint)
+        WHERE sessions.ordinal = (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED)
+    )
+    SELECT s.key, s.fence, s.starts, s.run_id, s.kind, s.spec, s.attempt, s.task_id, s.session_id, s.priority,
+           s.ordinal, s.lane,
+           s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
+           s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
+           s.dispatched_by, s.is_foreign, s.last_node,
+           (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
+                            ORDER BY e.position)
+            FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key),
+           s.is_unparked
+    FROM started AS s JOIN sessions ON sessions.id = s.session_id
+    """,  # noqa: S608
+)
+
+
+def end_and_look(tx: Transaction, ends: Mapping[str, StepEnd], wish: Wish) -> tuple[Ended, frozenset[str], Look]:
+    """Write the ends, unlock, and look at what the claim is decided on: one round trip.
+
+    Return what the ends did, the sessions whose owner has something to do, and the look.
+    """
+    with tx.pipeline():
+        ended_reply = None
+        if ends:
+            rows = [_end_row(end, wish.now_us) for end in ends.values()]
+            ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=wish.worker_id, now_us=wish.now_us)
+        look_reply = tx.send(LOOK, worker_id=wish.worker_id, keys=list(ends), most=most_ready(wish))
+    # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
+    ended_rows = ended_reply.rows() if ended_reply is not None else ()
+    seen = look_reply.rows()
+    ended = Ended()
+    for _, key, task_id, session_id, *_, has_grown in (row for row in ended_rows if row[0] == 1):
+        if has_grown:
+            raise StaleReadError(f"steps were made to depend on {key!r} while its end was being written")
+        ended.written.add(key)
+        ended.sessions[task_id] = session_id
+    opened = [row[1:] for row in ended_rows if row[0] == 2]
+    ended.ready, has_completed_maps = settle_unlocked(tx, opened, wish.now_us)
+    if has_completed_maps:
+        # More has opened since that look.
+        return ended, owner_work(tx, ended), look(tx, wish)
+    owners = frozenset(
+        ended.sessions[fields[0]]
+        for kind, fields in seen
+        if kind == "task" and fields[0] in ended.sessions and has_owner_work(tx, *fields)
+    )
+    return ended, owners, _look(seen)
+
+
+def _end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
+    """Return an end with all that it writes to its run."""
+    told = Journal(now_us)
+    note_end(told, end)
+    return (*end_row(end), *told.end_of(end.run_id))
+
+
+def _look(rows: Any) -> Look:
+    lanes = [fields for kind, fields in rows if kind == "lane"]
+    return Look(
+        is_live=any(kind == "live" for kind, _ in rows),
+        lanes=lanes_of_rows(lanes),
+        capped=frozenset(fields for kind, fields in rows if kind == "cap"),
+        last_turn=int(lanes[0][LAST_TURN] or 0) if lanes else 0,
+    )
+
+
+def take(tx: Transaction, contexts: Contexts, _: Journal, wish: Wish, turns: Turns) -> dict[str, list[Claim]]:
+    """Claim each lane's first steps, all in one statement."""
+    rows = tx.rows(
+        TAKE,
+        quota=sorted(turns.quota().items()),
+        turns=sorted(turns.turn.items()),
+        worker_id=wish.worker_id,
+        now_us=wish.now_us,
+    )
+    taken: dict[str, list[Claim]] = {}
+    if not rows:
+        return taken
+    told = contexts.told(tx, [row[12:31] for row in rows])
+    results = results_of_rows(tx, [tuple(found) for row in rows for found in row[31] or ()])
+    for row in sorted(rows, key=lambda row: (row[32], row[9], -row[10])):
+        key, fence, starts, run_id, kind, spec, attempt, task_id = row[:8]
+        claim = told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
+        taken.setdefault(row[11], []).append(claim)
+    return taken

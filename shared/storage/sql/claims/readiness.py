@@ -1,0 +1,122 @@
+"""What the end of steps does to those that wait for them: counters fall, steps open, map steps complete.
+
+Readiness is the counter ``open_deps``, never "no unfinished parent exists": two parents that end at once would each
+see the other unfinished, and the step between them would wait for ever.
+
+Nothing is written here in the logs of what opens: a worker writes in the logs of runs that it holds, and of no others.
+The claim of a step says since when it was ready, its owner what became of maps (:func:`tell_maps`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import StepKind
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+COUNT_DOWN: Final = Statement(
+    "count down: what waited for these steps waits for so many fewer, and opens or completes at none",
+    """
+    UPDATE steps SET
+        open_deps = open_deps - f.number,
+        status = CASE WHEN open_deps > f.number THEN status
+                      WHEN status = 'waiting' THEN 'completed'
+                      WHEN kind = 'map' THEN 'expanding'
+                      ELSE 'ready' END,
+        ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END,
+        ready_us = CASE WHEN open_deps = f.number THEN :now_us ELSE ready_us END
+    FROM (
+        SELECT w.key AS key, w.number AS number FROM (
+            SELECT key, sum(number) AS number FROM (
+                SELECT child_key AS key, 1 AS number FROM edges WHERE parent_key IN @ended
+                UNION ALL
+                SELECT map_key AS key, 1 AS number FROM steps WHERE key IN @ended AND map_key || '' <> ''
+            ) AS each_end GROUP BY key
+        ) AS w
+        /*pg JOIN steps AS locked ON locked.key = w.key ORDER BY w.key FOR UPDATE OF locked */
+    ) AS f
+    WHERE steps.key = f.key AND steps.status IN ('pending', 'waiting')
+    RETURNING steps.key, task_id, status, kind, run_id, open_deps
+    """,
+)
+
+SET_MAP_OUTCOME: Final = Statement(
+    "set map outcome: clean when all its children completed cleanly",
+    """
+    UPDATE steps SET outcome = CASE WHEN (
+        SELECT 1 FROM steps AS child
+        WHERE child.map_key = steps.key AND child.map_key <> '' AND coalesce(child.outcome, '') <> 'clean' LIMIT 1
+    ) = 1 THEN 'partial' ELSE 'clean' END
+    WHERE key IN @keys
+    """,
+)
+
+ROOT_RUNS: Final = Statement(
+    "root runs: the log in which the events of a task's map steps stand",
+    "SELECT id, root_run_id FROM tasks WHERE id IN @task_ids",
+)
+
+UNTOLD_MAPS: Final = Statement(
+    "untold maps: those that a worker's end completed, and when",
+    """
+    SELECT key, ready_us FROM steps
+    WHERE session_id = (SELECT session_id FROM tasks WHERE id = :task_id) AND task_id = :task_id
+      AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed' ORDER BY key
+    """,
+)
+TOLD_MAPS: Final = Statement("told maps", "UPDATE steps SET ready_us = NULL WHERE key IN @keys AND kind = 'map'")
+
+
+def unlock_after(tx: Transaction, ended: Iterable[str], now_us: int) -> set[str]:
+    """Count these steps as done for their dependents and their maps, and so on for the maps that this completes.
+
+    Return the keys of the steps that became ready.
+    """
+    ready: set[str] = set()
+    rest = sorted(ended)
+    while rest:
+        opened, rest = _opened(tx, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
+        ready.update(opened)
+    return ready
+
+
+def settle_unlocked(tx: Transaction, rows: Sequence[Row], now_us: int) -> tuple[set[str], bool]:
+    """Go on from rows that were counted down with their ends.
+
+    Return the keys of the steps that became ready, and whether map steps completed, which may have opened more.
+    """
+    ready, completed = _opened(tx, rows)
+    return ready | unlock_after(tx, completed, now_us), bool(completed)
+
+
+def _opened(tx: Transaction, rows: Sequence[Row]) -> tuple[set[str], list[str]]:
+    """Return the keys of steps that became ready, and of maps that completed."""
+    ready: set[str] = set()
+    completed: list[str] = []
+    for key, _, status, kind, _, open_deps in tx.paced(rows):
+        if not open_deps and status == StepStatus.READY:
+            ready.add(key)
+        elif not open_deps and kind == StepKind.MAP and status == StepStatus.COMPLETED:
+            completed.append(key)
+    if completed:
+        tx.rows(SET_MAP_OUTCOME, keys=completed)
+    return ready, sorted(completed)
+
+
+def tell_maps(tx: Transaction, journal: Journal, task_id: str, root_run_id: str) -> None:
+    """Note which map steps of a task workers have completed, in the log of its root run. For the task's owner."""
+    rows = tx.rows(UNTOLD_MAPS, task_id=task_id)
+    for key, completed_us in rows:
+        journal.note(root_run_id, EventType.STEP_COMPLETED, completed_us, step=key)
+    if rows:
+        tx.rows(TOLD_MAPS, keys=[key for key, _ in rows])
+
+
+def tell_opened(journal: Journal, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
+    """Note that a step was opened, if a worker's end did it and no log says so yet."""
+    if ready_us is not None:
+        type_ = EventType.STEP_EXPANDING if kind == StepKind.MAP else EventType.STEP_READY
+        journal.note(run_id, type_, ready_us, step=key)

@@ -1,0 +1,318 @@
+"""Questions read from rows that workers write: identity from the run's row, ids from columns, and nothing believed.
+
+A row that is no question (an unknown word, a field of another kind, ids of another row, a body that nobody could read)
+is shown to nobody. A reader skips it; whoever reads what is pending closes it and says so.
+"""
+
+from collections.abc import Container, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import case, func, literal_column, select
+
+from soong.shared.core.errors import ForgedError, NotFoundError
+from soong.shared.core.jsontext import MAX_SAFE_INTEGER, parse_strict
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.events import EventType
+from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
+from soong.shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
+from soong.shared.permissions.store import OpenQuestions, Settled
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.ordinals import ordinal_of
+from soong.shared.storage.sql.engine.rows import answer_of, decision_of, identity_of, responder_of, session_of
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.people.keys import KEY, key_of_row
+
+log = get_logger(__name__)
+
+MAX_BODY_CHARS: Final = 1_000_000
+"""A longer body is no question that anybody could read; nobody loads it either."""
+
+CLOSE_UNREAD: Final = Statement(
+    "close unread: pending rows that are no questions",
+    """
+    UPDATE permission_requests SET state = 'withdrawn' WHERE id IN @ids AND state = 'pending'
+    RETURNING id, run_id, session_id, created_us
+    """,
+)
+
+
+class _Asked(NamedTuple):
+    """A question's row with what its run's row says of who asks, the run's secret, and whether it has ended."""
+
+    request_id: str
+    tool_call_id: str
+    state: str
+    body: str
+    id: str
+    session_id: str
+    agent_id: str
+    role: str
+    definition: str
+    parent_run_id: str
+    parent_agent_id: str
+    task_id: str
+    step_key: str
+    step_title: str
+    model: str
+    dispatched_by: str
+    is_foreign: int
+    token: str
+    end_reason: str | None
+
+
+class _Answered(NamedTuple):
+    request_id: str
+    choice: str | None
+    principal: str
+    channel: str
+    input_digest: str
+    answered_us: int
+    reason: str
+    metadata: str
+    provenance: str
+
+
+class _Session(NamedTuple):
+    id: str
+    project: str
+    cwd: str
+    answer_mode: str
+    created_us: int
+    policy: str
+    principal: str
+    owner_id: str
+    owner_epoch: int
+    is_closed: int
+    project_id: str
+
+
+class _Responder(NamedTuple):
+    id: str
+    session_id: str
+    principal: str
+    channel: str
+    beat: int
+
+
+def _columns(of: type[Any], table: str) -> str:
+    return ", ".join(f"{table}.{name}" for name in of._fields)
+
+
+_OF_RUN: Final = ", ".join(f"runs.{name}" for name in _Asked._fields[4:])
+_ASKED: Final = f"""
+    q.id, q.tool_call_id, q.state, CASE WHEN length(q.body) <= {MAX_BODY_CHARS} THEN q.body ELSE '' END, {_OF_RUN}
+"""
+PENDING: Final = Statement(
+    "pending: a session's undecided questions, oldest first",
+    f"""
+    SELECT {_ASKED} FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+    WHERE q.session_id = :session_id AND q.state = 'pending' ORDER BY q.ordinal LIMIT :most
+    """,  # noqa: S608  # our own columns, here and below
+)
+ANSWERED: Final = Statement(
+    "answered: the answers to them",
+    f"""
+    SELECT {_columns(_Answered, "a")} FROM permission_requests AS q JOIN answers AS a ON a.request_id = q.id
+    WHERE q.session_id = :session_id AND q.state = 'pending' ORDER BY q.ordinal LIMIT :most
+    """,  # noqa: S608
+)
+SESSION: Final = Statement(
+    "session: whose questions they are",
+    f"SELECT {_columns(_Session, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
+)
+ATTENDING: Final = Statement(
+    "attending: who is attached to a session, in the order in which they came",
+    f"SELECT {_columns(_Responder, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
+)
+QUESTION: Final = Statement(
+    "question: one of them, and what was decided",
+    f"""
+    SELECT {_ASKED}, d.body FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+    LEFT JOIN decisions AS d ON d.request_id = q.id WHERE q.id = :id
+    """,  # noqa: S608
+)
+
+_BODY: Final = permission_requests.c.body
+_REQUESTS: Final = select(
+    permission_requests.c.id.label("request_id"),
+    permission_requests.c.tool_call_id,
+    permission_requests.c.state,
+    case((func.length(_BODY) <= MAX_BODY_CHARS, _BODY), else_="").label("body"),
+    *(runs.c[name] for name in _Asked._fields[4:]),
+).join(runs, runs.c.id == permission_requests.c.run_id)
+
+_TEXTS: Final = (
+    *("id", "tool_call_id", "tool", "permission", "input_digest", "target_kind", "scope", "shown", "precondition"),
+    *("cwd", "host", "risk", "risk_summary", "preview", "hook_result", "proof"),
+)
+
+
+def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[PermissionRequest], list[str]]:
+    """Return a session's undecided questions, oldest first, and the ids of rows that are none."""
+    rows = _rows(tx.send(PENDING, session_id=session_id, most=limit))
+    read = {row.request_id: _read(row) for row in rows}
+    waiting = [read[row.request_id] for row in rows if _state_of(row) is RequestState.PENDING]
+    return [request for request in waiting if request is not None], [one for one in read if read[one] is None]
+
+
+def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[OpenQuestions | None, list[str]]:
+    """Return what waits in a session, None when nothing does, and the ids of rows that are no questions."""
+    with tx.pipeline():
+        asked = tx.send(PENDING, session_id=session_id, most=limit)
+        said = tx.send(ANSWERED, session_id=session_id, most=limit)
+        whose = tx.send(SESSION, session_id=session_id)
+        there = tx.send(ATTENDING, session_id=session_id)
+    rows = _rows(asked)
+    read = {row.request_id: _read(row) for row in rows}
+    unread = [request_id for request_id, request in read.items() if request is None]
+    if len(unread) == len(rows):
+        return None, unread
+    orphans = {row.request_id for row in rows if _state_of(row) is RequestState.WITHDRAWN}
+    sessions = whose.rows()
+    if not sessions:
+        raise NotFoundError("session", session_id)
+    return OpenQuestions(
+        session_of(_Session._make(sessions[0])),
+        [request for request in read.values() if request is not None and request.id not in orphans],
+        _answers(said, read),
+        [responder_of(_Responder._make(row)) for row in there.rows()],
+        {row.id: row.token for row in rows},
+        bool(orphans - set(unread)),
+    ), unread
+
+
+def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
+    """Withdraw pending rows that are no questions, and tell of each in its run's log and the audit log."""
+    for request_id, run_id, session_id, created_us in sorted(tx.rows(CLOSE_UNREAD, ids=sorted(ids))):
+        journal, what = Journal(created_us), "malformed_request"
+        journal.note(run_id, EventType.SECURITY, what=what, request_id=request_id)
+        journal.flush(tx)
+        told = {"what": what, "request_id": request_id, "run": run_id}
+        trail.note(tx, [AuditNote(AuditKind.SECURITY, told, session_id)], created_us)
+
+
+def question_of(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
+    """Raises: NotFoundError; ForgedError when the row is no question."""
+    row, _ = _question(tx, request_id)
+    return _request_of(row), _state_of(row)
+
+
+def settled_of(tx: Transaction, request_id: str) -> Settled | None:
+    """See :meth:`soong.shared.permissions.store.ConsentStore.settled`."""
+    row, body = _question(tx, request_id)
+    _request_of(row)
+    if _state_of(row) is RequestState.PENDING:
+        return None
+    if body is None:
+        return Settled()
+    decision = decision_of(body)
+    keys = tx.rows(KEY, id=decision.key_id)
+    return Settled(decision, key_of_row(keys[0]) if keys else None)
+
+
+def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:
+    """See :meth:`soong.shared.permissions.store.ConsentStore.questions`."""
+    if session_id and not include_closed and not beyond:
+        return _pending_questions(tx, session_id, limit)
+    wanted = _REQUESTS.limit(limit)
+    if session_id:
+        wanted = wanted.where(permission_requests.c.session_id == session_id)
+    if beyond:
+        place, last = permission_requests.c.ordinal, ordinal_of(permission_requests, beyond)
+        wanted = wanted.where(place < last if include_closed else place > last)
+    if include_closed:
+        rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
+    else:
+        is_pending = permission_requests.c.state == literal_column("'pending'")
+        is_waited_for = is_pending & runs.c.end_reason.is_(None)
+        rows = tx.execute(wanted.where(is_waited_for).order_by(permission_requests.c.ordinal)).all()
+    ids = [row.request_id for row in rows]
+    said = {row.request_id: answer_of(row) for row in tx.execute(select(answers).where(answers.c.request_id.in_(ids)))}
+    ruled = tx.execute(select(decisions).where(decisions.c.request_id.in_(ids)))
+    decided = {row.request_id: decision_of(row.body) for row in ruled}
+    read = [(row, _read(row)) for row in rows]
+    return [
+        Question(request, _state_of(row), said.get(row.request_id), decided.get(row.request_id))
+        for row, request in read
+        if request is not None
+    ]
+
+
+def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Question]:
+    """Return what a client of the session looks at whenever it is told to: one round trip."""
+    with tx.pipeline():
+        asked = tx.send(PENDING, session_id=session_id, most=limit)
+        said = tx.send(ANSWERED, session_id=session_id, most=limit)
+    read = {row.request_id: _read(row) for row in _rows(asked) if _state_of(row) is RequestState.PENDING}
+    answered = _answers(said, read)
+    return [
+        Question(request, RequestState.PENDING, answered.get(request.id), None)
+        for request in read.values()
+        if request is not None
+    ]
+
+
+def _rows(asked: Reply) -> list[_Asked]:
+    return [_Asked._make(row) for row in asked.rows()]
+
+
+def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
+    """Return the answers to what was asked, by request."""
+    rows = [_Answered._make(row) for row in said.rows()]
+    return {row.request_id: answer_of(row) for row in rows if row.request_id in asked}
+
+
+def _question(tx: Transaction, request_id: str) -> tuple[_Asked, str | None]:
+    """Return a question's row and that of its decision. Raises: NotFoundError."""
+    rows = tx.rows(QUESTION, id=request_id)
+    if not rows:
+        raise NotFoundError("permission request", request_id)
+    return _Asked._make(rows[0][:-1]), rows[0][-1]
+
+
+def _state_of(row: Any) -> RequestState:
+    """Return how a question stands: what an ended run asked is withdrawn, though its row may not say so yet."""
+    state = RequestState(row.state)
+    return RequestState.WITHDRAWN if state is RequestState.PENDING and row.end_reason is not None else state
+
+
+def _read(row: Any) -> PermissionRequest | None:
+    try:
+        return _request_of(row)
+    except ForgedError as error:
+        log.error(error.what, request=row.request_id, run=row.id, error=str(error))
+        return None
+
+
+def _request_of(row: Any) -> PermissionRequest:
+    try:
+        kept: Any = parse_strict(row.body)
+        _check(kept, row)
+        kept.update(tags=tuple(kept["tags"]), env=tuple(kept["env"]), suggested=Choice(kept["suggested"]))
+        kept["unknown_effects"] = tuple(kept.get("unknown_effects", ()))
+        return PermissionRequest(identity=identity_of(row), **kept)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ForgedError(f"request {row.request_id!r} cannot be read: {error}", what="malformed_request") from error
+
+
+def _check(kept: Any, row: Any) -> None:
+    """Raises: TypeError, ValueError, KeyError, AttributeError when the fields are not those of a question."""
+    if (kept["id"], kept["tool_call_id"]) != (row.request_id, row.tool_call_id):
+        raise ValueError("it names another request or call than its row does")
+    wrong = [name for name in _TEXTS if not isinstance(kept[name], str)]
+    wrong += [name for name in ("tags", "env") if not all(isinstance(text, str) for text in kept[name])]
+    wrong += [name for name in ("is_dangerous", "is_outward") if not isinstance(kept[name], bool)]
+    wrong += [name for name in ("created_us", "fence") if not _is_number(kept[name])]
+    wrong += [] if isinstance(kept["arguments"], dict) else ["arguments"]
+    # Its answer is kept with this text as it is, in a column that takes no NUL.
+    wrong += ["input_digest"] if "\0" in kept["input_digest"] else []
+    wrong += [] if all(isinstance(one, dict) for one in kept.get("unknown_effects", ())) else ["unknown_effects"]
+    if wrong:
+        raise TypeError(f"{', '.join(wrong)} are of another kind")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SAFE_INTEGER

@@ -1,0 +1,201 @@
+"""The audit log as rows: one chain a process, so that no writer waits for another's entry.
+
+An entry is read up and linked in the transaction of what it tells. Only this process adds to its chain, so reading its
+end takes no lock; a transaction that was undone, or applied and not confirmed, is seen by the next reading.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import and_, case, func, select
+
+from soong.shared.core.errors import ForgedError, InvalidJsonError
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import parse_strict
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
+from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_report, of_report, redacted
+from soong.shared.permissions.audit_log.uses import Use
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.rows import decision_of, identity_of, pack, unpack
+from soong.shared.storage.sql.engine.statements import Insert, Statement
+from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MAX_TEXT_CHARS
+from soong.shared.storage.sql.engine.tables import audit, calls, consumptions, decisions, reports, runs, sessions
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+
+HEAD: Final = Statement(
+    "head: the end of our chain, and the newest entry of all",
+    """
+    SELECT (SELECT max(number) FROM audit WHERE chain = :chain),
+           (SELECT digest FROM audit WHERE chain = :chain ORDER BY number DESC LIMIT 1),
+           (SELECT digest FROM audit ORDER BY ordinal DESC LIMIT 1)
+    """,
+)
+INSERT_ENTRIES: Final = Insert(
+    "audit",
+    {
+        "chain": "text",
+        "number": "bigint",
+        "time_us": "bigint",
+        "kind": "text",
+        "session_id": "text",
+        "data": "text",
+        "previous": "text",
+        "beside": "text",
+        "digest": "text",
+    },
+)
+INSERT_REPORTS: Final = Insert("reports", {"run_id": "text", "type": "text", "data": "text", "time_us": "bigint"})
+TAKE_REPORTS: Final = Statement(
+    "take reports: those that nobody has taken",
+    """
+    UPDATE reports SET is_taken = 1 FROM @taken t(place bigint)
+    WHERE reports.ordinal = t.place AND reports.is_taken = 0
+    """,
+)
+_REPORTED: Final = case((func.length(reports.c.data) <= MAX_TEXT_CHARS, reports.c.data), else_="")
+"""A report that is too long is loaded by nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTrail:
+    """This process's chain. Made with the store; ``redactor`` takes secrets out before anything is linked."""
+
+    redactor: Redactor = field(default_factory=Redactor)
+    chain: str = field(default_factory=lambda: new_id("aud"))
+
+    def note(self, tx: Transaction, notes: Sequence[AuditNote], now_us: int) -> None:
+        """Add entries in the caller's transaction."""
+        if notes:
+            self.add(tx, self.head(tx), notes, now_us)
+
+    def head(self, tx: Transaction) -> Reply:
+        """Ask for the end of our chain; nothing else may be added to it before what is linked to the answer."""
+        return tx.send(HEAD, chain=self.chain)
+
+    def add(self, tx: Transaction, head_reply: Reply, notes: Sequence[AuditNote], now_us: int) -> None:
+        """Add entries behind a head that was asked for in the same transaction."""
+        number, last, newest = head_reply.rows()[0]
+        head = Head(number or 0, last or "", newest if newest and newest != last else "")
+        rows = []
+        for note in notes:
+            entry = linked(redacted(note, self.redactor), self.chain, head, now_us)
+            rows.append(_row(entry))
+            head = Head(entry.number, entry.digest)
+        tx.insert(INSERT_ENTRIES, rows)
+
+
+class SqlAudit:
+    """The audit part of the store."""
+
+    _database: Database
+    _trail: AuditTrail
+
+    async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None:
+        await self._database.write(lambda tx: self._trail.note(tx, notes, now_us))
+
+    async def audit(
+        self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
+    ) -> Sequence[AuditEntry]:
+        wanted = select(audit).where(audit.c.ordinal > after).order_by(audit.c.ordinal).limit(limit)
+        if session_id:
+            wanted = wanted.where(audit.c.session_id == session_id)
+        if kinds:
+            wanted = wanted.where(audit.c.kind.in_([str(kind) for kind in kinds]))
+        if since_us:
+            wanted = wanted.where(audit.c.time_us >= since_us)
+        return await self._database.read(lambda tx: [_entry_of(row) for row in tx.execute(wanted)])
+
+    async def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
+        wanted = (
+            select(consumptions, decisions.c.body, calls.c.input_digest)
+            .outerjoin(decisions, decisions.c.id == consumptions.c.decision_id)
+            .outerjoin(
+                calls,
+                and_(calls.c.run_id == consumptions.c.run_id, calls.c.tool_call_id == consumptions.c.tool_call_id),
+            )
+            .where(consumptions.c.decision_id > after)
+            .order_by(consumptions.c.decision_id)
+            .limit(limit)
+        )
+        return await self._database.read(lambda tx: [_use_of(row) for row in tx.execute(wanted)])
+
+    async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
+        wanted = (
+            select(reports.c.ordinal, reports.c.type, _REPORTED.label("data"), runs)
+            .join(runs, runs.c.id == reports.c.run_id)
+            .join(sessions, sessions.c.id == runs.c.session_id)
+            .where(reports.c.is_taken == 0, sessions.c.owner_id == owner_id)
+            .order_by(reports.c.ordinal)
+            .limit(limit)
+        )
+
+        def write(tx: Transaction) -> int:
+            rows = tx.execute(wanted.with_for_update(of=reports) if tx.is_postgres else wanted).all()
+            self._trail.note(tx, [_note_of(row) for row in rows], now_us)
+            return tx.count(TAKE_REPORTS, taken=[[row[0]] for row in rows]) if rows else 0
+
+        # Looked for at every sweep and seldom there: the look takes no lock.
+        if await self._database.read(lambda tx: tx.execute(wanted.limit(1)).first()) is None:
+            return 0
+        return await self._database.write(write)
+
+
+def report(tx: Transaction, run_id: str, events: Sequence[NewEvent], now_us: int) -> None:
+    """Leave the events that belong into the audit log for the owner; most often there are none."""
+    told = [event for event in events if event.type in REPORTED]
+    if told:
+        rows = [(run_id, str(event.type), pack(event.data), event.time_us or now_us) for event in told]
+        tx.insert(INSERT_REPORTS, rows)
+
+
+def _note_of(row: Any) -> AuditNote:
+    """Return what a report tells; of one that cannot be read, that."""
+    identity = identity_of(row)
+    try:
+        data = parse_strict(row.data)
+    except InvalidJsonError as error:
+        return of_malformed_report(identity, str(error)[:MAX_SHOWN_CHARS])
+    if not isinstance(data, Mapping):
+        return of_malformed_report(identity, "it is not an object")
+    return of_report(identity, row.type, data)
+
+
+def _use_of(row: Any) -> Use:
+    decision = None
+    if row.body is not None:
+        with suppress(ForgedError):
+            decision = decision_of(row.body)
+    return Use(row.decision_id, row.run_id, row.tool_call_id, row.consumed_us, decision, row.input_digest)
+
+
+def _row(entry: AuditEntry) -> tuple[object, ...]:
+    return (
+        entry.chain,
+        entry.number,
+        entry.time_us,
+        entry.kind,
+        entry.session_id,
+        pack(entry.data),
+        entry.previous,
+        entry.beside,
+        entry.digest,
+    )
+
+
+def _entry_of(row: Any) -> AuditEntry:
+    return AuditEntry(
+        row.chain,
+        row.number,
+        row.time_us,
+        row.kind,
+        row.session_id,
+        unpack(row.data),
+        row.previous,
+        row.beside,
+        row.digest,
+        row.ordinal,
+    )

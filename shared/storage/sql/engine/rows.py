@@ -1,0 +1,383 @@
+"""The one place that turns rows into values and values into what rows hold.
+
+What workers write is read as strangers' (:mod:`soong.shared.storage.sql.engine.strict`). A row of one thing among
+many that is malformed becomes a value that says so, and stops no reader of the others.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from soong.shared.core.errors import ForgedError
+from soong.shared.core.identity import Origin, Role, RunIdentity
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.store import CallRow, CallStatus
+from soong.shared.engine.sessions.session import (
+    AnswerMode,
+    Command,
+    CommandKind,
+    Owner,
+    ProcessState,
+    Responder,
+    Session,
+    Worker,
+)
+from soong.shared.engine.tasks.failure_report import error_of
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import MALFORMED, ClaimMode, FailurePolicy, Outcome, Step, StepError, StepKind, Task
+from soong.shared.permissions.provenance import Provenance, provenance_from
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
+from soong.shared.storage.sql.engine.strict import (
+    MAX_SHOWN_CHARS,
+    MAX_TEXT_CHARS,
+    MalformedError,
+    Reading,
+    instant_of,
+    number_of,
+    object_of,
+    usage_of,
+    value_of,
+    word_of,
+    words_of,
+)
+from soong.shared.tools.result import ErrorType
+
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def pack(value: object) -> str:
+    """Return JSON text for a column. Lone surrogates, which no database takes as text, are escaped."""
+    text = _encode(value)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _encode_ascii(value)
+    return text
+
+
+def unpack(text: str) -> Any:
+    """Return the value of a JSON column that no worker writes."""
+    return json.loads(text)
+
+
+def plain(text: str) -> str:
+    """Return free text as both databases can keep it: NUL and lone surrogates become U+FFFD."""
+    if text.isascii():
+        return text.replace("\0", "\ufffd") if "\0" in text else text
+    return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def lane_of(
+    session_id: str, pool: str, needs: Sequence[str], definition: str, model: str, mode: ClaimMode = ClaimMode.ASSIGNED
+) -> str:
+    """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same caps."""
+    told: list[object] = [pool, sorted(set(needs)), definition, model]
+    if mode is not ClaimMode.ASSIGNED:
+        told.append(mode.value)
+    digest = hashlib.sha256(pack(told).encode()).hexdigest()
+    return f"{session_id}:{digest[:16]}"
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of stored text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- sessions and processes
+def owner_of(row: Any) -> Owner:
+    return Owner(row.id, row.host, row.pid, row.started_us, ProcessState(row.state), row.beat)
+
+
+def session_of(row: Any) -> Session:
+    return Session(
+        id=row.id,
+        project=row.project,
+        cwd=row.cwd,
+        answer_mode=AnswerMode(row.answer_mode),
+        created_us=row.created_us,
+        policy=unpack(row.policy),
+        principal=row.principal,
+        owner_id=row.owner_id,
+        owner_epoch=row.owner_epoch,
+        is_closed=bool(row.is_closed),
+        project_id=row.project_id,
+    )
+
+
+def responder_of(row: Any) -> Responder:
+    return Responder(row.id, row.session_id, row.principal, row.channel, row.beat)
+
+
+def command_of(row: Any) -> Command:
+    return Command(
+        id=row.id,
+        session_id=row.session_id,
+        kind=CommandKind(row.kind),
+        subject=row.subject,
+        principal=row.principal,
+        created_us=row.created_us,
+        detail=unpack(row.detail),
+        refusal=row.refusal,
+        may_approve=bool(row.may_approve),
+    )
+
+
+def worker_of(row: Any, busy: int) -> Worker:
+    """Raises: MalformedError when no process of ours registered like this."""
+    if not row.id:
+        raise MalformedError("id is empty")
+    return Worker(
+        id=word_of("id", row.id),
+        node_name=word_of("node_name", row.node_name),
+        host=word_of("host", row.host),
+        pid=number_of("pid", row.pid),
+        slots=number_of("slots", row.slots),
+        pools=words_of("pools", row.pools),
+        capabilities=words_of("capabilities", row.capabilities),
+        started_us=instant_of("started_us", row.started_us) or 0,
+        protocol=number_of("protocol", row.protocol),
+        state=ProcessState(row.state),
+        beat=row.beat,
+        busy=busy,
+    )
+
+
+# -- tasks
+def task_of(row: Any) -> Task:
+    return Task(
+        id=row.id,
+        session_id=row.session_id,
+        title=row.title,
+        status=TaskStatus(row.status),
+        plan=unpack(row.plan),
+        inputs=unpack(row.inputs),
+        root_run_id=row.root_run_id,
+        created_us=row.created_us,
+        ended_us=row.ended_us,
+        reason=row.reason,
+    )
+
+
+def step_of(row: Any, depends_on: Sequence[str]) -> Step:
+    """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
+    reading = Reading()
+    error = reading.take(lambda: _error_of(row.error), None)
+    output = reading.take(lambda: output_of(row.output), None)
+    started_us = reading.instant("started_us", row.started_us)
+    ended_us = reading.instant("ended_us", row.ended_us)
+    status = StepStatus(row.status)
+    if reading.problems:
+        error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
+        status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
+    made = _step_of(row, depends_on)
+    return replace(made, status=status, output=output, error=error, started_us=started_us, ended_us=ended_us)
+
+
+def _error_of(text: str | None) -> StepError | None:
+    return None if text is None else error_of(object_of("error", text, MAX_TEXT_CHARS))
+
+
+def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
+    """Return a step without what workers write as text."""
+    return Step(
+        key=row.key,
+        task_id=row.task_id,
+        session_id=row.session_id,
+        step_id=row.step_id,
+        title=row.title,
+        kind=StepKind(row.kind),
+        status=StepStatus(row.status),
+        spec=unpack(row.spec),
+        depends_on=tuple(depends_on),
+        open_deps=row.open_deps,
+        priority=row.priority,
+        pool=row.pool,
+        needs=tuple(unpack(row.needs)),
+        definition=row.definition,
+        model=row.model,
+        run_id=row.run_id,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        backoff_s=row.backoff_s,
+        on_failure=FailurePolicy(row.on_failure),
+        lost_leases=row.lost_leases,
+        lost_to=row.lost_to,
+        fence=row.fence,
+        worker_id=row.worker_id,
+        map_key=row.map_key,
+        item_index=row.item_index,
+        outcome=None if row.outcome is None else Outcome(row.outcome),
+        output=None,
+        error=None,
+        progress=row.progress,
+        started_us=None,
+        ended_us=None,
+        not_before_us=row.not_before_us,
+        claim_mode=ClaimMode(row.claim_mode),
+        is_puller=bool(row.is_puller),
+        holder_run_id=row.holder_run_id,
+    )
+
+
+def output_of(text: str | None) -> Json:
+    """Return a step's own output; a step without one has None. Raises: MalformedError."""
+    return None if text is None else value_of("output", text)
+
+
+# -- runs
+def identity_of(row: Any) -> RunIdentity:
+    return RunIdentity(
+        session_id=row.session_id,
+        run_id=row.id,
+        agent_id=row.agent_id,
+        role=Role(row.role),
+        definition=row.definition,
+        parent_run_id=row.parent_run_id,
+        parent_agent_id=row.parent_agent_id,
+        task_id=row.task_id,
+        step_key=row.step_key,
+        step_title=row.step_title,
+        model=row.model,
+        origin=Origin(row.dispatched_by, bool(row.is_foreign)),
+    )
+
+
+def run_of(row: Any) -> Run:
+    """Return the run of a row that was joined with its surface's ``body`` and with its taint; malformed, it says so."""
+    reading = Reading()
+    usage = reading.take(lambda: usage_of(row.usage), Usage())
+    started_us = reading.instant("started_us", row.started_us)
+    ended_us = reading.instant("ended_us", row.ended_us)
+    return Run(
+        identity=identity_of(row),
+        status=RunStatus(row.status),
+        surface=unpack(row.body) if row.body else {},
+        attempt=row.attempt,
+        retry_of=row.retry_of,
+        fence=row.fence,
+        worker_id=row.worker_id,
+        last_seq=row.last_seq,
+        last_node=row.last_node,
+        usage=usage,
+        end_reason=None if row.end_reason is None else EndReason(row.end_reason),
+        created_us=row.created_us,
+        started_us=started_us,
+        ended_us=ended_us,
+        token=row.token,
+        is_tainted=bool(row.is_tainted),
+        malformed=reading.problem,
+    )
+
+
+def event_of(row: Any) -> Event:
+    """Return the event of a row; a malformed one is the security event that says so."""
+    reading = Reading()
+    data = reading.object("data", row.data)
+    time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
+    if reading.problems:
+        return Event(row.run_id, row.seq, EventType.SECURITY, time_us, {"what": MALFORMED, "reason": reading.problem})
+    return Event(row.run_id, row.seq, row.type, time_us, data)
+
+
+def node_of(row: Any) -> Node:
+    """Return the node of a row; the payload of a malformed one says so under ``malformed_row``."""
+    reading = Reading()
+    payload = reading.object("payload", row.payload)
+    created_us = reading.take(lambda: number_of("created_us", row.created_us), 0)
+    kind = reading.take(lambda: _kind_of(row.kind), NodeKind.USER)
+    if reading.problems:
+        payload = {"v": 1, MALFORMED: reading.problem}
+    return Node(row.run_id, row.number, row.parent, kind, payload, created_us)
+
+
+def _kind_of(text: str) -> NodeKind:
+    try:
+        return NodeKind(text)
+    except ValueError as error:
+        raise MalformedError(f"kind is {text[:MAX_SHOWN_CHARS]!r}") from error
+
+
+_OPEN_INPUT: Final = "open_input"
+"""Beside the inputs in their column: one UPDATE of it takes the whole input away."""
+
+
+def inputs_of(call: CallRow) -> dict[str, Json]:
+    """Return what a call's inputs column holds."""
+    return {**call.inputs, **({_OPEN_INPUT: call.open_input} if call.open_input is not None else {})}
+
+
+def call_of(row: Any) -> CallRow:
+    """Return the ledger entry of a row; what is malformed of it is left out, and its status holds."""
+    reading = Reading()
+    inputs = reading.object("inputs", row.inputs)
+    open_input = inputs.pop(_OPEN_INPUT, None)
+    return CallRow(
+        open_input=open_input if isinstance(open_input, dict) else None,
+        run_id=row.run_id,
+        tool_call_id=row.tool_call_id,
+        tool=row.tool,
+        effect_id=row.effect_id,
+        is_write=bool(row.is_write),
+        input_digest=row.input_digest,
+        inputs=inputs,
+        facts=reading.object("facts", row.facts),
+        decision_id=row.decision_id,
+        status=CallStatus(row.status),
+        result=reading.take(lambda: output_of(row.result), None),
+    )
+
+
+# -- consent
+def request_body(request: PermissionRequest) -> str:
+    """Return a request as its row keeps it: without what other columns and the run's row say."""
+    kept = {name.name: getattr(request, name.name) for name in fields(request) if name.name != "identity"}
+    if not request.unknown_effects:  # so that an owner of the version before reads it
+        del kept["unknown_effects"]
+    return pack(kept)
+
+
+def answer_of(row: Any) -> Answer:
+    """Return the answer of a row; a malformed one comes from nowhere, and so answers nothing."""
+    reading = Reading()
+    metadata = reading.object("metadata", row.metadata, MAX_TEXT_CHARS)
+    return Answer(
+        request_id=row.request_id,
+        choice=None if row.choice is None else Choice(row.choice),
+        principal=row.principal,
+        channel=row.channel,
+        input_digest=row.input_digest,
+        answered_us=row.answered_us,
+        reason=row.reason,
+        metadata=metadata,
+        provenance=Provenance() if reading.problems else provenance_of(row.provenance),
+    )
+
+
+def provenance_of(text: str) -> Provenance:
+    """Return where an answer came from; what cannot be read is an empty one, which answers nothing."""
+    try:
+        return provenance_from(object_of("provenance", text, MAX_TEXT_CHARS))
+    except MalformedError:
+        return Provenance()
+
+
+def decision_body(decision: Decision) -> str:
+    return pack({name.name: getattr(decision, name.name) for name in fields(decision)})
+
+
+def decision_of(body: str) -> Decision:
+    """Raises: ForgedError when the text is no decision: an unknown word, a field too few or too many."""
+    try:
+        kept = unpack(body)
+        kept.update(choice=Choice(kept["choice"]), error=None if kept["error"] is None else ErrorType(kept["error"]))
+        return Decision(**kept)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForgedError(f"a decision's row cannot be read: {error}", what="malformed_decision") from error

@@ -1,0 +1,352 @@
+"""The logs and the state of runs, gathered during a transaction and written at its end in a few statements.
+
+A run's counters grow in the same transaction as the insert of its nodes and events, so both logs are gapless; a run is
+touched once whatever happened to it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
+from soong.shared.engine.runs.record import NewRun, Usage
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.storage.sql.engine.rows import digest_of, pack, plain
+from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+INSERT_EVENTS: Final = Insert(
+    "events",
+    {"run_id": "text", "_back": "bigint", "type": "text", "time_us": "bigint", "data": "text"},
+    computed={"seq": "(SELECT last_seq FROM runs WHERE id = :run_id) - :_back"},
+)
+"""Insert events; ``_back`` counts from the run's last event."""
+
+INSERT_NODES: Final = Insert(
+    "nodes",
+    {
+        "run_id": "text",
+        "_back": "bigint",
+        "_parent": "bigint",
+        "kind": "text",
+        "payload": "text",
+        "created_us": "bigint",
+    },
+    computed={
+        "number": "(SELECT last_node FROM runs WHERE id = :run_id) - :_back",
+        "parent": "coalesce(:_parent, (SELECT last_node FROM runs WHERE id = :run_id) - :_back - 1)",
+    },
+)
+"""Insert nodes; one without a parent hangs under the node before it."""
+
+INSERT_SURFACES: Final = Insert("surfaces", {"digest": "text", "body": "text"}, then="ON CONFLICT DO NOTHING")
+
+_RUN_COLUMNS: Final = {
+    "id": "text",
+    "session_id": "text",
+    "agent_id": "text",
+    "role": "text",
+    "definition": "text",
+    "parent_run_id": "text",
+    "parent_agent_id": "text",
+    "task_id": "text",
+    "step_key": "text",
+    "step_title": "text",
+    "model": "text",
+    "dispatched_by": "text",
+    "is_foreign": "bigint",
+    "status": "text",
+    "surface": "text",
+    "token": "text",
+    "attempt": "bigint",
+    "retry_of": "text",
+    "last_seq": "bigint",
+    "created_us": "bigint",
+    "started_us": "bigint",
+}
+INSERT_RUNS: Final = Insert("runs", _RUN_COLUMNS)
+
+CHANGE_RUNS: Final = Statement(
+    "change runs: move, end and count their logs on, each row once",
+    """
+    UPDATE runs SET
+        status = coalesce(c.status, runs.status),
+        end_reason = coalesce(c.end_reason, runs.end_reason),
+        ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
+        started_us = CASE WHEN c.status = 'running' THEN coalesce(runs.started_us, :now_us) ELSE runs.started_us END,
+        usage = coalesce(c.usage, runs.usage),
+        fence = coalesce(c.fence, runs.fence),
+        worker_id = coalesce(c.worker_id, runs.worker_id),
+        last_seq = last_seq + c.events,
+        last_node = last_node + c.nodes
+    FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
+                    events bigint, nodes bigint)
+    WHERE runs.id = c.run_id
+    """,
+)
+LAST_SEQ: Final = (
+    "greatest(runs.last_seq, coalesce((SELECT written.seq FROM events AS written"
+    " WHERE written.run_id = runs.id ORDER BY written.seq DESC LIMIT 1), 0))"
+)
+"""On PostgreSQL: where a run's log ends. A worker that held it may have left more there than it counted."""
+
+LAST_NODE: Final = (
+    "greatest(runs.last_node, coalesce((SELECT written.number FROM nodes AS written"
+    " WHERE written.run_id = runs.id ORDER BY written.number DESC LIMIT 1), 0))"
+)
+
+CHANGE_AND_LOG: Final = Statement(
+    "change and log: the same with nodes and events, in one statement on PostgreSQL: whether a worker may write in a "
+    "run's logs is decided on what the run was before",
+    f"""
+    WITH counted AS (
+        UPDATE runs SET
+            status = coalesce(c.status, runs.status),
+            end_reason = coalesce(c.end_reason, runs.end_reason),
+            ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
+            started_us = CASE WHEN c.status = 'running' THEN coalesce(runs.started_us, :now_us)
+                              ELSE runs.started_us END,
+            usage = coalesce(c.usage, runs.usage),
+            fence = coalesce(c.fence, runs.fence),
+            worker_id = coalesce(c.worker_id, runs.worker_id),
+            last_seq = {LAST_SEQ} + json_array_length(c.events),
+            last_node = {LAST_NODE} + json_array_length(c.nodes)
+        FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
+                        events json, nodes json)
+        WHERE runs.id = c.run_id
+        RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT counted.id, counted.last_seq - json_array_length(counted.events) + v.place,
+               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) WITH ORDINALITY AS v(event, place)
+    )
+    INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
+    SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
+           coalesce((v.node->>0)::bigint, counted.last_node - json_array_length(counted.nodes) + v.place - 1),
+           v.node->>1, v.node->>2, :now_us
+    FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+    """,  # noqa: S608  # our own words
+)
+_LOGGED: Final = Change(CHANGE_AND_LOG, "")
+_CHANGES: Final = Change(
+    CHANGE_RUNS,
+    """
+    UPDATE runs SET
+        status = coalesce(?2, status), end_reason = coalesce(?3, end_reason),
+        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?9 END,
+        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?9) ELSE started_us END,
+        usage = coalesce(?4, usage), fence = coalesce(?5, fence), worker_id = coalesce(?6, worker_id),
+        last_seq = last_seq + ?7, last_node = last_node + ?8
+    WHERE id = ?1
+    """,
+)
+
+END_EVENT: Final[Mapping[RunStatus, EventType]] = {
+    RunStatus.COMPLETED: EventType.RUN_COMPLETED,
+    RunStatus.FAILED: EventType.RUN_FAILED,
+    RunStatus.CANCELLED: EventType.RUN_CANCELLED,
+}
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is gathered for one run."""
+
+    events: list[Row] = field(default_factory=list)
+    nodes: list[Row] = field(default_factory=list)
+    status: str | None = None
+    end_reason: str | None = None
+    usage: str | None = None
+    fence: int | None = None
+    worker_id: str | None = None
+    new: NewRun | None = None
+
+    @property
+    def is_let_go(self) -> bool:
+        """Say whether nobody holds the run from now on."""
+        return self.worker_id == ""
+
+
+class Journal:
+    """Gathers; nothing is written before :meth:`flush`. Runs are changed in the order of their ids (locks)."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        self._entries: dict[str, _Entry] = {}
+
+    def create(self, run: NewRun, status: RunStatus) -> None:
+        """Insert a run, with its first event."""
+        entry = self._entry(run.identity.run_id)
+        entry.new, entry.status = run, status.value
+        self.note(run.identity.run_id, EventType.RUN_CREATED, attempt=run.attempt)
+
+    def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
+        """Add one event of the store's own, of this moment or of an earlier one."""
+        self._entry(run_id).events.append((type_.value, at_us, pack(data)))
+
+    def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
+        """Add a caller's nodes and events."""
+        entry = self._entry(run_id)
+        entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
+        entry.events.extend((str(event.type), event.time_us or None, pack(event.data)) for event in events)
+
+    def start(self, run_id: str, fence: int, worker_id: str) -> None:
+        entry = self._entry(run_id)
+        entry.status, entry.fence, entry.worker_id = RunStatus.RUNNING.value, fence, worker_id
+
+    def release(self, run_id: str) -> None:
+        """Put a run whose lease ended, or that was parked, back in the queue."""
+        entry = self._entry(run_id)
+        entry.status, entry.worker_id = RunStatus.QUEUED.value, ""
+
+    def park(self, run_id: str) -> None:
+        """Let a run wait without a worker."""
+        entry = self._entry(run_id)
+        entry.status, entry.worker_id = RunStatus.PARKED.value, ""
+
+    def end(self, run_id: str, status: RunStatus, reason: EndReason, usage: Usage | None = None) -> None:
+        """End a run, with its event."""
+        entry = self._entry(run_id)
+        entry.status, entry.end_reason = status.value, reason.value
+        entry.usage = None if usage is None else pack(usage.as_json())
+        self.note(run_id, END_EVENT[status], end_reason=reason.value)
+
+    def flush(self, tx: Transaction) -> None:
+        """Write what was gathered."""
+        if not self._entries:
+            return
+        self._insert_runs(tx)
+        if tx.is_postgres:
+            self._change_and_log(tx)
+        else:
+            tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
+        self._insert_logs(tx)
+
+    def ready(self, *, is_postgres: bool) -> tuple[ReadyRows, ...]:
+        """Return what was gathered for new runs, in the order in which it is to be inserted; nothing is left.
+
+        Raises: ValueError when something was gathered for a run that is not new: that needs a transaction.
+        """
+        if self.change_rows():
+            raise ValueError("a run that stands cannot be changed without a transaction")
+        surfaces, runs = self._new_runs()
+        tables = (
+            (INSERT_SURFACES, surfaces),
+            (INSERT_RUNS, runs),
+            (INSERT_EVENTS, self.event_rows()),
+            (INSERT_NODES, self.node_rows()),
+        )
+        made = tuple(ReadyRows.of(insert, rows, is_postgres=is_postgres) for insert, rows in tables)
+        self._entries = {}
+        return made
+
+    def flush_logs(self, tx: Transaction) -> None:
+        """Insert the gathered nodes and events only: the caller has counted the runs on itself."""
+        self._insert_logs(tx)
+
+    def _change_and_log(self, tx: Transaction) -> None:
+        """Change and log the runs that are there; what is let go is let go last, once its log is written."""
+        standing = {run_id: entry for run_id, entry in sorted(self._entries.items()) if entry.new is None}
+        self._entries = {run_id: entry for run_id, entry in self._entries.items() if entry.new is not None}
+        if not standing:
+            return
+        rows = [_logged_row(run_id, entry) for run_id, entry in standing.items()]
+        tx.change(_LOGGED, "changes", rows, now_us=self._now_us)
+        freed = [_freed_row(run_id, entry) for run_id, entry in standing.items() if entry.is_let_go]
+        tx.change(_CHANGES, "changes", freed, now_us=self._now_us)
+
+    def _insert_runs(self, tx: Transaction) -> None:
+        surfaces, runs = self._new_runs()
+        tx.insert(INSERT_SURFACES, surfaces)
+        tx.insert(INSERT_RUNS, runs)
+
+    def _new_runs(self) -> tuple[list[tuple[str, str]], Iterator[tuple[object, ...]]]:
+        """Return the rows of surfaces and of runs."""
+        surfaces: dict[str, str] = {}
+        packed: dict[int, str] = {}
+        new = [(entry.new, entry) for entry in self._entries.values() if entry.new is not None]
+        for run, _ in new:
+            # Runs of one plan share surfaces by identity: each is written out once.
+            if id(run.surface) not in packed:
+                body = pack(run.surface)
+                packed[id(run.surface)] = digest_of(body)
+                surfaces[packed[id(run.surface)]] = body
+        return sorted(surfaces.items()), (self._run_row(run, entry, packed[id(run.surface)]) for run, entry in new)
+
+    def _run_row(self, new: NewRun, entry: _Entry, surface: str) -> tuple[object, ...]:
+        identity = new.identity
+        return (
+            identity.run_id,
+            identity.session_id,
+            identity.agent_id,
+            identity.role.value,
+            identity.definition,
+            identity.parent_run_id,
+            identity.parent_agent_id,
+            identity.task_id,
+            identity.step_key,
+            plain(identity.step_title),
+            identity.model,
+            plain(identity.origin.principal),
+            int(identity.origin.is_foreign),
+            entry.status,
+            surface,
+            new.token,
+            new.attempt,
+            new.retry_of,
+            len(entry.events),
+            self._now_us,
+            self._now_us if entry.status == RunStatus.RUNNING else None,
+        )
+
+    def _insert_logs(self, tx: Transaction) -> None:
+        tx.insert(INSERT_EVENTS, self.event_rows())
+        tx.insert(INSERT_NODES, self.node_rows())
+        self._entries = {}
+
+    def change_rows(self) -> list[tuple[object, ...]]:
+        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
+        return [
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
+            for run_id, e in sorted(self._entries.items())
+            if e.new is None
+        ]
+
+    def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, list[Row], list[Row]]:
+        """Return (status, end reason, usage, [[type, time, data]…], [[parent, kind, payload]…]) of one run."""
+        e = self._entries[run_id]
+        return e.status, e.end_reason, e.usage, e.events, e.nodes
+
+    def event_rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield (run id, place from the last, type, time, data) of each event."""
+        return (
+            (run_id, len(e.events) - place, type_, self._now_us if time_us is None else time_us, data)
+            for run_id, e in self._entries.items()
+            for place, (type_, time_us, data) in enumerate(e.events, start=1)
+        )
+
+    def node_rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield (run id, place from the last, parent, kind, payload, time) of each node."""
+        return (
+            (run_id, len(e.nodes) - place, parent, kind, payload, self._now_us)
+            for run_id, e in self._entries.items()
+            for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
+        )
+
+    def _entry(self, run_id: str) -> _Entry:
+        entry = self._entries.get(run_id)
+        if entry is None:
+            entry = self._entries[run_id] = _Entry()
+        return entry
+
+
+def _logged_row(run_id: str, entry: _Entry) -> tuple[object, ...]:
+    """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
+    state = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
+    return run_id, state[0], entry.end_reason, entry.usage, entry.fence, state[1], entry.events, entry.nodes
+
+
+def _freed_row(run_id: str, entry: _Entry) -> tuple[object, ...]:
+    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0

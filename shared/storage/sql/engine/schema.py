@@ -1,0 +1,124 @@
+"""Which schema a database has, and bringing it to ours."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import URL, Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from soong.shared.core.errors import InvalidConfigError, SchemaVersionError
+from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors, refuse_network_file_system
+from soong.shared.storage.sql.engine.write_lock import side_lock
+
+HEAD: Final = "0001"
+"""The revision this program was written for; a test holds it to the migrations."""
+
+MIGRATIONS: Final = Path(__file__).parents[1] / "migrations"
+_NOT_ALLOWED: Final = "42501"  # PostgreSQL's insufficient_privilege
+_LOCK_ID: Final = 7_266_110_103  # any number, the same for all of ours
+
+
+def prepare(url: URL, *, migrate: bool) -> None:
+    """Make sure the database has our schema, creating or migrating it when ``migrate``.
+
+    Raises:
+        SchemaVersionError: it has another, and it is newer, or ``migrate`` is off, or our role may not migrate.
+        InvalidConfigError: the file cannot be made or lies on a network file system.
+        UnavailableError: the database does not answer.
+    """
+    if url.get_backend_name() == "sqlite":
+        _prepare_file(Path(url.database or ""), may_create=migrate)
+        if _is_current(url):
+            return
+    with our_errors(), _connection(url) as connection:
+        found = current(connection)
+        if found == HEAD:
+            return
+        if not migrate:
+            raise SchemaVersionError(_explain(found))
+        if found is not None and found > HEAD:
+            raise SchemaVersionError(
+                f"the database has schema {found}, newer than this program's {HEAD}; upgrade soong"
+            )
+        try:
+            _upgrade(connection)
+        except DBAPIError as error:
+            if getattr(driver_error(error), "sqlstate", None) != _NOT_ALLOWED:
+                raise
+            raise SchemaVersionError(
+                f"the database has schema {found or 'none'}, this program's is {HEAD}, and this role may not change "
+                "it; run `soong migrate` as the owner of the tables"
+            ) from error
+
+
+def current(connection: Connection) -> str | None:
+    """Return the database's revision; None when it has none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return None if found is None else str(found)
+
+
+def _explain(found: str | None) -> str:
+    if found is None:
+        return "the database has no schema yet; start the service (`soong up`), which makes it"
+    what = "newer" if found > HEAD else "older"
+    remedy = "upgrade this program" if found > HEAD else "restart the service (`soong up`), which migrates it"
+    return f"the database has schema {found}, {what} than this program's {HEAD}; {remedy}"
+
+
+def _prepare_file(path: Path, *, may_create: bool) -> None:
+    refuse_network_file_system(path)
+    if not may_create:
+        if not path.exists():
+            raise SchemaVersionError(f"there is no database at {path}; start the service (`soong up`), which makes it")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Runs' tokens stand in it: nobody else may read it.
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise InvalidConfigError(f"the database file {path} cannot be made: {error.strerror}") from error
+
+
+def _is_current(url: URL) -> bool:
+    """Say whether an SQLite file has our schema, without its lock: a process that stands still may hold that."""
+    engine = make_engine(url, size=1, is_writer=False)
+    try:
+        with engine.connect() as connection, connection.begin():
+            return current(connection) == HEAD
+    except (DBAPIError, sqlite3.Error):
+        return False  # just being made, perhaps; whoever holds the lock is told what is wrong
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _connection(url: URL) -> Iterator[Connection]:
+    """A connection for one process at a time: two that start together migrate one after the other."""
+    engine = make_engine(url, size=1, is_writer=True)
+    lock = side_lock(url)
+    try:
+        with lock.held() if lock else nullcontext(), engine.connect() as connection, connection.begin():
+            if lock is None:
+                # A migration holds nobody's steps, and may be busy with itself between two statements.
+                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_ID})"))
+            yield connection
+    finally:
+        engine.dispose()
+        if lock is not None:
+            lock.close()
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

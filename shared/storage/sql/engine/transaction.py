@@ -1,0 +1,175 @@
+"""One transaction as the statements of this adapter see it, on whichever database."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
+
+from soong.shared.storage.sql.engine.statements import (
+    BATCH_ROWS,
+    Change,
+    Insert,
+    ReadyRows,
+    Statement,
+    packed_batches,
+    packed_rows,
+)
+
+Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+FEW_ROWS: Final = 16
+"""Encoded in one call, which is faster than one by one."""
+SILENCE_S: Final = 0.25
+"""How long a transaction that computes leaves PostgreSQL without a statement. It ends one after 5 s without any."""
+
+
+class Reply(Protocol):
+    """The rows of a statement that has been sent; on PostgreSQL reading them waits for the server."""
+
+    def rows(self) -> Sequence[Row]: ...
+
+
+class _Told:
+    """Rows that are here already."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def rows(self) -> Sequence[Row]:
+        return self._rows
+
+
+class _Awaited:
+    """Rows that the server sends when it comes to it."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def rows(self) -> Sequence[Row]:
+        rows: Sequence[Row] = self._cursor.fetchall()
+        return rows
+
+
+class Transaction:
+    """What a store method is handed. Lives for one call; begin and commit are its :class:`Database`'s business.
+
+    ``has_written`` says whether rows were changed: until then the method may raise and leave no trace.
+    """
+
+    __slots__ = ("_raw", "connection", "has_written", "is_postgres")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.is_postgres = connection.dialect.name == "postgresql"
+        self.has_written = False
+        self._raw: Any = connection.connection.dbapi_connection
+
+    def rows(self, statement: Statement, **parameters: Any) -> Sequence[Row]:
+        """Execute and return all rows; of a statement without RETURNING none."""
+        if self.is_postgres:
+            return self._postgres_rows(statement, parameters)
+        cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
+        rows: Sequence[Row] = cursor.fetchall()
+        if statement.writes and (rows or cursor.rowcount > 0):
+            self.has_written = True
+        return rows
+
+    def count(self, statement: Statement, **parameters: Any) -> int:
+        """Execute and return how many rows were changed."""
+        if self.is_postgres:
+            cursor = self._raw.execute(statement.postgres, statement.parameters(parameters))
+        else:
+            cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
+        changed = max(0, int(cursor.rowcount))
+        self.has_written = self.has_written or changed > 0
+        return changed
+
+    def send(self, statement: Statement, **parameters: Any) -> Reply:
+        """Execute without waiting; inside :meth:`pipeline` several statements then share one round trip."""
+        if not self.is_postgres:
+            return _Told(self.rows(statement, **parameters))
+        self.has_written = self.has_written or statement.writes
+        return _Awaited(self._raw.execute(statement.postgres, statement.parameters(parameters)))
+
+    def insert(self, insert: Insert, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert rows given in the order of the insert's columns; what makes them runs between the statements."""
+        rest = iter(rows)
+        first = list(islice(rest, FEW_ROWS + 1))
+        if not first:
+            return
+        self.has_written = True
+        if not self.is_postgres:
+            self._raw.executemany(insert.sqlite, chain(first, rest))
+            return
+        are_few = len(first) <= FEW_ROWS
+        for batch in (packed_rows(first),) if are_few else packed_batches(chain(first, rest)):
+            self._raw.execute(insert.postgres, (batch,))
+
+    def put(self, ready: ReadyRows) -> None:
+        """Insert rows that were built before the transaction."""
+        for batch in ready.batches:
+            self.has_written = True
+            if self.is_postgres:
+                self._raw.execute(ready.insert.postgres, (batch,))
+            else:
+                self._raw.executemany(ready.insert.sqlite, batch)
+
+    def change(self, change: Change, table: str, rows: Sequence[Sequence[Any]], **constants: Any) -> None:
+        """Apply a change to rows given in the order of the columns of its ``table``."""
+        if not rows:
+            return
+        self.has_written = True
+        if self.is_postgres:
+            for start in range(0, len(rows), BATCH_ROWS):
+                self.send(change.many, **{table: rows[start : start + BATCH_ROWS]}, **constants)
+        else:
+            self._raw.executemany(change.one, [(*row, *constants.values()) for row in rows])
+
+    def execute(
+        self, statement: Executable, parameters: Sequence[Mapping[str, Any]] | None = None
+    ) -> CursorResult[Any]:
+        """Execute a Core statement: for what is not hot."""
+        result = self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+        if not isinstance(statement, Select | CompoundSelect) and result.rowcount != 0:
+            self.has_written = True
+        return result
+
+    def paced(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items to a loop that may compute for long; meanwhile PostgreSQL gets a statement now and then.
+
+        It tells a process that works slowly from one that is frozen, whose locks others must get. Not inside
+        :meth:`pipeline`.
+        """
+        if not self.is_postgres:
+            yield from items
+            return
+        since = time.monotonic()
+        for item in items:
+            yield item
+            if time.monotonic() - since > SILENCE_S:
+                self._raw.execute("SELECT 1")
+                since = time.monotonic()
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """On PostgreSQL, send statements without waiting for the answers to earlier ones. Not for Core statements."""
+        if not self.is_postgres:
+            yield
+            return
+        with self._raw.pipeline():
+            yield
+
+    def _postgres_rows(self, statement: Statement, parameters: dict[str, Any]) -> Sequence[Row]:
+        cursor = self._raw.execute(statement.postgres, statement.parameters(parameters))
+        rows: Sequence[Row] = cursor.fetchall() if statement.returns else ()
+        if statement.writes and (rows or not statement.returns):
+            self.has_written = True
+        return rows

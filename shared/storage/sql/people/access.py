@@ -1,0 +1,79 @@
+"""API tokens as rows: the digest of a secret, never the secret."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import select
+
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.permissions.access.token import ApiToken, Right
+from soong.shared.permissions.audit_log.notes import of_token_made, of_token_revoked
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.rows import pack, unpack
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.tables import api_tokens
+from soong.shared.storage.sql.engine.transaction import Transaction
+
+ADD_TOKEN: Final = Statement(
+    "add token: no row means that one of that id stands",
+    """
+    INSERT INTO api_tokens (id, principal, rights, digest, created_us, expires_us)
+    VALUES (:id, :principal, :rights, :digest, :created_us, :expires_us)
+    ON CONFLICT (id) DO NOTHING RETURNING id
+    """,
+)
+REVOKE_TOKEN: Final = Statement(
+    "revoke token: once",
+    "UPDATE api_tokens SET revoked_us = :now_us WHERE id = :id AND revoked_us IS NULL",
+)
+
+
+class SqlAccess:
+    """The access part of the store."""
+
+    _database: Database
+    _trail: AuditTrail
+
+    async def add_token(self, token: ApiToken) -> None:
+        def write(tx: Transaction) -> None:
+            written = tx.rows(
+                ADD_TOKEN,
+                id=token.id,
+                principal=token.principal,
+                rights=pack(sorted(token.rights)),
+                digest=token.digest,
+                created_us=token.created_us,
+                expires_us=token.expires_us,
+            )
+            if not written:
+                raise ConflictError(f"there is a token {token.id} already")
+            self._trail.note(tx, [of_token_made(token)], token.created_us)
+
+        await self._database.write(write)
+
+    async def token(self, token_id: str) -> ApiToken | None:
+        wanted = select(api_tokens).where(api_tokens.c.id == token_id)
+        row = await self._database.read(lambda tx: tx.execute(wanted).first())
+        return None if row is None else _token_of(row)
+
+    async def tokens(self) -> Sequence[ApiToken]:
+        wanted = select(api_tokens).order_by(api_tokens.c.ordinal)
+        return await self._database.read(lambda tx: [_token_of(row) for row in tx.execute(wanted)])
+
+    async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
+        def write(tx: Transaction) -> bool:
+            row = tx.execute(select(api_tokens).where(api_tokens.c.id == token_id)).first()
+            if row is None:
+                raise NotFoundError("token", token_id)
+            if not tx.count(REVOKE_TOKEN, id=token_id, now_us=now_us):
+                return False
+            self._trail.note(tx, [of_token_revoked(_token_of(row))], now_us)
+            return True
+
+        return await self._database.write(write)
+
+
+def _token_of(row: Any) -> ApiToken:
+    rights = frozenset(Right(right) for right in unpack(row.rights))
+    return ApiToken(row.id, row.principal, rights, row.digest, row.created_us, row.expires_us, row.revoked_us)

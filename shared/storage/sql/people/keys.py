@@ -1,0 +1,168 @@
+"""Public keys and their ends as rows. A key's row never changes: that it has ended is a row of its own."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import func, select
+
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.permissions.audit_log.notes import of_key_published, of_key_retired
+from soong.shared.permissions.keys import Lapsed, SigningKey
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.rows import plain, unpack
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.tables import key_retirements, signing_keys
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+PUBLISH: Final = Statement(
+    "publish: a public key, once",
+    """
+    INSERT INTO signing_keys (id, public_key, created_us) VALUES (:id, :public_key, :created_us)
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
+PUBLISH_FIRST: Final = Statement(
+    # Two transactions do not see each other's row; the one that is_first refuses waits for the other's end.
+    "publish first: the key of a deployment that has none",
+    """
+    INSERT INTO signing_keys (id, public_key, created_us, is_first)
+    SELECT :id, :public_key, :created_us, 1 WHERE NOT EXISTS (SELECT 1 FROM signing_keys)
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
+RETIRE: Final = Statement(
+    "retire: the end of a key, once of each kind; no row means that it stands already",
+    """
+    INSERT INTO key_retirements (key_id, is_revoked, retired_us, principal, reason)
+    VALUES (:key_id, :is_revoked, :retired_us, :principal, :reason)
+    ON CONFLICT DO NOTHING RETURNING key_id
+    """,
+)
+UNUSED: Final = Statement(
+    "unused: decided questions whose decision was not consumed; held, so that none is used while its key is revoked",
+    """
+    SELECT r.id, r.run_id, r.session_id, d.id, d.body FROM permission_requests AS r
+    JOIN decisions AS d ON d.request_id = r.id
+    WHERE r.state = 'decided' AND NOT EXISTS (SELECT 1 FROM consumptions AS c WHERE c.decision_id = d.id)
+    ORDER BY r.id /*pg FOR UPDATE OF r */
+    """,
+)
+LAPSE_ALL: Final = Statement(
+    # By id: "state || ''" keeps PostgreSQL from walking all questions that were ever decided.
+    "lapse all: their calls may be asked about anew",
+    "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
+)
+ENDED: Final = Statement(
+    "ended: whether a key may no longer sign what bears this date",
+    """
+    SELECT 1 FROM key_retirements WHERE key_id = :key_id AND (is_revoked = 1 OR retired_us < :decided_us) LIMIT 1
+    """,
+)
+
+KEY: Final = Statement(
+    "key: a public key and its ends",
+    """
+    SELECT k.id, k.public_key, k.created_us,
+           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 0),
+           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 1)
+    FROM signing_keys AS k WHERE k.id = :id
+    """,
+)
+
+_retired = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 0)
+_revoked = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 1)
+_KEYS = (
+    select(
+        signing_keys.c.id,
+        signing_keys.c.public_key,
+        signing_keys.c.created_us,
+        _retired.label("retired_us"),
+        _revoked.label("revoked_us"),
+    )
+    .outerjoin(key_retirements, key_retirements.c.key_id == signing_keys.c.id)
+    .group_by(signing_keys.c.id)
+)
+
+
+class SqlKeys:
+    """The part of the store that keeps public keys."""
+
+    _database: Database
+    _trail: AuditTrail
+
+    async def publish_key(
+        self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            if tx.rows(PUBLISH, id=key_id, public_key=public_key, created_us=now_us):
+                self._trail.note(tx, [of_key_published(key_id, public_key, plain(principal), plain(reason))], now_us)
+                return
+            found = tx.execute(select(signing_keys.c.public_key).where(signing_keys.c.id == key_id)).scalar_one()
+            if bytes(found) != public_key:
+                raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
+
+        await self._database.write(write)
+
+    async def publish_first_key(self, key_id: str, public_key: bytes, *, now_us: int) -> bool:
+        def write(tx: Transaction) -> bool:
+            is_first = bool(tx.rows(PUBLISH_FIRST, id=key_id, public_key=public_key, created_us=now_us))
+            if is_first:
+                self._trail.note(tx, [of_key_published(key_id, public_key, "", "the first key")], now_us)
+            return is_first
+
+        return await self._database.write(write)
+
+    async def signing_key(self, key_id: str) -> SigningKey | None:
+        return await self._database.read(lambda tx: key_of(tx, key_id))
+
+    async def signing_keys(self) -> Sequence[SigningKey]:
+        wanted = _KEYS.order_by(signing_keys.c.created_us, signing_keys.c.id)
+        return await self._database.read(lambda tx: [key_of_row(tuple(row)) for row in tx.execute(wanted)])
+
+    async def retire_key(
+        self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
+    ) -> Sequence[Lapsed]:
+        def write(tx: Transaction) -> list[Lapsed]:
+            if tx.execute(select(signing_keys.c.id).where(signing_keys.c.id == key_id)).first() is None:
+                raise NotFoundError("key", key_id)
+            said = {"principal": plain(principal), "reason": plain(reason)}
+            if not tx.rows(RETIRE, key_id=key_id, is_revoked=int(is_revoked), retired_us=at_us, **said):
+                return []
+            lapsed = _lapse(tx, key_id, now_us) if is_revoked else []
+            self._trail.note(tx, of_key_retired(key_id, is_revoked, at_us, principal, reason, lapsed), now_us)
+            return lapsed
+
+        return await self._database.write(write)
+
+
+def key_of(tx: Transaction, key_id: str) -> SigningKey | None:
+    rows = tx.rows(KEY, id=key_id)
+    return key_of_row(rows[0]) if rows else None
+
+
+def key_of_row(row: Row) -> SigningKey:
+    """Return the key of a row of ``KEY``."""
+    key_id, public_key, created_us, retired_us, revoked_us = row
+    return SigningKey(key_id, bytes(public_key), created_us, retired_us, revoked_us)
+
+
+def check_signs(ended: Sequence[Row], key_id: str) -> None:
+    """Refuse a decision by a key of which ``ENDED`` has a row. Raises: ConflictError."""
+    if ended:
+        raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
+
+
+def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[Lapsed]:
+    """Close the questions of unused decisions by a key."""
+    rows = [row for row in tx.rows(UNUSED) if unpack(row[4]).get("key_id") == key_id]
+    if rows:
+        tx.count(LAPSE_ALL, ids=[row[0] for row in rows])
+    journal = Journal(now_us)
+    for request_id, run_id, _, decision_id, _ in rows:
+        told = {"request_id": request_id, "decision_id": decision_id, "reason": "its key was revoked"}
+        journal.note(run_id, EventType.PERMISSION_EXPIRED, **told)
+    journal.flush(tx)
+    return [Lapsed(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]

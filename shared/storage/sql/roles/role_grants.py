@@ -1,0 +1,193 @@
+"""Gives the rights of :mod:`soong.shared.storage.sql.roles.role_privileges` to database roles, on PostgreSQL
+(``soong migrate --grant-…``).
+
+Run by the owner of the tables after each migration. All of a role's rights are taken away and given anew in one
+transaction, so nothing of an older version stays and no process sees a moment without them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import URL, Connection, text
+
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.storage.sql.engine.engine import make_engine, our_errors
+from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.roles.role_privileges import (
+    CHANGED,
+    CLIENT_ADDS,
+    CLIENT_CHANGES,
+    CLIENT_EMPTIES,
+    EMPTIED,
+    HOLDS,
+    HOLDS_BODY,
+    LAST_TURN,
+    LAST_TURN_BODY,
+    WORKER,
+)
+from soong.shared.storage.sql.roles.row_limits import fitting
+from soong.shared.storage.sql.roles.row_rules import row_rules
+
+VERSION_TABLE: Final = "alembic_version"
+
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(7266110104)")
+"""One at a time: two that give rights at once would each find the other's row checks half made."""
+
+_POLICIES: Final = ("soong_read", "soong_new", "soong_changed", "soong_others")
+
+_ROLE: Final = text(
+    "SELECT rolsuper OR rolbypassrls, rolname = current_user OR pg_has_role(rolname, current_user, 'MEMBER') "
+    "FROM pg_roles WHERE rolname = :role"
+)
+_NOT_OURS: Final = text(
+    "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename = ANY(:tables) "
+    "AND NOT pg_has_role(current_user, tableowner, 'USAGE')"
+)
+_SEQUENCE: Final = text("SELECT pg_get_serial_sequence(:table, 'ordinal')")
+
+# Volatile: what the statement has changed by now is seen. Its own search path: a role may have tables of any name.
+_HOLDS: Final = (
+    f"CREATE OR REPLACE FUNCTION {{schema}}.{HOLDS}(run text) RETURNS boolean LANGUAGE plpgsql VOLATILE"
+    f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({HOLDS_BODY}); END $soong$"
+)
+# Stable: it sees what was before the statement, not what the statement itself has written by then.
+_LAST_TURN: Final = (
+    f"CREATE OR REPLACE FUNCTION {{schema}}.{LAST_TURN}() RETURNS bigint LANGUAGE plpgsql STABLE"
+    f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({LAST_TURN_BODY}); END $soong$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles of a deployment; an empty name is left as it is."""
+
+    worker: str = ""
+    orchestrator: str = ""
+    client: str = ""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return tuple(role for role in (self.worker, self.orchestrator, self.client) if role)
+
+
+def grant(url: URL, roles: Roles) -> None:
+    """Give the roles their rights on a migrated database, and take every other one on our tables from them.
+
+    Raises:
+        InvalidConfigError: not PostgreSQL, a role that is not there, one to which rights mean nothing, or tables that
+            are another's.
+        UnavailableError: the database does not answer.
+    """
+    if url.get_backend_name() != "postgresql":
+        raise InvalidConfigError("database roles are PostgreSQL's: an SQLite file is read and written by its owner")
+    if len(set(roles.named)) < len(roles.named):
+        shared = next(role for role in roles.named if roles.named.count(role) > 1)
+        raise InvalidConfigError(f"two parts cannot share the role {shared!r}; make one for each")
+    engine = make_engine(url, size=1, is_writer=True)
+    try:
+        with our_errors(), engine.connect() as connection, connection.begin():
+            connection.execute(_LOCK)
+            _check(connection, roles)
+            for statement in _statements(connection, roles):
+                connection.exec_driver_sql(statement)
+    finally:
+        engine.dispose()
+
+
+def _check(connection: Connection, roles: Roles) -> None:
+    for role in roles.named:
+        found = connection.execute(_ROLE, {"role": role}).first()
+        if found is None:
+            raise InvalidConfigError(f"there is no database role {role!r}; make it first: CREATE ROLE {role} LOGIN")
+        if found[0]:
+            raise InvalidConfigError(f"the database role {role!r} is above all rights; name one that is no superuser")
+        if found[1]:
+            raise InvalidConfigError(f"the database role {role!r} is, or may become, the owner of the tables")
+    others = connection.execute(_NOT_OURS, {"tables": sorted(metadata.tables)}).scalars().all()
+    if others:
+        raise InvalidConfigError(f"{', '.join(others)} belong to another role: run `soong migrate` as their owner")
+
+
+def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
+    quote = connection.dialect.identifier_preparer.quote
+    schema = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
+    sequences = {
+        name: str(connection.execute(_SEQUENCE, {"table": name}).scalar_one())
+        for name, table in metadata.tables.items()
+        if "ordinal" in table.columns
+    }
+    for role in map(quote, roles.named):
+        yield f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"
+        yield f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role}"
+        yield f"REVOKE ALL ON SCHEMA {schema} FROM {role}"
+        yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+        yield f"GRANT SELECT ON {VERSION_TABLE} TO {role}"
+    if roles.worker:
+        yield from _worker_grants(quote(roles.worker), sequences)
+        yield _HOLDS.format(schema=schema)
+        yield _LAST_TURN.format(schema=schema)
+        yield from _row_checks(quote(roles.worker), roles.worker.replace("'", "''"))
+        yield from row_rules(schema, roles.worker.replace("'", "''"))
+    if roles.orchestrator:
+        yield from _orchestrator_grants(quote(roles.orchestrator), sequences)
+    if roles.client:
+        yield from _client_grants(quote(roles.client), sequences)
+
+
+def _worker_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
+    for table, right in WORKER.items():
+        given = ["SELECT"] if right.reads else []
+        given += [f"SELECT ({', '.join(right.sees)})"] if right.sees else []
+        given += [f"INSERT ({', '.join(right.inserts)})"] if right.inserts else []
+        given += [f"UPDATE ({', '.join(right.updates)})"] if right.updates else []
+        if given:
+            yield f"GRANT {', '.join(given)} ON {table} TO {role}"
+        if right.inserts and table in sequences:
+            yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
+
+
+def _orchestrator_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
+    for table in metadata.tables:
+        given = ["SELECT", "INSERT"]
+        given += ["UPDATE"] if table in CHANGED else []
+        given += ["DELETE"] if table in EMPTIED else []
+        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
+        if table in sequences:
+            yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
+
+
+def _client_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
+    for table in metadata.tables:
+        given = ["SELECT"]
+        given += ["INSERT"] if table in CLIENT_ADDS else []
+        given += [f"UPDATE ({', '.join(CLIENT_CHANGES[table])})"] if table in CLIENT_CHANGES else []
+        given += ["DELETE"] if table in CLIENT_EMPTIES else []
+        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
+        if table in CLIENT_ADDS and table in sequences:
+            yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
+
+
+def _and(condition: str, fits: str) -> str:
+    return f"({condition}) AND {fits}" if fits else condition
+
+
+def _row_checks(role: str, name: str) -> Iterator[str]:
+    """Check a worker's rows where columns do not say enough; everybody else passes, the tables' owner unasked.
+
+    ``name`` is the role as text in a condition, ``role`` as an identifier.
+    """
+    for table, right in WORKER.items():
+        for policy in _POLICIES:
+            yield f"DROP POLICY IF EXISTS {policy} ON {table}"
+        if not right.is_checked:
+            yield f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
+            continue
+        old, changed = right.old or "true", _and(right.changed or "false", fitting(table, right.updates))
+        new = _and(right.new or "false", fitting(table, right.inserts))
+        others = f"current_user <> '{name}'"
+        yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+        yield f"CREATE POLICY soong_read ON {table} FOR SELECT TO PUBLIC USING (true)"
+        yield f"CREATE POLICY soong_new ON {table} FOR INSERT TO {role} WITH CHECK ({new})"
+        yield f"CREATE POLICY soong_changed ON {table} FOR UPDATE TO {role} USING ({old}) WITH CHECK ({changed})"
+        yield f"CREATE POLICY soong_others ON {table} FOR ALL TO PUBLIC USING ({others}) WITH CHECK ({others})"

@@ -1,0 +1,180 @@
+"""How steps end that nobody completes: cancelled, skipped, poisoned, and leases that are given back or lost.
+
+On PostgreSQL whoever changes several steps locks the leased ones before those that wait, each in key order: so does a
+worker that ends steps and unlocks others.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.lost_lease import poisoned
+from soong.shared.engine.tasks.step import Held
+from soong.shared.storage.sql.claims.parking import withdraw_of
+from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened
+from soong.shared.storage.sql.engine.rows import pack, plain
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+FREE_STEPS: Final = Statement(
+    "free steps: their holder gives them back; those that were asked to stop end instead",
+    """
+    UPDATE steps SET
+        status = CASE WHEN cancel_reason IS NULL THEN 'ready' ELSE 'cancelled' END,
+        ended_us = CASE WHEN cancel_reason IS NULL THEN ended_us ELSE :now_us END,
+        worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END,
+        holder_run_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.holder_run_id END
+    FROM @held h(key text, run_id text, fence bigint)
+    WHERE steps.key = h.key AND steps.run_id = h.run_id AND steps.fence = h.fence
+      AND steps.worker_id || '' = :worker_id AND steps.status IN ('claimed', 'running')
+    RETURNING steps.key, steps.run_id, steps.fence, status, session_id, coalesce(cancel_reason, '')
+    """,
+)
+
+EXPIRE_LEASES: Final = Statement(
+    "expire leases: all of a worker that is gone; each fence grows here already, so that nobody takes the next holder "
+    "for this one",
+    """
+    UPDATE steps SET
+        lost_leases = lost_leases + 1, lost_to = :because, fence = fence + 1,
+        status = CASE WHEN cancel_reason IS NOT NULL THEN 'cancelled'
+                      WHEN lost_leases + 1 >= :most THEN 'failed' ELSE 'ready' END,
+        ended_us = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN :now_us ELSE ended_us END,
+        worker_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN worker_id ELSE '' END,
+        holder_run_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN holder_run_id ELSE '' END
+    WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+                         ORDER BY key FOR UPDATE) */
+    RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases
+    """,
+)
+
+SET_ERRORS: Final = Statement(
+    "set errors: why steps failed",
+    "UPDATE steps SET error = f.error FROM @failed f(key text, error text) WHERE steps.key = f.key",
+)
+
+CANCEL_STEPS: Final = Statement(
+    "cancel steps: all of a task that neither ended nor are leased",
+    """
+    UPDATE steps SET status = 'cancelled', ended_us = :now_us
+    WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
+                         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+                         ORDER BY key FOR UPDATE) */
+    RETURNING key, run_id, kind, CASE WHEN starts = 0 THEN ready_us END
+    """,
+)
+ASK_TO_STOP: Final = Statement(
+    "ask to stop: all leased steps of a task",
+    """
+    UPDATE steps SET cancel_reason = :reason WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+                         ORDER BY key FOR UPDATE) */
+    RETURNING worker_id
+    """,
+)
+SETTLE_ALL: Final = Statement(
+    "settle all: the failures of a task are final",
+    "UPDATE steps SET is_settled = 1 WHERE task_id = :task_id AND status = 'failed' AND is_settled = 0",
+)
+
+SKIP_BELOW: Final = Statement(
+    "skip below: every step that waits, at whatever distance, for one that will not complete",
+    """
+    WITH RECURSIVE below(key) AS (
+        SELECT child_key FROM edges WHERE parent_key = :key
+        UNION
+        SELECT e.child_key FROM below JOIN edges AS e ON e.parent_key = below.key
+    )
+    UPDATE steps SET status = 'skipped', ended_us = :now_us
+    WHERE key IN (SELECT key FROM below) AND status || '' = 'pending'
+    /*pg AND ordinal = ANY(ARRAY(SELECT s.ordinal FROM below JOIN steps AS s ON s.key = below.key
+                                 ORDER BY s.key FOR UPDATE OF s)) */
+    RETURNING key, run_id, task_id
+    """,
+)
+
+
+def free_steps(
+    tx: Transaction, journal: Journal, worker_id: str, held: Sequence[Held], reason: str, now_us: int
+) -> frozenset[str]:
+    """Return leased steps to ready; the run ids of those that are not held (any more) are returned."""
+    ordered = sorted({(lease.step_key, lease.run_id, lease.fence) for lease in held})
+    rows = tx.rows(FREE_STEPS, held=ordered, worker_id=worker_id, now_us=now_us)
+    for row in rows:
+        _note_freed(journal, row, EventType.STEP_HANDED_BACK, reason)
+    freed = {(row[0], row[1], row[2]) for row in rows}
+    return frozenset(run_id for key, run_id, fence in ordered if (key, run_id, fence) not in freed)
+
+
+def expire_leases(
+    tx: Transaction, journal: Journal, worker_id: str, max_lost_leases: int, now_us: int, because: str
+) -> frozenset[str]:
+    """End all leases of a worker that is gone, ``because`` of what; return the sessions concerned."""
+    because = plain(because)
+    rows = tx.rows(EXPIRE_LEASES, worker_id=worker_id, most=max_lost_leases, now_us=now_us, because=because)
+    failed = []
+    for row in tx.paced(rows):
+        key, run_id, fence, status, *_, lost = row
+        if status != "failed":
+            _note_freed(journal, row, EventType.STEP_LEASE_EXPIRED, because)
+            continue
+        error = poisoned(lost, because)
+        failed.append((key, pack(error.as_json())))
+        journal.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason=because, fence=fence)
+        journal.note(run_id, EventType.STEP_FAILED, step=key, **error.as_json())
+        journal.end(run_id, RunStatus.FAILED, EndReason.LEASE_LOST)
+    if failed:
+        tx.rows(SET_ERRORS, failed=failed)
+    return frozenset(row[4] for row in rows)
+
+
+def _note_freed(journal: Journal, row: Row, type_: EventType, reason: str) -> None:
+    key, run_id, fence, status, _, stop = row[:6]
+    journal.note(run_id, type_, step=key, reason=reason, fence=fence)
+    if status == "cancelled":
+        journal.note(run_id, EventType.STEP_CANCELLED, step=key, reason=stop)
+        journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+    else:
+        journal.release(run_id)
+
+
+def cancel_all(tx: Transaction, journal: Journal, task_id: str, reason: str, now_us: int) -> frozenset[str]:
+    """Cancel what is not leased, ask for the rest; return the workers that hold it. Failures become final."""
+    asked = {"task_id": task_id, "reason": plain(reason)}
+    tx.rows(ASK_TO_STOP, **asked)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    root_run_id = _root_run(tx, task_id)
+    _cancel_unheld(tx, journal, task_id, root_run_id, reason, now_us)
+    # Once more for what was claimed, parked and what failed, between these; nothing can be claimed any more.
+    workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, **asked))
+    _cancel_unheld(tx, journal, task_id, root_run_id, reason, now_us)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    return workers
+
+
+def _cancel_unheld(tx: Transaction, journal: Journal, task_id: str, root_run_id: str, reason: str, now_us: int) -> None:
+    """Cancel what nobody holds, with its run and the questions that wait."""
+    cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
+    withdraw_of(tx, journal, task_id, [row[1] for row in cancelled if row[1]], "its step was cancelled")
+    for key, run_id, kind, ready_us in tx.paced(cancelled):
+        tell_opened(journal, run_id or root_run_id, key, kind, ready_us)
+        journal.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
+        if run_id:
+            journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+
+
+def skip_below(tx: Transaction, journal: Journal, step_key: str, now_us: int) -> None:
+    """Skip what waits for a step that will not complete."""
+    for key, run_id, task_id in tx.paced(sorted(tx.rows(SKIP_BELOW, key=step_key, now_us=now_us))):
+        journal.note(run_id or _root_run(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
+        if run_id:
+            journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+
+
+def _root_run(tx: Transaction, task_id: str) -> str:
+    run_id: str = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+    return run_id

@@ -1,0 +1,309 @@
+"""The owner's side of steps: growing maps, retrying, settling failures."""
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from sqlalchemy import ColumnElement, literal_column, select
+
+from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
+from soong.shared.engine.tasks.step import FailurePolicy, NewStep, Step, StepError
+from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.ownership import check_owned, owned_step
+from soong.shared.storage.sql.engine.rows import pack
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
+from soong.shared.storage.sql.engine.tables import steps, tasks
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.tasks.cancel import cancel_all, skip_below
+from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
+from soong.shared.storage.sql.tasks.tasks import read_steps
+
+MOVE_MAP: Final = Statement(
+    "move map: a map step to its next status, guarded by the one it has",
+    """
+    UPDATE steps SET status = :status, open_deps = :open_deps, error = :error, ready_us = NULL,
+        ended_us = CASE WHEN :status IN ('completed', 'failed') THEN :now_us ELSE NULL END
+    WHERE key = :key AND status = :was
+    """,
+)
+
+BEGIN_EXPANSION: Final = Statement(
+    "begin expansion: count the starts of a map step, which nobody claims",
+    "UPDATE steps SET starts = starts + :change WHERE key = :key AND status = 'expanding' RETURNING starts",
+)
+
+START_AGAIN: Final = Statement(
+    "start again: put an ended step back to pending, with the run of its next attempt (a map step has none)",
+    """
+    UPDATE steps SET
+        status = 'pending', starts = 0, worker_id = '', outcome = NULL, output = NULL, error = NULL, progress = '',
+        started_us = NULL, ended_us = NULL, ready_us = NULL, is_settled = 0, cancel_reason = NULL, is_paused = 0,
+        is_unparked = 0, holder_run_id = '',
+        run_id = CASE WHEN a.run_id = '' THEN steps.run_id ELSE a.run_id END,
+        attempt = coalesce(a.attempt, steps.attempt), max_attempts = coalesce(a.max_attempts, steps.max_attempts),
+        not_before_us = a.not_before_us
+    FROM @again a(key text, run_id text, attempt bigint, max_attempts bigint, not_before_us bigint)
+    WHERE steps.key = a.key AND steps.status IN ('completed', 'failed', 'cancelled', 'skipped')
+    """,
+)
+
+SETTLE: Final = Statement(
+    "settle: a failure is final",
+    "UPDATE steps SET is_settled = 1 WHERE key = :key AND status = 'failed' AND is_settled = 0",
+)
+
+PAUSE_CHILDREN: Final = Statement(
+    "pause children: of a map step whose task is paused when it expands",
+    "UPDATE steps SET is_paused = 1 WHERE map_key = :key AND map_key <> ''",
+)
+
+NEXT_DUE: Final = Statement(
+    "next due: when the session's next retry is",
+    """
+    SELECT min(not_before_us) FROM steps
+    WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL
+    """,
+)
+
+PROMOTE: Final = Statement(
+    "promote: retries whose time has come become ready",
+    """
+    UPDATE steps SET status = 'ready', not_before_us = NULL
+    WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL
+      AND not_before_us <= :now_us AND open_deps = 0
+    RETURNING key, run_id
+    """,
+)
+
+
+_UNSETTLED: Final = steps.c.is_settled == literal_column("0")
+
+
+class SqlSettling:
+    """The part of the task store in which the owner grows, retries and settles steps."""
+
+    _database: Database
+
+    async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
+        mine = (steps.c.session_id == ownership.session_id) & _is(status)
+
+        def read(tx: Transaction) -> list[Step]:
+            check_owned(tx, ownership, is_read=True)
+            return read_steps(tx, mine)
+
+        return await self._database.read(read)
+
+    async def failures(self, ownership: Ownership) -> Sequence[Step]:
+        mine = (steps.c.session_id == ownership.session_id) & _is(StepStatus.FAILED) & _UNSETTLED
+
+        def read(tx: Transaction) -> list[Step]:
+            check_owned(tx, ownership, is_read=True)
+            return read_steps(tx, mine)
+
+        return await self._database.read(read)
+
+    async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
+        def write(tx: Transaction) -> int:
+            owned_step(tx, ownership, step_key)
+            rows = tx.rows(BEGIN_EXPANSION, key=step_key, change=-1 if is_taken_back else 1)
+            return int(rows[0][0]) if rows else 0
+
+        return await self._database.write(write)
+
+    async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+        ready = await self._database.built(
+            lambda: _child_rows(children, now_us, is_postgres=self._database.is_postgres),
+            are_many=len(children) > MANY_STEPS,
+        )
+        return await self._database.write(lambda tx: _expand(tx, ownership, step_key, children, ready, now_us))
+
+    async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
+            if status == StepStatus.EXPANDING:
+                journal = Journal(now_us)
+                tell_opened(journal, _root_run(tx, task_id), step_key, kind, ready_us)
+                _fail_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, error, now_us)
+                journal.flush(tx)
+
+        await self._database.write(write)
+
+    async def retry_step(
+        self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            status, *_, is_settled, _, _, _ = owned_step(tx, ownership, step_key)
+            if is_settled:
+                raise InvalidTransitionError("step", f"{status}, settled", StepEvent.RETRY)
+            if status != StepStatus.FAILED:
+                advance_step(StepStatus(status), StepEvent.RETRY)
+                raise InvalidTransitionError("step", status, StepEvent.RETRY)
+            journal = Journal(now_us)
+            journal.create(run, RunStatus.QUEUED)
+            start_again(tx, journal, [(step_key, run, not_before_us)])
+            _copy_pause(tx, step_key)
+            journal.flush(tx)
+
+        await self._database.write(write)
+
+    async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
+        def look(tx: Transaction) -> int | None:
+            check_owned(tx, ownership, is_read=True)
+            return _next_due(tx, ownership)
+
+        due_us = await self._database.read(look)
+        if due_us is None or due_us > now_us:
+            return due_us
+
+        def write(tx: Transaction) -> int | None:
+            check_owned(tx, ownership)
+            journal = Journal(now_us)
+            for key, run_id in tx.paced(tx.rows(PROMOTE, session_id=ownership.session_id, now_us=now_us)):
+                journal.note(run_id, EventType.STEP_READY, step=key)
+            journal.flush(tx)
+            return _next_due(tx, ownership)
+
+        return await self._database.write(write)
+
+    async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
+        await self._database.write(lambda tx: _settle(tx, ownership, step_key, policy, now_us))
+
+
+def _is(status: StepStatus) -> ColumnElement[bool]:
+    # Written out, not bound: a partial index serves only a condition that the planner can read.
+    return steps.c.status == literal_column(f"'{status.value}'")
+
+
+def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
+    due_us: int | None = tx.rows(NEXT_DUE, session_id=ownership.session_id)[0][0]
+    return due_us
+
+
+def start_again(tx: Transaction, journal: Journal, again: Sequence[tuple[str, NewRun | None, int | None]]) -> None:
+    """Put ended steps back to pending, each with its new run, if it has one, until its time, if it has one."""
+    ordered = sorted(again, key=lambda item: item[0])
+    tx.rows(
+        START_AGAIN,
+        again=[
+            (
+                key,
+                run.identity.run_id if run else "",
+                run.attempt if run else None,
+                run.max_attempts if run else None,
+                not_before_us,
+            )
+            for key, run, not_before_us in ordered
+        ],
+    )
+    for key, run, _ in tx.paced(ordered):
+        if run is not None:
+            journal.note(run.identity.run_id, EventType.STEP_RETRIED, step=key, attempt=run.attempt)
+
+
+def _copy_pause(tx: Transaction, step_key: str) -> None:
+    paused = select(tasks.c.id).where((tasks.c.id == steps.c.task_id) & (tasks.c.status == "paused")).exists()
+    tx.execute(steps.update().where((steps.c.key == step_key) & paused).values(is_paused=1))
+
+
+def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) -> Sequence[ReadyRows]:
+    """Build the rows of a map step's children, and of their runs and logs: of those that have runs."""
+    journal = Journal(now_us)
+    note_steps(journal, [child for child in children if child.run is not None], "")
+    return (*ready_steps(children, is_postgres=is_postgres), *journal.ready(is_postgres=is_postgres))
+
+
+def _expand(
+    tx: Transaction,
+    ownership: Ownership,
+    step_key: str,
+    children: Sequence[NewStep],
+    rows: Sequence[ReadyRows],
+    now_us: int,
+) -> bool:
+    status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
+    if status != StepStatus.EXPANDING:
+        return False
+    journal = Journal(now_us)
+    root_run_id = _root_run(tx, task_id)
+    tell_opened(journal, root_run_id, step_key, kind, ready_us)
+    journal.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
+    if children:
+        move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
+        note_steps(journal, [child for child in children if child.run is None], root_run_id)
+        for ready in rows:
+            tx.put(ready)
+        if _is_paused(tx, task_id):
+            tx.rows(PAUSE_CHILDREN, key=step_key)
+    else:
+        complete_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, now_us)
+    journal.flush(tx)
+    return True
+
+
+def _root_run(tx: Transaction, task_id: str) -> str:
+    run_id: str = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+    return run_id
+
+
+def _is_paused(tx: Transaction, task_id: str) -> bool:
+    status: str = tx.execute(select(tasks.c.status).where(tasks.c.id == task_id)).scalar_one()
+    return status == "paused"
+
+
+def move_map(
+    tx: Transaction,
+    step_key: str,
+    was: StepStatus,
+    status: StepStatus,
+    now_us: int,
+    *,
+    open_deps: int = 0,
+    error: StepError | None = None,
+) -> bool:
+    """Move a map step if it still is what it ``was``."""
+    text = None if error is None else pack(error.as_json())
+    parameters = {"key": step_key, "was": was.value, "status": status.value, "open_deps": open_deps}
+    return tx.count(MOVE_MAP, error=text, now_us=now_us, **parameters) > 0
+
+
+def complete_map(tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, now_us: int) -> None:
+    """Complete a map step all of whose children have ended, or that has none, and unlock what waits for it."""
+    if move_map(tx, step_key, was, StepStatus.COMPLETED, now_us):
+        tx.rows(SET_MAP_OUTCOME, keys=[step_key])
+        journal.note(_root_run(tx, task_id), EventType.STEP_COMPLETED, step=step_key)
+        unlock_after(tx, [step_key], now_us)
+
+
+def _fail_map(
+    tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, error: StepError, now_us: int
+) -> None:
+    if move_map(tx, step_key, was, StepStatus.FAILED, now_us, error=error):
+        journal.note(_root_run(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
+
+
+def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: FailurePolicy, now_us: int) -> None:
+    status, _, task_id, step_id, map_key, is_settled, *_ = owned_step(tx, ownership, step_key)
+    if status != StepStatus.FAILED:
+        raise InvalidTransitionError("step", status, "settle")
+    if is_settled or not tx.count(SETTLE, key=step_key):
+        return
+    journal = Journal(now_us)
+    match policy:
+        case FailurePolicy.KEEP:
+            unlock_after(tx, [step_key], now_us)
+        case FailurePolicy.SKIP_DEPENDENTS:
+            skip_below(tx, journal, step_key, now_us)
+            if map_key:
+                error = StepError("failed", f"its item {step_id} failed")
+                _fail_map(tx, journal, map_key, task_id, StepStatus.WAITING, error, now_us)
+        case FailurePolicy.FAIL_TASK:
+            cancel_all(tx, journal, task_id, f"step {step_id} failed", now_us)
+        case _:
+            assert_never(policy)
+    journal.flush(tx)

@@ -1,0 +1,136 @@
+"""Writing what a client or an owner hands in: tasks, steps and their edges, the opening of a step."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
+from soong.shared.engine.tasks.step import NewStep, StepKind
+from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Insert, ReadyRows
+from soong.shared.storage.sql.engine.transaction import Transaction
+
+INSERT_STEPS: Final = Insert(
+    "steps",
+    {
+        "key": "text",
+        "task_id": "text",
+        "session_id": "text",
+        "step_id": "text",
+        "title": "text",
+        "kind": "text",
+        "status": "text",
+        "open_deps": "bigint",
+        "priority": "bigint",
+        "pool": "text",
+        "needs": "text",
+        "definition": "text",
+        "model": "text",
+        "lane": "text",
+        "claim_mode": "text",
+        "is_puller": "bigint",
+        "run_id": "text",
+        "attempt": "bigint",
+        "max_attempts": "bigint",
+        "backoff_s": "double precision",
+        "on_failure": "text",
+        "map_key": "text",
+        "item_index": "bigint",
+        "is_paused": "bigint",
+        "spec": "text",
+    },
+)
+MANY_STEPS: Final = 200
+"""Above this, rows are built in a thread: some 10 ms, which a loop can spare."""
+INSERT_EDGES: Final = Insert("edges", {"child_key": "text", "parent_key": "text", "position": "bigint"})
+
+
+def opened(kind: StepKind) -> StepStatus:
+    """Return what a pending step becomes that waits for nothing more."""
+    return advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind is StepKind.MAP else StepEvent.UNLOCK)
+
+
+def opening(kind: StepKind) -> EventType:
+    return EventType.STEP_EXPANDING if kind is StepKind.MAP else EventType.STEP_READY
+
+
+def insert_steps(
+    tx: Transaction,
+    journal: Journal,
+    steps: Sequence[NewStep],
+    root_run_id: str,
+    *,
+    is_paused: bool = False,
+    done: frozenset[str] = frozenset(),
+) -> None:
+    """Insert steps with their edges and runs, those without open dependencies open; ``done`` are not open any more."""
+    note_steps(journal, tx.paced(steps), root_run_id, done=done)
+    tx.insert(INSERT_STEPS, (_step_row(step, is_paused=is_paused, done=done) for step in steps))
+    tx.insert(INSERT_EDGES, _edge_rows(steps))
+
+
+def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> tuple[ReadyRows, ReadyRows]:
+    """Build the rows of steps and of their edges before a transaction; :func:`note_steps` is the rest of them."""
+    rows = (_step_row(step, is_paused=False, done=frozenset()) for step in steps)
+    return (
+        ReadyRows.of(INSERT_STEPS, rows, is_postgres=is_postgres),
+        ReadyRows.of(INSERT_EDGES, _edge_rows(steps), is_postgres=is_postgres),
+    )
+
+
+def note_steps(
+    journal: Journal, steps: Iterable[NewStep], root_run_id: str, *, done: frozenset[str] = frozenset()
+) -> None:
+    """Gather the runs and the first events of new steps; those of a step without a run go to the root run's log."""
+    opened_ones = []
+    for step in steps:
+        if step.run is not None:
+            journal.create(step.run, RunStatus.QUEUED)
+        journal.note(_log_of(step, root_run_id), EventType.STEP_CREATED, step=step.key)
+        if done.issuperset(step.depends_on):
+            opened_ones.append(step)
+    for step in opened_ones:
+        journal.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
+
+
+def _edge_rows(steps: Sequence[NewStep]) -> Iterator[tuple[object, ...]]:
+    return (
+        (step.key, parent, position) for step in steps for position, parent in enumerate(dict.fromkeys(step.depends_on))
+    )
+
+
+def _log_of(step: NewStep, root_run_id: str) -> str:
+    return step.run.identity.run_id if step.run is not None else root_run_id
+
+
+def _step_row(step: NewStep, *, is_paused: bool, done: frozenset[str]) -> tuple[object, ...]:
+    open_deps = len(set(step.depends_on) - done)
+    return (
+        step.key,
+        step.task_id,
+        step.session_id,
+        step.step_id,
+        plain(step.title),
+        step.kind.value,
+        (StepStatus.PENDING if open_deps else opened(step.kind)).value,
+        open_deps,
+        step.priority,
+        step.pool,
+        pack(step.needs),
+        step.definition,
+        step.model,
+        lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),
+        step.claim_mode.value,
+        int(step.is_puller),
+        step.run.identity.run_id if step.run else "",
+        step.run.attempt if step.run else 1,
+        step.max_attempts,
+        step.backoff_s,
+        step.on_failure.value,
+        step.map_key,
+        step.item_index,
+        int(is_paused),
+        pack(step.spec),
+    )

@@ -1,0 +1,205 @@
+"""The owner's side of an ended task that is tried again: which steps go back to pending, and which open at once."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
+from soong.shared.core.identity import OWN, Origin
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.step import StepKind
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.ownership import command_done, owned_task
+from soong.shared.storage.sql.engine.rows import plain
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+from soong.shared.storage.sql.tasks.failures import complete_map, start_again
+from soong.shared.storage.sql.tasks.inserts import opened, opening
+from soong.shared.storage.sql.tasks.task_commands import HOLDERS, move_task
+
+SET_ROOT_RUN: Final = Statement(
+    "set root run: of a task that is tried again",
+    "UPDATE tasks SET root_run_id = :run_id WHERE id = :task_id",
+)
+ENDED_BADLY: Final = Statement(
+    "ended badly: the steps of a task that a retry puts back, with the completed ones that are named",
+    """
+    SELECT key, kind FROM steps
+    WHERE task_id = :task_id AND (status IN ('failed', 'cancelled', 'skipped') OR key IN @again)
+    ORDER BY ordinal
+    """,
+)
+COUNT_AGAIN: Final = Statement(
+    "count again: what each retried step waits for; its lost leases are forgotten",
+    """
+    UPDATE steps SET lost_leases = 0, lost_to = '', open_deps = (
+        SELECT count(*) FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
+        WHERE e.child_key = steps.key AND p.status <> 'completed'
+    ) WHERE key IN @keys RETURNING key, kind, run_id, open_deps
+    """,
+)
+REOPEN: Final = Statement(
+    "reopen: a retried step that waits for nothing",
+    "UPDATE steps SET status = :status WHERE key = :key AND status || '' = 'pending'",
+)
+CHILDREN: Final = Statement(
+    "children: of a map step, and how many have not completed",
+    """
+    SELECT count(*), coalesce(sum(CASE WHEN status = 'completed' THEN 0 ELSE 1 END), 0) FROM steps
+    WHERE map_key = :key AND map_key <> ''
+    """,
+)
+WAIT_AGAIN: Final = Statement(
+    "wait again: a map step that has its children waits for those that have not completed",
+    "UPDATE steps SET status = 'waiting', open_deps = :open_deps WHERE key = :key",
+)
+REOPEN_RUN: Final = Statement(
+    "reopen run: the root run of a task that is tried again goes on",
+    """
+    UPDATE runs SET status = 'running', end_reason = NULL, ended_us = NULL, dispatched_by = :dispatched_by,
+        is_foreign = :is_foreign
+    WHERE id = :run_id
+    """,
+)
+REOPEN_SESSION: Final = Statement(
+    "reopen session: one that was closed when its tasks were done has work again",
+    "UPDATE sessions SET is_closed = 0 WHERE id = :session_id AND is_closed = 1",
+)
+SET_MODEL: Final = Statement(
+    "set model: the steps of agents that are tried again run on another model",
+    "UPDATE steps SET model = :model WHERE key IN @keys AND model <> ''",
+)
+DROP_CHILDREN: Final = Statement(
+    "drop children: of map steps that are expanded anew; the runs and logs of the old ones stay",
+    "DELETE FROM steps WHERE map_key IN @keys AND map_key <> ''",
+)
+
+
+class SqlRetrying:
+    """The part of the task store in which the owner tries ended tasks again."""
+
+    _database: Database
+
+    async def retry_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        runs: Sequence[NewRun],
+        *,
+        again: Sequence[str] = (),
+        regrown: Sequence[str] = (),
+        model: str = "",
+        origin: Origin = OWN,
+        now_us: int,
+        command_id: str = "",
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            journal = Journal(now_us)
+            keys = _retry(tx, journal, ownership, task_id, runs, (again, regrown), origin, now_us)
+            if model:
+                tx.rows(SET_MODEL, model=model, keys=keys)
+            journal.flush(tx)
+            command_done(tx, command_id)
+
+        await self._database.write(write)
+
+
+def _retry(
+    tx: Transaction,
+    journal: Journal,
+    ownership: Ownership,
+    task_id: str,
+    runs: Sequence[NewRun],
+    which: tuple[Sequence[str], Sequence[str]],
+    origin: Origin,
+    now_us: int,
+) -> Sequence[str]:
+    """Return the keys of the steps that are tried again."""
+    was, old_root, _ = owned_task(tx, ownership, task_id)
+    again, regrown = which
+    status = advance_task(TaskStatus(was), TaskEvent.RETRY)
+    if was == TaskStatus.COMPLETED and not again:
+        raise InvalidTransitionError("task", was, TaskEvent.RETRY)
+    if tx.rows(HOLDERS, task_id=task_id):
+        raise ConflictError(f"task {task_id} has steps that still run; wait for them or cancel them")
+    by_step = {run.identity.step_key: run for run in runs}
+    root = by_step.pop("", None)
+    drop_children(tx, regrown)
+    rows = _put_back(tx, task_id, again, by_step)
+    tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
+    move_task(tx, task_id, status, "", None)
+    root_run_id = _root_of_retry(tx, journal, task_id, root, old_root, origin)
+    for run in tx.paced(by_step.values()):
+        journal.create(run, RunStatus.QUEUED)
+    journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
+    for key, kind in tx.paced(rows):
+        if kind == StepKind.MAP:
+            journal.note(root_run_id, EventType.STEP_RETRIED, step=key)
+    start_again(tx, journal, [(key, by_step.get(key), None) for key, _ in rows])
+    keys = [key for key, _ in rows]
+    _open_again(tx, journal, task_id, root_run_id, keys, now_us)
+    return keys
+
+
+def drop_children(tx: Transaction, map_keys: Sequence[str]) -> None:
+    """Take away the rows of the children of map steps that are to be expanded anew."""
+    if map_keys:
+        tx.rows(DROP_CHILDREN, keys=sorted(map_keys))
+
+
+def _put_back(tx: Transaction, task_id: str, again: Sequence[str], runs: dict[str, NewRun]) -> Sequence[Row]:
+    """Return (key, kind) of the steps that go back, oldest first. Raises: NotFoundError."""
+    rows = tx.rows(ENDED_BADLY, task_id=task_id, again=sorted(again))
+    missing = sorted(set(again) - {key for key, _ in rows})
+    if missing:
+        raise NotFoundError("step", missing[0])
+    for key, kind in rows:
+        if kind != StepKind.MAP and key not in runs:
+            raise NotFoundError("new run for step", key)
+    return rows
+
+
+def _root_of_retry(
+    tx: Transaction, journal: Journal, task_id: str, root: NewRun | None, old_root: str, origin: Origin
+) -> str:
+    if root is None:
+        tx.rows(REOPEN_RUN, run_id=old_root, dispatched_by=plain(origin.principal), is_foreign=int(origin.is_foreign))
+        return old_root
+    journal.create(root, RunStatus.RUNNING)
+    tx.rows(SET_ROOT_RUN, task_id=task_id, run_id=root.identity.run_id)
+    return root.identity.run_id
+
+
+def _open_again(
+    tx: Transaction, journal: Journal, task_id: str, root_run_id: str, keys: Sequence[str], now_us: int
+) -> None:
+    """Count again what each step waits for, and open those that wait for nothing."""
+    counted = {row[0]: row for row in tx.rows(COUNT_AGAIN, keys=keys)}
+    for key in keys:
+        _, kind, run_id, open_deps = counted[key]
+        if open_deps and kind == StepKind.MAP and tx.rows(CHILDREN, key=key)[0][0]:
+            raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
+        if not open_deps:
+            reopen(tx, journal, key, StepKind(kind), run_id or root_run_id)
+            if kind == StepKind.MAP:
+                _wait_again(tx, journal, task_id, key, now_us)
+
+
+def reopen(tx: Transaction, journal: Journal, key: str, kind: StepKind, log_run_id: str) -> None:
+    """Open a pending step that waits for nothing; ``log_run_id`` is where its event belongs."""
+    tx.rows(REOPEN, key=key, status=opened(kind).value)
+    journal.note(log_run_id, opening(kind), step=key)
+
+
+def _wait_again(tx: Transaction, journal: Journal, task_id: str, key: str, now_us: int) -> None:
+    children, open_children = tx.rows(CHILDREN, key=key)[0]
+    if not children:
+        return
+    if open_children:
+        tx.rows(WAIT_AGAIN, key=key, open_deps=open_children)
+    else:
+        complete_map(tx, journal, key, task_id, StepStatus.EXPANDING, now_us)

@@ -1,0 +1,253 @@
+"""Runs, their logs and the ledger of their calls."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from sqlalchemy import Select, select
+
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.store import Appended, CallRow, CallStatus, second_use
+from soong.shared.storage.sql.engine.audit_log import report
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.ordinals import ordinal_of
+from soong.shared.storage.sql.engine.rows import call_of, event_of, inputs_of, node_of, pack, run_of
+from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, Journal
+from soong.shared.storage.sql.engine.statements import Statement, packed_rows
+from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.tasks.taint import TAINT, is_tainted
+
+APPEND: Final = Statement(
+    "append: count a held run's logs on; no row means that the lease is lost",
+    """
+    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
+    WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
+    """,
+)
+
+APPEND_ALL: Final = Statement(
+    "append all: the same with its nodes and events, fused for PostgreSQL as the worker's hot path is",
+    f"""
+    WITH counted AS (
+        UPDATE runs SET
+            last_seq = {LAST_SEQ} + json_array_length(:events ::json),
+            last_node = {LAST_NODE} + json_array_length(:nodes ::json)
+        WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data)
+        SELECT id, last_seq - json_array_length(:events ::json) + v.place,
+               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
+        FROM counted CROSS JOIN LATERAL json_array_elements(:events ::json) WITH ORDINALITY AS v(event, place)
+    ), grown AS (
+        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
+        SELECT id, last_node - json_array_length(:nodes ::json) + v.place,
+               coalesce((v.node->>0)::bigint, last_node - json_array_length(:nodes ::json) + v.place - 1),
+               v.node->>1, v.node->>2, :now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(:nodes ::json) WITH ORDINALITY AS v(node, place)
+    )
+    SELECT last_seq, last_node FROM counted
+    """,  # noqa: S608  # our own words
+)
+
+CONSUME: Final = Statement(
+    "consume: a decision, once; no row means that it has been used",
+    """
+    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
+    VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
+    """,
+)
+
+PUT_CALL: Final = Statement(
+    "put call: write the ledger row as it stands now; a call that goes on, or is run again, has one row",
+    """
+    INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
+                       decision_id, status, result)
+    VALUES (:run_id, :tool_call_id, (SELECT count(*) FROM calls WHERE run_id = :run_id), :tool, :effect_id, :is_write,
+            :input_digest, :inputs, :facts, :decision_id, :status, :result)
+    ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
+        tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
+        input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
+        decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
+    """,
+)
+
+_TAINT = select(taints.c.run_id).where(taints.c.run_id == runs.c.id).scalar_subquery()
+WHOLE_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin(
+    surfaces, surfaces.c.digest == runs.c.surface
+)
+"""Runs with all that :func:`soong.shared.storage.sql.engine.rows.run_of` reads."""
+
+
+# What stands beyond its run's count was written beside the log, and is not read as part of it.
+def _nodes_of(run_id: str, after: int = 0) -> Select[Any]:
+    most = select(runs.c.last_node).where(runs.c.id == run_id).scalar_subquery()
+    wanted = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > after, nodes.c.number <= most)
+    return wanted.order_by(nodes.c.number)
+
+
+def _events_of(run_id: str, after: int) -> Select[Any]:
+    most = select(runs.c.last_seq).where(runs.c.id == run_id).scalar_subquery()
+    wanted = select(events).where(events.c.run_id == run_id, events.c.seq > after, events.c.seq <= most)
+    return wanted.order_by(events.c.seq)
+
+
+class SqlRuns:
+    """The run part of the store."""
+
+    _database: Database
+
+    async def run(self, run_id: str) -> Run:
+        row = await self._database.read(lambda tx: tx.execute(WHOLE_RUNS.where(runs.c.id == run_id)).first())
+        if row is None:
+            raise NotFoundError("run", run_id)
+        return run_of(row)
+
+    async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+        wanted = WHOLE_RUNS.order_by(runs.c.ordinal).limit(limit)
+        if session_id:
+            wanted = wanted.where(runs.c.session_id == session_id)
+        if task_id:
+            wanted = wanted.where(runs.c.task_id == task_id)
+        return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
+
+    async def run_page(
+        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
+    ) -> Sequence[Run]:
+        wanted = WHOLE_RUNS.order_by(runs.c.ordinal.desc()).limit(limit)
+        if before:
+            wanted = wanted.where(runs.c.ordinal < ordinal_of(runs, before))
+        if session_id:
+            wanted = wanted.where(runs.c.session_id == session_id)
+        if task_id:
+            wanted = wanted.where(runs.c.task_id == task_id)
+        return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
+
+    async def append(
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
+    ) -> Appended:
+        def write(tx: Transaction) -> Appended:
+            appended = append_held(tx, run_id, fence, nodes, events, now_us)
+            report(tx, run_id, events, now_us)
+            for call in calls:
+                _put_call(tx, call)
+            return appended
+
+        return await self._database.write(write)
+
+    async def nodes(self, run_id: str) -> Sequence[Node]:
+        wanted = _nodes_of(run_id)
+        return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
+
+    async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
+        wanted = _nodes_of(run_id, after).limit(limit)
+        return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
+
+    async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        wanted = _events_of(run_id, after_seq).limit(limit)
+        return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
+
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        try:
+            await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us))
+        except AlreadyConsumedError:
+            await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
+            raise
+
+    async def end_call(
+        self,
+        run_id: str,
+        fence: int,
+        tool_call_id: str,
+        *,
+        result: Json,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+        taints: bool = False,
+        call: CallRow | None = None,
+    ) -> None:
+        def write(tx: Transaction) -> None:
+            append_held(tx, run_id, fence, nodes, events, now_us, taints=taints)
+            ended = call or _row_of(tx, run_id, tool_call_id)
+            if ended is not None:
+                _put_call(tx, replace(ended, status=CallStatus.ENDED, result=result, open_input=None))
+
+        await self._database.write(write)
+
+    async def is_tainted(self, run_id: str) -> bool:
+        return await self._database.read(lambda tx: is_tainted(tx, run_id))
+
+    async def calls(self, run_id: str) -> Sequence[CallRow]:
+        wanted = select(calls).where(calls.c.run_id == run_id).order_by(calls.c.position)
+        return await self._database.read(lambda tx: [call_of(row) for row in tx.execute(wanted)])
+
+
+def append_held(
+    tx: Transaction,
+    run_id: str,
+    fence: int,
+    nodes: Sequence[NewNode],
+    events: Sequence[NewEvent],
+    now_us: int,
+    *,
+    taints: bool = False,
+) -> Appended:
+    """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
+    counts = {"run_id": run_id, "fence": fence}
+    journal = Journal(now_us)
+    journal.add(run_id, nodes=nodes, events=events)
+    if tx.is_postgres:
+        *_, told_events, told_nodes = journal.end_of(run_id)
+        told = {"events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
+        counted = tx.rows(APPEND_ALL, now_us=now_us, **counts, **told)
+    else:
+        counted = tx.rows(APPEND, **counts, events=len(events), nodes=len(nodes))
+    if not counted:
+        raise LeaseLostError(run_id, fence)
+    if not tx.is_postgres:
+        journal.flush_logs(tx)
+    if taints:
+        tx.rows(TAINT, run_id=run_id, now_us=now_us)
+    return Appended(*counted[0])
+
+
+def _start_call(tx: Transaction, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
+    append_held(tx, call.run_id, fence, (), events, now_us)
+    names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
+    if call.decision_id and not tx.rows(CONSUME, now_us=now_us, **names):
+        raise AlreadyConsumedError(call.decision_id)
+    _put_call(tx, call)
+
+
+def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
+    wanted = select(calls).where(calls.c.run_id == run_id, calls.c.tool_call_id == tool_call_id)
+    row = tx.execute(wanted).first()
+    return None if row is None else call_of(row)
+
+
+def _put_call(tx: Transaction, call: CallRow) -> None:
+    tx.rows(
+        PUT_CALL,
+        run_id=call.run_id,
+        tool_call_id=call.tool_call_id,
+        tool=call.tool,
+        effect_id=call.effect_id,
+        is_write=int(call.is_write),
+        input_digest=call.input_digest,
+        inputs=pack(inputs_of(call)),
+        facts=pack(call.facts),
+        decision_id=call.decision_id,
+        status=CallStatus(call.status).value,
+        result=None if call.result is None else pack(call.result),
+    )

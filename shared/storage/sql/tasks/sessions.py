@@ -1,0 +1,350 @@
+"""Sessions and the processes around them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Table, func, literal_column, select, update
+
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.engine.sessions.session import (
+    Command,
+    CommandKind,
+    Owner,
+    Ownership,
+    ProcessState,
+    Responder,
+    Session,
+    Worker,
+)
+from soong.shared.permissions.audit_log.notes import of_session
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.ordinals import ordinal_of
+from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned
+from soong.shared.storage.sql.engine.rows import (
+    command_of,
+    digest_of,
+    owner_of,
+    pack,
+    plain,
+    responder_of,
+    session_of,
+    worker_of,
+)
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.strict import MalformedError
+from soong.shared.storage.sql.engine.tables import commands, owners, responders, sessions, steps, workers
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.upsert import upsert
+
+_ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
+_GONE: Final[ColumnElement[str]] = literal_column("'gone'")
+_LEASED: Final = steps.c.status.in_([literal_column("'claimed'"), literal_column("'running'")])
+
+ADOPT: Final = Statement(
+    "adopt: every open session without an owner, for an owner that lives; another adopter's are passed over",
+    """
+    UPDATE sessions SET owner_id = :owner_id, owner_epoch = owner_epoch + 1
+    WHERE ordinal IN (
+        SELECT ordinal FROM sessions WHERE owner_id = '' AND is_closed = 0 /*pg FOR UPDATE SKIP LOCKED */
+    ) AND EXISTS (SELECT 1 FROM owners WHERE id = :owner_id AND state <> 'gone')
+    RETURNING id
+    """,
+)
+BUSY: Final = Statement(
+    "busy: the owner's sessions with an open task or command, found from the open ones",
+    """
+    SELECT s.id FROM (
+        SELECT session_id FROM tasks WHERE status IN ('running', 'paused')
+        UNION SELECT session_id FROM commands WHERE is_ended = 0
+    ) AS open_work JOIN sessions AS s ON s.id = open_work.session_id
+    WHERE s.owner_id = :owner_id ORDER BY s.ordinal
+    """,
+)
+LIVE_OWNER: Final = Statement(
+    "live owner: held, so that it cannot be declared gone while it adopts",
+    "SELECT 1 FROM owners WHERE id = :owner_id AND state <> 'gone' /*pg FOR SHARE */",
+)
+END_OWNER: Final = Statement(
+    "end owner: declared gone, if its beat is still the one that was watched (or by its own will)",
+    """
+    UPDATE owners SET state = 'gone'
+    WHERE id = :owner_id AND state <> 'gone' AND (:is_forced = 1 OR beat = :beat)
+    """,
+)
+FREE_SESSIONS: Final = Statement(
+    "free sessions: those of an owner that is gone; the epoch stays, so that its last writes are still refused",
+    "UPDATE sessions SET owner_id = '' WHERE owner_id = :owner_id",
+)
+BEAT_OWNER: Final = Statement("beat owner", "UPDATE owners SET beat = beat + 1 WHERE id = :id AND state <> 'gone'")
+BEAT_RESPONDER: Final = Statement("beat responder", "UPDATE responders SET beat = beat + 1 WHERE id = :id")
+REOPEN: Final = Statement(
+    "reopen: a closed session that is asked to run something again is free for adoption",
+    "UPDATE sessions SET is_closed = 0, owner_id = '' WHERE id = :session_id AND is_closed = 1",
+)
+HELD_WORKER: Final = Statement(
+    "held worker: its state, held while it is changed",
+    "SELECT state FROM workers WHERE id = :id /*pg FOR UPDATE */",
+)
+COUNT_HELD: Final = Statement(
+    "count held: a worker's leases",
+    "SELECT count(*) FROM steps WHERE worker_id = :id AND status IN ('claimed', 'running')",
+)
+SET_WORKER_STATE: Final = Statement("set worker state", "UPDATE workers SET state = :state WHERE id = :id")
+
+
+class SqlSessions:
+    """The session part of the store."""
+
+    _database: Database
+    _trail: AuditTrail
+
+    # -- owners
+    async def register_owner(self, owner: Owner) -> None:
+        values = {
+            "id": owner.id,
+            "host": owner.host,
+            "pid": owner.pid,
+            "started_us": owner.started_us,
+            "state": owner.state.value,
+            "beat": owner.beat,
+        }
+        await self._database.write(lambda tx: _add(tx, owners, values))
+
+    async def beat_owner(self, owner_id: str) -> bool:
+        return await self._database.write(lambda tx: tx.count(BEAT_OWNER, id=owner_id) > 0)
+
+    async def owners(self) -> Sequence[Owner]:
+        wanted = select(owners).where(owners.c.state != _GONE).order_by(owners.c.ordinal)
+        return await self._database.read(lambda tx: [owner_of(row) for row in tx.execute(wanted)])
+
+    async def expire_owner(self, owner_id: str, beat: int) -> bool:
+        return await self._database.write(lambda tx: _end_owner(tx, owner_id, beat))
+
+    async def release_owner(self, owner_id: str) -> None:
+        await self._database.write(lambda tx: _end_owner(tx, owner_id, None))
+
+    # -- sessions
+    async def open_session(self, session: Session) -> None:
+        values = {
+            "id": session.id,
+            "project": session.project,
+            "cwd": session.cwd,
+            "answer_mode": session.answer_mode.value,
+            "created_us": session.created_us,
+            "policy": pack(session.policy),
+            "principal": plain(session.principal),
+            "owner_id": session.owner_id,
+            "owner_epoch": session.owner_epoch,
+            "is_closed": int(session.is_closed),
+            "project_id": session.project_id,
+        }
+
+        def write(tx: Transaction) -> None:
+            if _add(tx, sessions, values):
+                self._trail.note(tx, [of_session(session)], session.created_us)
+
+        await self._database.write(write)
+
+    async def session(self, session_id: str) -> Session:
+        row = await self._database.read(
+            lambda tx: tx.execute(select(sessions).where(sessions.c.id == session_id)).first()
+        )
+        if row is None:
+            raise NotFoundError("session", session_id)
+        return session_of(row)
+
+    async def sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
+        wanted = select(sessions).order_by(sessions.c.ordinal)
+        if owner_id is not None:
+            wanted = wanted.where(sessions.c.owner_id == owner_id)
+        if not include_closed:
+            wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
+        return await self._database.read(lambda tx: [session_of(row) for row in tx.execute(wanted)])
+
+    async def session_page(
+        self, *, include_closed: bool = False, before: str = "", limit: int = 100
+    ) -> Sequence[Session]:
+        wanted = select(sessions).order_by(sessions.c.ordinal.desc()).limit(limit)
+        if before:
+            wanted = wanted.where(sessions.c.ordinal < ordinal_of(sessions, before))
+        if not include_closed:
+            wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
+        return await self._database.read(lambda tx: [session_of(row) for row in tx.execute(wanted)])
+
+    async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
+        def look(tx: Transaction) -> bool:
+            free = select(sessions.c.id).where(
+                sessions.c.owner_id == literal_column("''"), sessions.c.is_closed == literal_column("0")
+            )
+            return tx.execute(free.limit(1)).first() is not None
+
+        def write(tx: Transaction) -> list[Session]:
+            if not tx.rows(LIVE_OWNER, owner_id=owner_id):
+                return []
+            ids = [row[0] for row in tx.rows(ADOPT, owner_id=owner_id)]
+            wanted = select(sessions).where(sessions.c.id.in_(ids)).order_by(sessions.c.ordinal)
+            return [session_of(row) for row in tx.execute(wanted)] if ids else []
+
+        return await self._database.write(write) if await self._database.read(look) else []
+
+    async def busy_sessions(self, owner_id: str) -> Sequence[str]:
+        return await self._database.read(lambda tx: [row[0] for row in tx.rows(BUSY, owner_id=owner_id)])
+
+    async def close_session(self, ownership: Ownership) -> None:
+        def write(tx: Transaction) -> None:
+            check_owned(tx, ownership)
+            tx.execute(update(sessions).where(sessions.c.id == ownership.session_id).values(is_closed=1))
+
+        await self._database.write(write)
+
+    # -- responders
+    async def attach_responder(self, responder: Responder) -> None:
+        values = {
+            "id": responder.id,
+            "session_id": responder.session_id,
+            "principal": plain(responder.principal),
+            "channel": responder.channel,
+            "beat": responder.beat,
+        }
+
+        def write(tx: Transaction) -> None:
+            _check_session(tx, responder.session_id)
+            _add(tx, responders, values)
+
+        await self._database.write(write)
+
+    async def beat_responder(self, responder_id: str) -> bool:
+        return await self._database.write(lambda tx: tx.count(BEAT_RESPONDER, id=responder_id) > 0)
+
+    async def detach_responder(self, responder_id: str) -> None:
+        gone = responders.delete().where(responders.c.id == responder_id)
+        await self._database.write(lambda tx: tx.execute(gone).rowcount)
+
+    async def responders(self, session_id: str) -> Sequence[Responder]:
+        wanted = select(responders).where(responders.c.session_id == session_id).order_by(responders.c.ordinal)
+        return await self._database.read(lambda tx: [responder_of(row) for row in tx.execute(wanted)])
+
+    # -- commands
+    async def send_command(self, command: Command) -> None:
+        values = {
+            "id": command.id,
+            "session_id": command.session_id,
+            "kind": command.kind.value,
+            "subject": command.subject,
+            "principal": plain(command.principal),
+            "may_approve": int(command.may_approve),
+            "created_us": command.created_us,
+            "detail": pack(command.detail),
+            "refusal": plain(command.refusal),
+        }
+
+        def write(tx: Transaction) -> None:
+            _check_session(tx, command.session_id)
+            _add(tx, commands, values)
+            if command.kind is CommandKind.RETRY:
+                tx.count(REOPEN, session_id=command.session_id)
+
+        await self._database.write(write)
+
+    async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
+        wanted = (
+            select(commands)
+            .where(commands.c.session_id == ownership.session_id, commands.c.is_ended == literal_column("0"))
+            .order_by(commands.c.ordinal)
+        )
+
+        def read(tx: Transaction) -> list[Command]:
+            check_owned(tx, ownership, is_read=True)
+            return [command_of(row) for row in tx.execute(wanted)]
+
+        return await self._database.read(read)
+
+    async def end_command(self, command_id: str, *, refusal: str = "") -> None:
+        def write(tx: Transaction) -> None:
+            if not tx.count(END_COMMAND, id=command_id, refusal=plain(refusal)):
+                raise NotFoundError("command", command_id)
+
+        await self._database.write(write)
+
+    async def command(self, command_id: str) -> tuple[Command, bool]:
+        row = await self._database.read(
+            lambda tx: tx.execute(select(commands).where(commands.c.id == command_id)).first()
+        )
+        if row is None:
+            raise NotFoundError("command", command_id)
+        return command_of(row), bool(row.is_ended)
+
+    # -- workers
+    async def register_worker(self, worker: Worker) -> None:
+        values = {
+            "id": worker.id,
+            "node_name": worker.node_name,
+            "host": worker.host,
+            "pid": worker.pid,
+            "slots": worker.slots,
+            "pools": pack(worker.pools),
+            "capabilities": pack(worker.capabilities),
+            "started_us": worker.started_us,
+            "protocol": worker.protocol,
+            "state": worker.state.value,
+            "beat": worker.beat,
+            "credential": digest_of(self._database.credential) if self._database.credential else "",
+        }
+        await self._database.write(lambda tx: _add(tx, workers, values))
+
+    async def set_worker_state(self, worker_id: str, state: ProcessState) -> None:
+        await self._database.write(lambda tx: _set_worker_state(tx, worker_id, state))
+
+    async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
+        wanted = select(workers).order_by(workers.c.ordinal)
+        if not include_gone:
+            wanted = wanted.where(workers.c.state != _GONE)
+        # A step that a run holds beside its own takes no slot.
+        in_slots = _LEASED & (steps.c.holder_run_id == "")
+        leases = select(steps.c.worker_id, func.count()).where(in_slots).group_by(steps.c.worker_id)
+
+        def read(tx: Transaction) -> list[Worker]:
+            held: Sequence[Any] = tx.execute(leases).all()
+            busy = {str(worker_id): int(number) for worker_id, number in held}
+            return list(read_workers(tx.execute(wanted), busy))
+
+        return await self._database.read(read)
+
+
+def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worker]:
+    """Yield the workers of rows, passing over those that no process of ours wrote: the reaper ends them."""
+    for row in rows:
+        with suppress(MalformedError):
+            yield worker_of(row, busy.get(row.id, 0))
+
+
+def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
+    """Insert a row; one that stands already stays as it is, so that saying it twice does no harm (False then)."""
+    added = upsert(tx, table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+    return tx.execute(added).first() is not None
+
+
+def _check_session(tx: Transaction, session_id: str) -> None:
+    if tx.execute(select(sessions.c.id).where(sessions.c.id == session_id)).first() is None:
+        raise NotFoundError("session", session_id)
+
+
+def _end_owner(tx: Transaction, owner_id: str, beat: int | None) -> bool:
+    if not tx.count(END_OWNER, owner_id=owner_id, beat=beat or 0, is_forced=int(beat is None)):
+        return False
+    tx.count(FREE_SESSIONS, owner_id=owner_id)
+    return True
+
+
+def _set_worker_state(tx: Transaction, worker_id: str, state: ProcessState) -> None:
+    rows = tx.rows(HELD_WORKER, id=worker_id)
+    if not rows:
+        raise NotFoundError("worker", worker_id)
+    if _ORDER.index(state) <= _ORDER.index(ProcessState(rows[0][0])):
+        return
+    held = tx.rows(COUNT_HELD, id=worker_id)[0][0] if state is ProcessState.GONE else 0
+    if held:
+        raise ConflictError(f"worker {worker_id} still holds {held} steps; it hands them back before it goes")
+    tx.count(SET_WORKER_STATE, id=worker_id, state=state.value)

@@ -1,0 +1,287 @@
+"""The owner's side of tasks: pausing, cancelling, finishing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.step import OpenTask
+from soong.shared.storage.sql.claims.readiness import tell_maps
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.ownership import check_owned, command_done, owned_task
+from soong.shared.storage.sql.engine.rows import plain
+from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
+from soong.shared.storage.sql.tasks.task_updates import SqlChanging
+
+MOVE_TASK: Final = Statement(
+    "move task: to its next status; whatever its folders say, they are to be written anew",
+    "UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us, is_recorded = 0 WHERE id = :task_id",
+)
+UNRECORDED: Final = Statement(
+    "unrecorded: tasks that are over, of sessions of this owner or of nobody's, whose folders are not written",
+    """
+    SELECT t.id FROM tasks AS t JOIN sessions AS s ON s.id = t.session_id
+    WHERE t.is_recorded = 0 AND t.status IN ('completed', 'failed', 'cancelled') AND s.owner_id IN ('', :owner_id)
+      AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id AND steps.status IN ('claimed', 'running'))
+    ORDER BY t.ordinal LIMIT 100
+    """,
+)
+RECORDED: Final = Statement(
+    "recorded: the folders of a task that is over are written",
+    "UPDATE tasks SET is_recorded = 1 WHERE id = :task_id AND status IN ('completed', 'failed', 'cancelled')",
+)
+PAUSE_LEASED: Final = Statement(
+    "pause leased: copy a task's pause to its leased steps; their workers learn of it as an interrupt",
+    """
+    UPDATE steps SET is_paused = :is_paused WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+                         ORDER BY key FOR UPDATE) */
+    """,
+)
+PAUSE_WAITING: Final = Statement(
+    "pause waiting: copy a task's pause to the steps that are to come, so that no claim looks at them",
+    """
+    UPDATE steps SET is_paused = :is_paused
+    WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
+                         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+                         ORDER BY key FOR UPDATE) */
+    """,
+)
+HOLDERS: Final = Statement(
+    "holders: the workers that hold steps of a task",
+    "SELECT DISTINCT worker_id FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')",
+)
+OPEN_TASKS: Final = Statement(
+    "open tasks: of a session, without their plans, which are as large as they like",
+    """
+    SELECT id, status FROM tasks WHERE session_id = :session_id AND status IN ('running', 'paused') ORDER BY ordinal
+    """,
+)
+LEFT: Final = Statement(
+    "left: whether a task that has not ended has steps under way, steps that wait, retries not yet due, failures that "
+    "are not settled, steps of its own that did not complete, maps that workers completed and no log says so; one step "
+    "each is looked at, however many there are",
+    """
+    SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
+                   AND status IN ('ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')),
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'pending'),
+           EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'pending'
+                   AND not_before_us IS NOT NULL AND task_id || '' = :task_id AND open_deps = 0),
+           EXISTS (SELECT 1 FROM steps
+                   WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
+           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
+                   AND is_puller = 0),
+           EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id
+                   AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
+    FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
+    """,
+)
+IDS_BY_STATUS: Final = Statement(
+    "ids by status: of a task's own steps that did not complete, and pullers that go on, in the order of insertion",
+    """
+    SELECT status, step_id FROM steps WHERE task_id = :task_id AND status <> 'completed'
+      AND (is_puller = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
+    """,
+)
+_ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
+    TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunStatus.COMPLETED, EndReason.COMPLETED),
+    TaskEvent.FAIL: (EventType.TASK_FAILED, RunStatus.FAILED, EndReason.FAILED),
+    TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunStatus.CANCELLED, EndReason.CANCELLED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What there is in a task that has not ended; of one that has, nothing."""
+
+    is_under_way: bool = False
+    is_waiting: bool = False
+    is_backing_off: bool = False
+    is_unsettled: bool = False
+    has_losses: bool = False
+    has_untold_maps: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether steps have not ended or failures are not settled."""
+        return self.is_under_way or self.is_waiting or self.is_unsettled
+
+    @property
+    def is_stuck(self) -> bool:
+        """Say whether all that is left waits for steps, and none is left to wait for: an end was missed by a growth."""
+        return self.is_waiting and not (self.is_under_way or self.is_backing_off or self.is_unsettled)
+
+
+class SqlSteering(SqlChanging):
+    """The part of the task store in which the owner steers whole tasks."""
+
+    _database: Database
+
+    async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
+        def read(tx: Transaction) -> list[OpenTask]:
+            check_owned(tx, ownership, is_read=True)
+            rows = tx.rows(OPEN_TASKS, session_id=ownership.session_id)
+            return [OpenTask(task_id, TaskStatus(status)) for task_id, status in rows]
+
+        return await self._database.read(read)
+
+    async def unrecorded(self, owner_id: str) -> Sequence[str]:
+        return await self._database.read(lambda tx: [row[0] for row in tx.rows(UNRECORDED, owner_id=owner_id)])
+
+    async def mark_recorded(self, task_id: str) -> None:
+        await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id))
+
+    async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
+        # Most looks find nothing to end: they cost a read and no lock.
+        left = await self._database.read(lambda tx: _glance(tx, ownership, task_id))
+        if left.is_stuck:
+            await self.recount(ownership, task_id, now_us=now_us)
+        if left.is_open:
+            if left.has_untold_maps:
+                await self._database.write(lambda tx: _tell_maps(tx, ownership, task_id, now_us))
+            return None
+        return await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))
+
+    async def end_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        *,
+        reason: str,
+        now_us: int,
+        command_id: str = "",
+    ) -> frozenset[str]:
+        def write(tx: Transaction) -> frozenset[str]:
+            was, root_run_id, _ = owned_task(tx, ownership, task_id)
+            advance_task(TaskStatus(was), event)
+            journal = Journal(now_us)
+            if event is TaskEvent.COMPLETE:
+                rows = tx.rows(IDS_BY_STATUS, task_id=task_id)
+                check_over([step_id for status, step_id in rows if StepStatus(status) not in STEP_ENDS])
+                workers: frozenset[str] = frozenset()
+                tx.rows(SETTLE_ALL, task_id=task_id)
+            else:
+                workers = cancel_all(tx, journal, task_id, reason, now_us)
+            _end(tx, journal, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
+            journal.flush(tx)
+            command_done(tx, command_id)
+            return workers
+
+        return await self._database.write(write)
+
+    async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+        def write(tx: Transaction) -> frozenset[str]:
+            was, root_run_id, _ = owned_task(tx, ownership, task_id)
+            status = advance_task(TaskStatus(was), TaskEvent.PAUSE)
+            move_task(tx, task_id, status, reason, None)
+            _pause_steps(tx, task_id, is_paused=1)
+            if was != status:
+                journal = Journal(now_us)
+                journal.note(root_run_id, EventType.TASK_PAUSED, task=task_id, reason=reason)
+                journal.flush(tx)
+            return frozenset(row[0] for row in tx.rows(HOLDERS, task_id=task_id))
+
+        return await self._database.write(write)
+
+    async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            was, root_run_id, _ = owned_task(tx, ownership, task_id)
+            status = advance_task(TaskStatus(was), TaskEvent.RESUME)
+            if was != status:
+                move_task(tx, task_id, status, "", None)
+                _pause_steps(tx, task_id, is_paused=0)
+                journal = Journal(now_us)
+                journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
+                journal.flush(tx)
+
+        await self._database.write(write)
+
+    async def cancel_task(
+        self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
+    ) -> frozenset[str]:
+        def write(tx: Transaction) -> frozenset[str]:
+            was, root_run_id, _ = owned_task(tx, ownership, task_id)
+            advance_task(TaskStatus(was), TaskEvent.CANCEL)
+            journal = Journal(now_us)
+            workers = cancel_all(tx, journal, task_id, reason, now_us)
+            _end(tx, journal, task_id, root_run_id, TaskStatus(was), TaskEvent.CANCEL, reason, now_us)
+            journal.flush(tx)
+            command_done(tx, command_id)
+            return workers
+
+        return await self._database.write(write)
+
+
+def move_task(tx: Transaction, task_id: str, status: TaskStatus, reason: str, ended_us: int | None) -> None:
+    """Write a task's next status."""
+    tx.rows(MOVE_TASK, task_id=task_id, status=status.value, reason=plain(reason), ended_us=ended_us)
+
+
+def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
+    tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
+    tx.rows(PAUSE_WAITING, task_id=task_id, is_paused=is_paused)
+    # What was claimed between these two; none can be any more.
+    tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
+
+
+def _end(
+    tx: Transaction,
+    journal: Journal,
+    task_id: str,
+    root_run_id: str,
+    was: TaskStatus,
+    event: TaskEvent,
+    reason: str,
+    now_us: int,
+) -> TaskStatus:
+    status = advance_task(was, event)
+    move_task(tx, task_id, status, reason, now_us)
+    tell_maps(tx, journal, task_id, root_run_id)
+    note, run_status, end_reason = _ENDS[event]
+    journal.note(root_run_id, note, task=task_id, reason=reason)
+    journal.end(root_run_id, run_status, end_reason)
+    return status
+
+
+def _tell_maps(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> None:
+    _, root_run_id, _ = owned_task(tx, ownership, task_id)
+    journal = Journal(now_us)
+    tell_maps(tx, journal, task_id, root_run_id)
+    journal.flush(tx)
+
+
+def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
+    check_owned(tx, ownership, is_read=True)
+    return _left(tx, ownership, task_id)
+
+
+def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
+    rows = tx.rows(LEFT, task_id=task_id, session_id=ownership.session_id)
+    return _Left(*map(bool, rows[0])) if rows else _Left()
+
+
+def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> TaskStatus | None:
+    was, root_run_id, _ = owned_task(tx, ownership, task_id)
+    status = TaskStatus(was)
+    if status.is_terminal:
+        return status
+    left = _left(tx, ownership, task_id)
+    if left.is_open:
+        return None
+    journal = Journal(now_us)
+    if not left.has_losses:
+        status = _end(tx, journal, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
+    else:
+        reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
+        status = _end(tx, journal, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
+    journal.flush(tx)
+    return status

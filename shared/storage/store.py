@@ -1,0 +1,47 @@
+"""The one store behind the ports: an adapter implements all of them over one database."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from soong.shared.core.errors import TooSlowError, UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.store import RunPages, RunStore
+from soong.shared.engine.sessions.store import Heart, SessionStore
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.permissions.access.store import AccessStore
+from soong.shared.permissions.audit_log.store import AuditStore
+from soong.shared.permissions.store import ConsentStore
+
+log = get_logger(__name__)
+
+AGAIN_S: Final = (0.05, 0.2, 0.5)
+
+
+class Store(SessionStore, TaskStore, RunStore, RunPages, ConsentStore, AccessStore, AuditStore, Protocol):
+    """Sessions, tasks, runs, consent, API tokens and the audit log of one deployment."""
+
+    def heart(self) -> Heart:
+        """Return a heartbeat with a connection of its own."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def insist(write: Callable[[], Awaitable[None]], *, what: str) -> None:
+    """Write something that may be written twice; again, a few times, where the answer is an error.
+
+    A commit may have been applied although its answer was lost: whoever gave up then would leave behind what it
+    believes not to be there.
+
+    Raises: UnavailableError, the last one; TooSlowError at once: the same again fails again.
+    """
+    for wait_s in AGAIN_S:
+        try:
+            return await write()
+        except TooSlowError:
+            raise
+        except UnavailableError as error:
+            log.warning("write_unanswered", what=what, error=str(error))
+            await asyncio.sleep(wait_s)
+    return await write()

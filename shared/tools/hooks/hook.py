@@ -1,0 +1,149 @@
+"""What one hook is told and what it may answer (EXE-13).
+
+A Pre hook sees the validated input with derived fields beside it and may deny, rewrite, force an ask, add context or
+stop the run; what it says about allowing replaces nobody's consent. A Post hook may add context or replace what the
+model sees, never whether the call succeeded. Their order is :mod:`soong.shared.tools.hooks.chain`, one run of one hook
+:mod:`soong.shared.tools.hooks.run`, hooks that are programs are :mod:`soong.shared.tools.hooks.command`.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, Literal, Protocol, TypeAlias
+
+from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.definition import Progress, Target, ToolDefinition, Workplace
+from soong.shared.tools.naming import name_matches
+from soong.shared.tools.result import ContentBlock, ToolResult
+
+DEFAULT_HOOK_TIMEOUT: Final = timedelta(seconds=60)
+
+PreAction: TypeAlias = Literal["none", "allow", "ask", "deny", "stop"]
+STRENGTH: Final[tuple[PreAction, ...]] = ("none", "allow", "ask", "deny", "stop")
+"""What several hooks want together is the last of these that one of them wants."""
+
+
+class _Silence:
+    """Progress that nobody listens to."""
+
+    async def report(self, message: str, data: JsonObject | None = None) -> None:
+        del message, data
+
+
+@dataclass(frozen=True, slots=True)
+class HookCall:
+    """What a hook is told.
+
+    ``call_input`` is the validated input with what earlier hooks made of it; it is the hook's own copy. ``derived``
+    holds facts that follow from it (:func:`derived_fields`): computed anew from whatever the input is now, they are no
+    part of the input and are never fed back. ``progress`` shows people what a slow hook does. ``effect_id`` names what
+    the call does, the same when the run makes it again after a crash (DAG-09).
+    """
+
+    identity: RunIdentity
+    tool_call_id: str
+    definition: ToolDefinition
+    call_input: JsonObject
+    workplace: Workplace
+    derived: JsonObject = field(default_factory=dict)
+    progress: Progress = field(default_factory=_Silence)
+    effect_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreOutcome:
+    """What a Pre hook wants. ``call_input`` replaces the input and is validated again; None leaves it as it is."""
+
+    action: PreAction = "none"
+    reason: str = ""
+    call_input: JsonObject | None = None
+    context: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PostOutcome:
+    """What a Post hook wants. ``content`` replaces what the model gets."""
+
+    content: tuple[ContentBlock, ...] | None = None
+    context: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class PreHook(Protocol):
+    async def __call__(self, call: HookCall, /) -> PreOutcome: ...
+
+
+class PostHook(Protocol):
+    async def __call__(self, call: HookCall, result: ToolResult, /) -> PostOutcome: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """Which tools a hook is about: a glob over the canonical name and tags that must all be there."""
+
+    pattern: str = "*"
+    tags: frozenset[str] = frozenset()
+
+    def covers(self, tool: ToolDefinition) -> bool:
+        return self.tags <= tool.tags and name_matches(self.pattern, tool.name)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPreHook:
+    name: str
+    hook: PreHook
+    on: Matcher = Matcher()
+    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPostHook:
+    name: str
+    hook: PostHook
+    on: Matcher = Matcher()
+    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+
+
+Note: TypeAlias = Callable[[str, JsonObject], Awaitable[None]]
+Derive: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
+
+
+async def _unnoted(type: str, data: JsonObject) -> None:
+    del type, data
+
+
+async def _underived(call_input: JsonObject) -> JsonObject:
+    del call_input
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class HookWires:
+    """What running hooks needs of the pipeline for one call.
+
+    ``note`` writes one event about the call and redacts it; ``derive`` computes the derived fields of an input.
+    """
+
+    note: Note = _unnoted
+    derive: Derive = _underived
+    clock: Clock = field(default_factory=SystemClock)
+
+
+def derived_fields(target: Target | None, workplace: Workplace) -> dict[str, Json]:
+    """Return what a hook is told besides the input: where the call is made and what it touches.
+
+    ``target`` None: what it touches cannot be said, and the call will fail unless a hook rewrites it.
+    """
+    fields: dict[str, Json] = {"cwd": str(workplace.cwd), "project": str(workplace.project)}
+    if target is not None and target.kind != "none":
+        fields["target"] = {
+            "kind": target.kind,
+            "scope": target.scope,
+            "shown": target.shown,
+            "host": target.host,
+            "is_inside_roots": target.is_inside_roots,
+            "is_sensitive": target.is_sensitive,
+        }
+    return fields

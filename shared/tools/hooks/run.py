@@ -1,0 +1,208 @@
+"""One run of one hook: its time, its failures, the soundness of its answer, its event (EXE-13).
+
+A hook is foreign code. Whatever it does ends as an outcome: a Pre hook that fails, is too slow or answers nonsense
+denies, a Post hook then changes nothing. Every run is an event with what came of it, how long it took and what it
+changed; cancelling the call cancels the hook.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, Generic, Literal, TypeVar
+
+from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.foreign import await_foreign, name_of
+from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
+from soong.shared.tools.hooks.hook import (
+    STRENGTH,
+    HookCall,
+    HookWires,
+    NamedPostHook,
+    NamedPreHook,
+    PostOutcome,
+    PreOutcome,
+)
+from soong.shared.tools.result import ArtifactRef, JsonBlock, TextBlock, ToolResult
+
+HOOK_EVENT: Final = "hook_run"
+PROGRESS_EVENT: Final = "tool_progress"
+
+MAX_CONTEXT_CHARS: Final = 10_000
+"""What one run of a hook may add to the context, reason included. More is refused, not cut: a cut can halve a secret
+so that it is no longer recognised as one."""
+
+_SHOWN_CHARS: Final = 2_000
+
+T = TypeVar("T")
+Failure = Literal["", "timeout", "failed", "nonsense"]
+
+
+class HookFailedError(Exception):
+    """Raised by a hook of ours that says why it has no answer; foreign ones raise what they like."""
+
+
+async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookWires) -> PreOutcome:
+    """Return what a Pre hook wants; a denial that names it when that cannot be known."""
+    own = replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
+    run = await _run(named, "pre", lambda: named.hook(own), _sound_pre, wires)
+    outcome = run.answer or PreOutcome("deny", f"the hook {named.name!r} {run.problem}")
+    data: dict[str, Json] = {"outcome": outcome.action, "reason": outcome.reason, "context": len(outcome.context)}
+    if outcome.call_input is not None and outcome.call_input != call.call_input:
+        data["input_diff"] = _difference(call.call_input, outcome.call_input)
+    await run.note(wires, data)
+    return outcome
+
+
+async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wires: HookWires) -> PostOutcome:
+    """Return what a Post hook wants; nothing when that cannot be known."""
+    own = replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
+    run = await _run(named, "post", lambda: named.hook(own, result), _sound_post, wires)
+    outcome = run.answer or PostOutcome(reason=run.problem)
+    word = "none" if outcome.content is None else "replaced"
+    await run.note(wires, {"outcome": word, "reason": outcome.reason, "context": len(outcome.context)})
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Run(Generic[T]):
+    """How a hook's run ended: with a sound answer, or with a problem that completes "the hook 'x' …"."""
+
+    hook: str
+    stage: str
+    duration_ms: int
+    answer: T | None = None
+    failure: Failure = ""
+    problem: str = ""
+
+    async def note(self, wires: HookWires, data: JsonObject) -> None:
+        event: dict[str, Json] = {"hook": self.hook, "stage": self.stage, **data, "duration_ms": self.duration_ms}
+        if self.failure:
+            event["failure"] = self.failure
+        await wires.note(HOOK_EVENT, event)
+
+
+async def _run(
+    named: NamedPreHook | NamedPostHook,
+    stage: str,
+    hook: Callable[[], Awaitable[T]],
+    sound: Callable[[T], T],
+    wires: HookWires,
+) -> _Run[T]:
+    began_s = wires.clock.monotonic_s()
+    answer: T | None = None
+    failure: Failure = ""
+    problem = ""
+    limit = asyncio.timeout(named.timeout.total_seconds())
+    try:
+        async with limit:
+            answer = sound(await await_foreign(hook))
+    except asyncio.CancelledError:
+        cancelled: _Run[T] = _Run(named.name, stage, _since(began_s, wires))
+        await cancelled.note(wires, {"outcome": "cancelled"})
+        raise
+    except _NonsenseError as error:
+        failure, problem = "nonsense", f"gave no usable answer: {error}"
+    except HookFailedError as error:
+        failure, problem = "failed", str(error)
+    except Exception as error:  # noqa: BLE001  # a hook is foreign code; its failure is the call's denial
+        failure, problem = "failed", f"failed with {name_of(error)}"
+    if limit.expired():
+        answer, failure, problem = None, "timeout", f"gave no answer in {named.timeout.total_seconds():g} s"
+    return _Run(named.name, stage, _since(began_s, wires), answer, failure, problem)
+
+
+def _since(began_s: float, wires: HookWires) -> int:
+    return int((wires.clock.monotonic_s() - began_s) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _HookProgress:
+    """A hook's progress as events of the call."""
+
+    hook: str
+    wires: HookWires
+
+    async def report(self, message: str, data: JsonObject | None = None) -> None:
+        event: dict[str, Json] = {"hook": self.hook, "message": message, "data": dict(data or {})}
+        await self.wires.note(PROGRESS_EVENT, event)
+
+
+class _NonsenseError(Exception):
+    """An answer that is none of those a hook can give."""
+
+
+def _sound_pre(outcome: PreOutcome) -> PreOutcome:
+    """Return the outcome with an input of our own, which the hook can no longer change. Types are not believed."""
+    answer: object = outcome
+    if not isinstance(answer, PreOutcome):
+        raise _NonsenseError(f"{type(answer).__name__} is no PreOutcome")
+    if answer.action not in STRENGTH:
+        raise _NonsenseError(f"there is no action {str(answer.action)[:80]!r}")
+    _check_words(answer.reason, answer.context)
+    if answer.call_input is None:
+        return answer
+    return replace(answer, call_input=_object(answer.call_input))
+
+
+def _sound_post(outcome: PostOutcome) -> PostOutcome:
+    answer: object = outcome
+    if not isinstance(answer, PostOutcome):
+        raise _NonsenseError(f"{type(answer).__name__} is no PostOutcome")
+    _check_words(answer.reason, answer.context)
+    blocks: object = answer.content
+    if blocks is None:
+        return answer
+    if not isinstance(blocks, tuple) or not all(isinstance(one, TextBlock | JsonBlock | ArtifactRef) for one in blocks):
+        raise _NonsenseError("its content is no tuple of content blocks")
+    return answer
+
+
+def _check_words(reason: object, context: object) -> None:
+    if not isinstance(reason, str) or not isinstance(context, tuple):
+        raise _NonsenseError("its reason is no text, or its context is no tuple")
+    texts = [text for text in (reason, *context) if isinstance(text, str)]
+    if len(texts) <= len(context):
+        raise _NonsenseError("its context holds something that is no text")
+    if sum(map(len, texts)) > MAX_CONTEXT_CHARS:
+        raise _NonsenseError(f"its reason and context have more than {MAX_CONTEXT_CHARS} characters")
+
+
+def _object(value: object) -> JsonObject:
+    try:
+        copy = parse_strict(dump(value))
+    except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
+        raise _NonsenseError(f"its input is not JSON: {error}") from error
+    if not isinstance(copy, dict):
+        raise _NonsenseError("its input is no object")
+    return copy
+
+
+def _detached(value: JsonObject) -> JsonObject:
+    """Return a copy that a hook may change without changing the call."""
+    copy: JsonObject = {key: _copied(item) for key, item in value.items()}
+    return copy
+
+
+def _copied(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _difference(before: JsonObject, after: JsonObject) -> dict[str, Json]:
+    """Return the top-level fields that changed, each as [before, after]; None stands for an absent one."""
+    names = sorted(before.keys() | after.keys())
+    changed = [name for name in names if before.get(name) != after.get(name) or (name in before) != (name in after)]
+    return {name: [_shown(before.get(name)), _shown(after.get(name))] for name in changed}
+
+
+def _shown(value: Json) -> Json:
+    """Return a value as an event shows it: a large one by size and digest, so that nothing is cut."""
+    try:
+        text = dump(value)
+    except ValueError:  # NaN in arguments that never were JSON text; the call ends as invalid
+        return repr(value)[:_SHOWN_CHARS]
+    if len(text) <= _SHOWN_CHARS:
+        return value
+    return {"chars": len(text), "sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}

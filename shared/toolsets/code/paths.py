@@ -1,0 +1,158 @@
+"""What the file tools have in common: finding a place, saying what a call touches, permitted or not (FS-06, FS-07)."""
+
+import os
+import stat
+from pathlib import Path
+
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_file
+from soong.shared.sandbox.key_material import holds_key
+from soong.shared.sandbox.links import is_linked_elsewhere, stands_linked
+from soong.shared.sandbox.paths import Located, PathPolicy, valid_text
+from soong.shared.tools.definition import Target, ToolContext
+from soong.shared.tools.result import ErrorType, ToolError
+
+
+def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_outside: bool = False) -> Target:
+    """Return the target of a read. Reading outside the project is free unless the place is sensitive, or the session
+    has read roots and the place lies in none; ``asks_outside`` is for reads that ask there even without read roots.
+
+    A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
+    """
+    located = policy.locate(context.workplace, path)
+    is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)
+    is_outside = _is_outside(context, located, asks_outside=asks_outside)
+    is_asked = located.is_sensitive or is_linked or is_key or is_outside
+    return Target(
+        kind="path",
+        scope=str(_folder(located.resolved)) if is_asked else "",
+        shown=str(located.resolved),
+        is_inside_roots=not is_outside,
+        is_sensitive=located.is_sensitive or is_linked or is_key,
+        precondition=object_identity(located.resolved) if is_asked else "",
+        preview=_remarks(located, is_linked=is_linked, is_key=is_key),
+    )
+
+
+def permitted(policy: PathPolicy, context: ToolContext, path: str, *, asks_outside: bool = False) -> Located:
+    """Find a place again and hold it to what was permitted; without a pipeline nothing beyond the free is.
+
+    Raises:
+        ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
+    """
+    located = policy.locate(context.workplace, path)
+    why = _why_asked(context, located, asks_outside=asks_outside)
+    if not why:
+        return located
+    if not context.allowed_outside:
+        raise ToolError(ErrorType.PERMISSION_DENIED, f"{str(located.resolved)!r} {why} and was not permitted")
+    if context.target.shown != str(located.resolved):
+        raise ToolError(ErrorType.PATH_CONFLICT, f"{path!r} leads elsewhere than when it was permitted; call again")
+    return located
+
+
+def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
+    """Hold an opened object to the one that was shown, and to what needed no showing.
+
+    Raises:
+        PathRefusedError: another object stands there now, or it has got a name elsewhere.
+    """
+    status = os.fstat(descriptor)
+    if context.precondition and context.precondition != _identity(status):
+        raise PathRefusedError(PathRefusal.CHANGED, str(path), "was replaced after it was permitted", "call again")
+    if context.allowed_outside:
+        return
+    if is_linked_elsewhere(path, status):
+        raise PathRefusedError(
+            PathRefusal.CHANGED, str(path), "has got another name since it was checked", "call again"
+        )
+    if stat.S_ISREG(status.st_mode) and holds_key(descriptor):
+        raise PathRefusedError(PathRefusal.CHANGED, str(path), "holds a private key since it was checked", "call again")
+
+
+def stands_key(path: Path) -> bool:
+    """Say whether a regular file stands at a resolved path whose head holds a private key."""
+    try:
+        with opened_file(path) as descriptor:
+            return holds_key(descriptor)
+    except (PathRefusedError, OSError):
+        return False  # nothing of it is shown; the call ends as what it is
+
+
+def object_identity(path: Path) -> str:
+    """Return device and inode of what stands at a resolved path, or ``absent``."""
+    try:
+        return _identity(path.lstat())
+    except OSError:
+        return "absent"
+
+
+def text_of(call_input: JsonObject, name: str, default: str = "") -> str:
+    """Return a validated string field."""
+    value = call_input.get(name, default)
+    return value if isinstance(value, str) else default
+
+
+def number_of(call_input: JsonObject, name: str, default: int) -> int:
+    """Return a validated integer field; JSON Schema counts 1.0 among the integers."""
+    value = call_input.get(name, default)
+    return int(value) if isinstance(value, int | float) else default
+
+
+def flag_of(call_input: JsonObject, name: str, *, default: bool) -> bool:
+    """Return a validated boolean field."""
+    value = call_input.get(name, default)
+    return value if isinstance(value, bool) else default
+
+
+def string(description: str, **limits: Json) -> dict[str, Json]:
+    """Return the schema of a string field."""
+    return {"type": "string", "description": description, **limits}
+
+
+def integer(description: str, default: int, minimum: int, maximum: int | None = None) -> dict[str, Json]:
+    """Return the schema of an integer field."""
+    schema: dict[str, Json] = {"type": "integer", "description": description, "default": default, "minimum": minimum}
+    return schema if maximum is None else {**schema, "maximum": maximum}
+
+
+def flag(description: str, *, default: bool) -> dict[str, Json]:
+    """Return the schema of a boolean field."""
+    return {"type": "boolean", "description": description, "default": default}
+
+
+def _folder(resolved: Path) -> Path:
+    return resolved if resolved.is_dir() else resolved.parent
+
+
+def _is_outside(context: ToolContext, located: Located, *, asks_outside: bool) -> bool:
+    if context.workplace.read_roots is not None:
+        return not located.is_inside_read_roots
+    return asks_outside and not located.is_inside_project
+
+
+def _why_asked(context: ToolContext, located: Located, *, asks_outside: bool) -> str:
+    """Say why a read needs consent; empty when it does not."""
+    if located.is_sensitive:
+        return "is sensitive"
+    if stands_linked(located.resolved):
+        return "is a hard link to a file that has another name"
+    if stands_key(located.resolved):
+        return "holds a private key"
+    if not _is_outside(context, located, asks_outside=asks_outside):
+        return ""
+    return "lies outside the project" if located.is_inside_read_roots else "lies outside the read roots"
+
+
+def _remarks(located: Located, *, is_linked: bool, is_key: bool) -> str:
+    """Say both names when a link leads elsewhere than its name promises, that there are others, and what it holds."""
+    given, resolved = located.given.rstrip("/"), str(located.resolved)
+    is_plain = resolved.endswith(f"/{given.removeprefix('./')}") or resolved == given or given in ("", ".")
+    remarks = [] if is_plain else [valid_text(f"{located.given!r} leads to {resolved!r}")]
+    remarks += ["a hard link: the same file has a name elsewhere"] if is_linked else []
+    remarks += ["it holds a private key"] if is_key else []
+    return "; ".join(remarks)
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,43 @@
+"""API tokens in memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.permissions.access.token import ApiToken
+from soong.shared.permissions.audit_log.notes import of_token_made, of_token_revoked
+from tests.model.memory.auditing import add_notes
+from tests.model.memory.rows import Rows, transaction
+
+
+class MemoryAccess:
+    """The access part of the store."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def add_token(self, token: ApiToken) -> None:
+        if self.rows.tokens.setdefault(token.id, token) is not token:
+            raise ConflictError(f"there is a token {token.id} already")
+        add_notes(self.rows, [of_token_made(token)], token.created_us)
+
+    @transaction
+    def token(self, token_id: str) -> ApiToken | None:
+        return self.rows.tokens.get(token_id)
+
+    @transaction
+    def tokens(self) -> Sequence[ApiToken]:
+        return list(self.rows.tokens.values())
+
+    @transaction
+    def revoke_token(self, token_id: str, *, now_us: int) -> bool:
+        token = self.rows.tokens.get(token_id)
+        if token is None:
+            raise NotFoundError("token", token_id)
+        if token.revoked_us is not None:
+            return False
+        self.rows.tokens[token_id] = replace(token, revoked_us=now_us)
+        add_notes(self.rows, [of_token_revoked(token)], now_us)
+        return True

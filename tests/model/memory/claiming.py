@@ -1,0 +1,135 @@
+"""Which steps a worker gets, and what it is told of them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import RunEvent
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Step
+from tests.model.memory.ending import result_of
+from tests.model.memory.logs import move_run, note_step, tell_step
+from tests.model.memory.rows import Rows
+
+
+def scopes_of(step: Step) -> tuple[str, ...]:
+    """Return the cap scopes that a lease of the step counts in."""
+    named = (("session", step.session_id), ("definition", step.definition), ("model", step.model), ("pool", step.pool))
+    return tuple(f"{kind}:{name}" for kind, name in named if name)
+
+
+def counted_leases(rows: Rows) -> Counter[str]:
+    """Return how many live leases each cap scope has; a step held beside another counts where that does not."""
+    leases: Counter[str] = Counter()
+    for step in rows.steps.values():
+        if step.status.is_leased:
+            own = rows.steps.get(rows.run(step.holder_run_id).identity.step_key) if step.holder_run_id else None
+            shared = scopes_of(own) if own is not None and own.status.is_leased else ()
+            leases.update(scope for scope in scopes_of(step) if scope not in shared)
+    return leases
+
+
+def claimable(rows: Rows, pools: Sequence[str], capabilities: Sequence[str]) -> list[Step]:
+    """Return the ready steps that such a worker may run, whatever the caps say, oldest first."""
+    return [
+        step
+        for step in rows.steps.values()
+        if step.status is StepStatus.READY
+        and step.claim_mode is ClaimMode.ASSIGNED
+        and rows.task(step.task_id).status is TaskStatus.RUNNING
+        and step.pool in pools
+        and set(step.needs) <= set(capabilities)
+    ]
+
+
+def choose(rows: Rows, ready: Iterable[Step], quota: int) -> tuple[list[Step], bool]:
+    """Choose at most ``quota`` steps by fairness, priority and age, within the caps; say whether more could go."""
+    waiting = list(ready)
+    leases = counted_leases(rows)
+    chosen: list[Step] = []
+    while True:
+        allowed = [step for step in waiting if _fits(rows, step, leases)]
+        if len(chosen) >= quota or not allowed:
+            return chosen, bool(allowed)
+        # min keeps the first of equals: the oldest.
+        step = min(allowed, key=lambda step: _place(rows, step))
+        rows.last_claimed[step.session_id] = max(rows.last_claimed.values(), default=0) + 1
+        leases.update(scopes_of(step))
+        chosen.append(step)
+        waiting.remove(step)
+
+
+def _place(rows: Rows, step: Step) -> tuple[int, bool, int]:
+    return rows.last_claimed.get(step.session_id, 0), step.key not in rows.unparked, -step.priority
+
+
+def _fits(rows: Rows, step: Step, leases: Counter[str]) -> bool:
+    return all(leases[scope] < rows.caps[scope] for scope in scopes_of(step) if scope in rows.caps)
+
+
+def claim_steps(
+    rows: Rows,
+    worker_id: str,
+    *,
+    claim: int,
+    pools: Sequence[str],
+    capabilities: Sequence[str],
+    live_workers: int,
+    now_us: int,
+) -> tuple[tuple[Claim, ...], bool]:
+    """Claim for a live worker at most its share; say whether claimable work is left."""
+    ready = claimable(rows, pools, capabilities)
+    worker = rows.workers.get(worker_id)
+    is_live = worker is not None and worker.state is ProcessState.LIVE
+    share = -(-len(ready) // max(live_workers, 1))
+    chosen, is_left = choose(rows, ready, min(claim, share) if is_live else 0)
+    return tuple(claim_step(rows, step, worker_id, now_us) for step in chosen), is_left
+
+
+def claim_step(rows: Rows, ready: Step, worker_id: str, now_us: int, *, holder_run_id: str = "") -> Claim:
+    """Claim a ready step for its own run, or for another run that holds it beside its own."""
+    tell_step(rows, ready.key, now_us)
+    status = advance_step(advance_step(ready.status, StepEvent.CLAIM), StepEvent.START)
+    fence = ready.fence + 1
+    step = replace(
+        ready,
+        status=status,
+        fence=fence,
+        worker_id=worker_id,
+        holder_run_id=holder_run_id,
+        started_us=ready.started_us or now_us,
+        ended_us=None,
+    )
+    rows.steps[step.key] = step
+    run = move_run(rows, step.run_id, RunEvent.START)
+    is_resumed = run.started_us is not None
+    rows.runs[run.id] = replace(run, fence=fence, worker_id=worker_id, started_us=run.started_us or now_us)
+    by: dict[str, Json] = {"claimed_by": holder_run_id} if holder_run_id else {}
+    note_step(rows, step, EventType.STEP_CLAIMED, now_us, fence=fence, worker=worker_id, **by)
+    note_step(rows, step, EventType.RUN_RESUMED if is_resumed else EventType.RUN_STARTED, now_us, fence=fence)
+    return _told(rows, step, is_resumed=is_resumed)
+
+
+def _told(rows: Rows, step: Step, *, is_resumed: bool) -> Claim:
+    run, session = rows.run(step.run_id), rows.session(step.session_id)
+    results = [result_of(rows, key) for key in step.depends_on]
+    return Claim(
+        step_key=step.key,
+        fence=step.fence,
+        identity=run.identity,
+        kind=step.kind,
+        spec=step.spec,
+        task_inputs=rows.task(step.task_id).inputs,
+        task_title=rows.task(step.task_id).title,
+        dependencies={result.step_id: result for result in results},
+        surface=run.surface,
+        token=run.token,
+        attempt=step.attempt,
+        project=session.project,
+        cwd=session.cwd,
+        policy=session.policy,
+        is_resumed=is_resumed,
+    )

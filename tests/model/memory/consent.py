@@ -1,0 +1,245 @@
+"""Requests, answers and decisions in memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soong.shared.core.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.permissions.audit_log.notes import (
+    of_answer,
+    of_decision,
+    of_flood,
+    of_late_answer,
+    of_stale_owner,
+    of_withdrawn,
+)
+from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
+from soong.shared.permissions.store import Decided, OpenQuestions, Settled
+from tests.model.memory.auditing import add_notes, add_reports
+from tests.model.memory.keys import check_signs
+from tests.model.memory.logs import held_run, note_run, write_events
+from tests.model.memory.parking import unpark, withdraw
+from tests.model.memory.rows import Rows, transaction
+
+_STANDING = (RequestState.PENDING, RequestState.DECIDED)
+
+
+class MemoryConsent:
+    """The consent part of the store."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def raise_request(
+        self,
+        request: PermissionRequest,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        before: Sequence[NewEvent] = (),
+    ) -> str:
+        run = held_run(self.rows, request.identity.run_id, request.fence)
+        write_events(self.rows, run.id, before, now_us)
+        for standing in self.rows.requests.values():
+            same = standing.identity.run_id == run.id and standing.tool_call_id == request.tool_call_id
+            if same and self.rows.request_states[standing.id] in _STANDING:
+                return standing.id
+        # Lineage is the row's, whatever the raiser said of itself.
+        known = replace(request, identity=run.identity)
+        self.rows.requests[request.id] = known
+        self.rows.request_states[request.id] = RequestState.PENDING
+        write_events(self.rows, run.id, events, now_us)
+        return request.id
+
+    @transaction
+    def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
+        return self._request(request_id), self._state(request_id)
+
+    @transaction
+    def pending(self, session_id: str, *, limit: int = 10_000) -> Sequence[PermissionRequest]:
+        return [one for one in self._pending(session_id)[:limit] if self._state(one.id) is RequestState.PENDING]
+
+    @transaction
+    def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        asked = self._pending(session_id)[:limit]
+        if not asked:
+            return None
+        pending = [one for one in asked if self._state(one.id) is RequestState.PENDING]
+        answers = {one.id: self.rows.answers[one.id] for one in pending if one.id in self.rows.answers}
+        there = [one for one in self.rows.responders.values() if one.session_id == session_id]
+        tokens = {one.identity.run_id: self.rows.run(one.identity.run_id).token for one in pending}
+        session, has_orphans = self.rows.session(session_id), len(pending) < len(asked)
+        return OpenQuestions(session, pending, answers, there, tokens, has_orphans)
+
+    @transaction
+    def settled(self, request_id: str) -> Settled | None:
+        self._request(request_id)
+        if self._state(request_id) is RequestState.PENDING:
+            return None
+        decision = self.rows.decisions.get(request_id)
+        return Settled(decision, None if decision is None else self.rows.keys.get(decision.key_id))
+
+    @transaction
+    def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+        self.rows.owned(ownership)
+        pending = [one.id for one in self._pending(ownership.session_id) if one.identity.run_id == run_id]
+        closed = [request_id for request_id in pending if request_id not in kept]
+        self.rows.request_states.update(dict.fromkeys(closed, RequestState.WITHDRAWN))
+        if closed:
+            note = of_flood(ownership.session_id, run_id, len(closed))
+            add_notes(self.rows, [note], now_us)
+            note_run(self.rows, run_id, EventType.SECURITY, now_us, **note.data)
+        return len(closed)
+
+    @transaction
+    def questions(
+        self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000
+    ) -> Sequence[Question]:
+        rows = self.rows
+        keys = list(rows.requests)
+        if beyond:
+            place = keys.index(beyond) if beyond in rows.requests else None
+            keys = [] if place is None else keys[:place] if include_closed else keys[place + 1 :]
+        found = [
+            Question(rows.requests[key], self._state(key), rows.answers.get(key), rows.decisions.get(key))
+            for key in keys
+            if session_id in ("", rows.requests[key].identity.session_id)
+            and (include_closed or self._state(key) is RequestState.PENDING)
+        ]
+        return found[-limit:] if include_closed else found[:limit]
+
+    async def answer(self, answer: Answer) -> None:
+        try:
+            await self._answer(answer)
+        except AlreadyDecidedError as error:
+            await self._note_late(answer, error.state)
+            raise
+
+    @transaction
+    def _answer(self, answer: Answer) -> None:
+        request = self._check_pending(answer.request_id)
+        standing = self.rows.answers.setdefault(answer.request_id, answer)
+        if standing is answer:
+            note = of_answer(answer, request.identity.session_id, request.identity.run_id)
+            add_notes(self.rows, [note], answer.answered_us)
+        elif standing != answer:
+            raise AlreadyDecidedError(answer.request_id, "answered")
+
+    @transaction
+    def _note_late(self, answer: Answer, state: str) -> None:
+        run = self.rows.run(self._request(answer.request_id).identity.run_id)
+        note = of_late_answer(answer, run.identity.session_id, run.id, state)
+        add_notes(self.rows, [note], answer.answered_us)
+        if not run.status.is_terminal:
+            note_run(self.rows, run.id, EventType.SECURITY, answer.answered_us, **note.data)
+
+    @transaction
+    def answer_of(self, request_id: str) -> Answer | None:
+        return self.rows.answers.get(request_id)
+
+    async def decide(
+        self,
+        ownership: Ownership,
+        decision: Decision,
+        *,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> Decided:
+        try:
+            return await self._decide(ownership, decision, state, events, now_us)
+        except NotOwnerError:
+            await self._note_stale(ownership, decision, now_us)
+            raise
+
+    @transaction
+    def _note_stale(self, ownership: Ownership, decision: Decision, now_us: int) -> None:
+        add_notes(self.rows, [of_stale_owner(decision, ownership.owner_id, ownership.epoch)], now_us)
+
+    @transaction
+    def _decide(
+        self,
+        ownership: Ownership,
+        decision: Decision,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> Decided:
+        self.rows.owned(ownership)
+        request = self._check_pending(decision.request_id)
+        if request.identity.session_id != ownership.session_id:
+            raise NotFoundError("permission request", request.id)
+        check_signs(self.rows, decision.key_id, decision.decided_us)
+        self.rows.decisions[request.id] = decision
+        self.rows.request_states[request.id] = state
+        add_notes(self.rows, of_decision(decision, events), now_us)
+        write_events(self.rows, request.identity.run_id, events, now_us)
+        was_parked = unpark(self.rows, request, now_us)
+        return Decided(was_parked, self.rows.run(request.identity.run_id).worker_id)
+
+    @transaction
+    def decision_of(self, request_id: str) -> Decision | None:
+        return self.rows.decisions.get(request_id)
+
+    @transaction
+    def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
+        run = held_run(self.rows, run_id, fence)
+        for request in self._pending(run.identity.session_id):
+            if request.identity.run_id == run_id and request.tool_call_id == tool_call_id:
+                data = {"request_id": request.id, "tool_call_id": tool_call_id, "reason": reason}
+                add_reports(self.rows, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data, now_us)])
+                withdraw(self.rows, request, reason, now_us)
+
+    @transaction
+    def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+        held_run(self.rows, run_id, fence)
+        for request in self.rows.requests.values():
+            is_of_call = (request.identity.run_id, request.tool_call_id) == (run_id, tool_call_id)
+            if is_of_call and self.rows.request_states[request.id] is RequestState.DECIDED:
+                if self.rows.decisions[request.id].id in self.rows.consumed:
+                    return False
+                self.rows.request_states[request.id] = RequestState.EXPIRED
+                data = {"request_id": request.id, "tool_call_id": tool_call_id}
+                note_run(self.rows, run_id, EventType.PERMISSION_EXPIRED, now_us, **data)
+                return True
+        return False
+
+    @transaction
+    def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
+        pending = self._pending(session_id)
+        orphans = [request for request in pending if self._state(request.id) is RequestState.WITHDRAWN]
+        for request in orphans:
+            asker, why = request.identity, "its run has ended"
+            note = of_withdrawn(session_id, asker.run_id, request.id, request.tool_call_id, why)
+            add_notes(self.rows, [note], now_us)
+            withdraw(self.rows, request, "its run has ended", now_us)
+        return [request.id for request in orphans]
+
+    def _request(self, request_id: str) -> PermissionRequest:
+        try:
+            return self.rows.requests[request_id]
+        except KeyError:
+            raise NotFoundError("permission request", request_id) from None
+
+    def _pending(self, session_id: str) -> list[PermissionRequest]:
+        return [
+            request
+            for request in self.rows.requests.values()
+            if request.identity.session_id == session_id
+            and self.rows.request_states[request.id] is RequestState.PENDING
+        ]
+
+    def _state(self, request_id: str) -> RequestState:
+        """Return how a question stands: what an ended run asked is withdrawn, though its row may not say so yet."""
+        state = self.rows.request_states[request_id]
+        has_ended = self.rows.run(self.rows.requests[request_id].identity.run_id).status.is_terminal
+        return RequestState.WITHDRAWN if state is RequestState.PENDING and has_ended else state
+
+    def _check_pending(self, request_id: str) -> PermissionRequest:
+        request, state = self._request(request_id), self._state(request_id)
+        if state is not RequestState.PENDING:
+            raise AlreadyDecidedError(request_id, state)
+        return request

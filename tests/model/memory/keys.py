@@ -1,0 +1,86 @@
+"""Public keys and their ends in memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.permissions.audit_log.notes import of_key_published, of_key_retired
+from soong.shared.permissions.keys import Lapsed, SigningKey
+from soong.shared.permissions.request import RequestState
+from tests.model.memory.auditing import add_notes
+from tests.model.memory.logs import note_run
+from tests.model.memory.rows import Rows, transaction
+
+
+class MemoryKeys:
+    """The part of the store that keeps public keys."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def publish_key(
+        self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
+    ) -> None:
+        if key_id not in self.rows.keys:
+            self.rows.keys[key_id] = SigningKey(key_id, public_key, now_us)
+            add_notes(self.rows, [of_key_published(key_id, public_key, principal, reason)], now_us)
+        elif self.rows.keys[key_id].public_key != public_key:
+            raise ConflictError(f"another key has the id {key_id}; a new key takes a new id")
+
+    @transaction
+    def publish_first_key(self, key_id: str, public_key: bytes, *, now_us: int) -> bool:
+        if self.rows.keys:
+            return False
+        self.rows.keys[key_id] = SigningKey(key_id, public_key, now_us)
+        add_notes(self.rows, [of_key_published(key_id, public_key, "", "the first key")], now_us)
+        return True
+
+    @transaction
+    def signing_key(self, key_id: str) -> SigningKey | None:
+        return self.rows.keys.get(key_id)
+
+    @transaction
+    def signing_keys(self) -> Sequence[SigningKey]:
+        return sorted(self.rows.keys.values(), key=lambda key: (key.created_us, key.id))
+
+    @transaction
+    def retire_key(
+        self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
+    ) -> Sequence[Lapsed]:
+        key = self.rows.keys.get(key_id)
+        if key is None:
+            raise NotFoundError("key", key_id)
+        if (key.revoked_us if is_revoked else key.retired_us) is not None:
+            return []
+        self.rows.keys[key_id] = replace(key, revoked_us=at_us) if is_revoked else replace(key, retired_us=at_us)
+        lapsed = [self._lapse(request_id, now_us) for request_id in self._unused(key_id)] if is_revoked else []
+        add_notes(self.rows, of_key_retired(key_id, is_revoked, at_us, principal, reason, lapsed), now_us)
+        return lapsed
+
+    def _unused(self, key_id: str) -> list[str]:
+        return [
+            request_id
+            for request_id, decision in sorted(self.rows.decisions.items())
+            if decision.key_id == key_id
+            and decision.id not in self.rows.consumed
+            and self.rows.request_states[request_id] is RequestState.DECIDED
+        ]
+
+    def _lapse(self, request_id: str, now_us: int) -> Lapsed:
+        self.rows.request_states[request_id] = RequestState.EXPIRED
+        identity, decision = self.rows.requests[request_id].identity, self.rows.decisions[request_id]
+        told = {"request_id": request_id, "decision_id": decision.id, "reason": "its key was revoked"}
+        note_run(self.rows, identity.run_id, EventType.PERMISSION_EXPIRED, now_us, **told)
+        return Lapsed(identity.session_id, identity.run_id, request_id)
+
+
+def check_signs(rows: Rows, key_id: str, decided_us: int) -> None:
+    """Refuse a decision by a key that has ended. Raises: ConflictError."""
+    key = rows.keys.get(key_id)
+    if key is None:
+        return
+    if key.revoked_us is not None or (key.retired_us is not None and key.retired_us < decided_us):
+        raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")

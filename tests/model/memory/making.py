@@ -1,0 +1,100 @@
+"""Making rows of what a client or an owner hands in: runs, steps, and the opening of a step."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import NewRun, Run, Usage
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
+from soong.shared.engine.tasks.step import NewStep, Step, StepKind
+from tests.model.memory.logs import note_run, note_step, tell_step
+from tests.model.memory.rows import Rows
+
+
+def insert_run(rows: Rows, new: NewRun, status: RunStatus, now_us: int) -> None:
+    rows.runs[new.identity.run_id] = Run(
+        identity=new.identity,
+        status=status,
+        surface=new.surface,
+        attempt=new.attempt,
+        retry_of=new.retry_of,
+        fence=0,
+        worker_id="",
+        last_seq=0,
+        last_node=0,
+        usage=Usage(),
+        end_reason=None,
+        created_us=now_us,
+        started_us=now_us if status is RunStatus.RUNNING else None,
+        ended_us=None,
+        token=new.token,
+    )
+    note_run(rows, new.identity.run_id, EventType.RUN_CREATED, now_us, attempt=new.attempt)
+
+
+def insert_steps(rows: Rows, news: Sequence[NewStep], now_us: int, *, done: frozenset[str] = frozenset()) -> None:
+    """Insert steps with their runs and open those that wait for nothing; what is ``done`` is not waited for."""
+    for new in news:
+        _insert_step(rows, new, done, now_us)
+    for new in news:
+        if done.issuperset(new.depends_on):
+            open_step(rows, new.key, now_us)
+
+
+def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) -> None:
+    if new.run is not None:
+        insert_run(rows, new.run, RunStatus.QUEUED, now_us)
+    step = Step(
+        key=new.key,
+        task_id=new.task_id,
+        session_id=new.session_id,
+        step_id=new.step_id,
+        title=new.title,
+        kind=new.kind,
+        status=StepStatus.PENDING,
+        spec=new.spec,
+        depends_on=new.depends_on,
+        open_deps=len(set(new.depends_on) - done),
+        priority=new.priority,
+        pool=new.pool,
+        needs=new.needs,
+        definition=new.definition,
+        model=new.model,
+        run_id=new.run.identity.run_id if new.run else "",
+        attempt=new.run.attempt if new.run else 1,
+        max_attempts=new.max_attempts,
+        backoff_s=new.backoff_s,
+        on_failure=new.on_failure,
+        lost_leases=0,
+        fence=0,
+        worker_id="",
+        map_key=new.map_key,
+        item_index=new.item_index,
+        outcome=None,
+        output=None,
+        error=None,
+        progress="",
+        started_us=None,
+        ended_us=None,
+        claim_mode=new.claim_mode,
+        is_puller=new.is_puller,
+    )
+    rows.steps[step.key] = step
+    for needed in dict.fromkeys(new.depends_on):
+        rows.dependents[needed] = (*rows.dependents.get(needed, ()), step.key)
+    note_step(rows, step, EventType.STEP_CREATED, now_us)
+
+
+def open_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Make a pending step that waits for nothing more claimable, or due for expansion if it is a map."""
+    unlock_step(rows, step_key, now_us)
+    tell_step(rows, step_key, now_us)
+
+
+def unlock_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Do the same as the end of another step does: its claim, or its owner, writes since when it is open."""
+    step = rows.step(step_key)
+    status = advance_step(step.status, StepEvent.EXPAND if step.kind is StepKind.MAP else StepEvent.UNLOCK)
+    rows.steps[step_key] = replace(step, status=status, not_before_us=None)
+    rows.untold[step_key] = now_us

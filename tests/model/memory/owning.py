@@ -1,0 +1,252 @@
+"""The owner's side of tasks in memory: expanding, settling, pausing, cancelling, finishing."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, assert_never
+
+from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.status import (
+    STEP_ENDS,
+    StepEvent,
+    StepStatus,
+    TaskEvent,
+    TaskStatus,
+    advance_step,
+    advance_task,
+)
+from soong.shared.engine.tasks.step import FailurePolicy, NewStep, OpenTask, Step, StepError, StepKind, Task
+from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
+from tests.model.memory.logs import end_run, note_run, note_step, tell_step
+from tests.model.memory.making import insert_run, insert_steps, open_step
+from tests.model.memory.retrying import start_again
+from tests.model.memory.rows import Rows, transaction
+
+
+class MemoryOwning:
+    """The part of the task store that carries an ownership."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
+        self.rows.owned(ownership)
+        return [
+            step
+            for step in self.rows.steps.values()
+            if step.session_id == ownership.session_id and step.status is status
+        ]
+
+    # -- maps
+    @transaction
+    def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
+        if self.rows.owned_step(ownership, step_key).status is not StepStatus.EXPANDING:
+            return 0
+        self.rows.expansions[step_key] += -1 if is_taken_back else 1
+        return self.rows.expansions[step_key]
+
+    @transaction
+    def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+        step = self.rows.owned_step(ownership, step_key)
+        if step.status is not StepStatus.EXPANDING:
+            return False
+        tell_step(self.rows, step_key, now_us)
+        note_step(self.rows, step, EventType.STEP_EXPANDED, now_us, items=len(children))
+        if not children:
+            complete_map(self.rows, step_key, now_us)
+            tell_step(self.rows, step_key, now_us)
+            return True
+        status = advance_step(step.status, StepEvent.EXPANDED)
+        self.rows.steps[step_key] = replace(step, status=status, open_deps=len(children))
+        insert_steps(self.rows, children, now_us)
+        return True
+
+    @transaction
+    def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
+        if self.rows.owned_step(ownership, step_key).status is StepStatus.EXPANDING:
+            tell_step(self.rows, step_key, now_us)
+            fail_map(self.rows, step_key, error, now_us)
+
+    # -- failures
+    @transaction
+    def failures(self, ownership: Ownership) -> Sequence[Step]:
+        self.rows.owned(ownership)
+        return [step for step in self._unsettled() if step.session_id == ownership.session_id]
+
+    def _unsettled(self) -> list[Step]:
+        return [
+            step
+            for step in self.rows.steps.values()
+            if step.status is StepStatus.FAILED and step.key not in self.rows.settled
+        ]
+
+    @transaction
+    def retry_step(self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int) -> None:
+        step = self.rows.owned_step(ownership, step_key)
+        if step.key in self.rows.settled:
+            raise InvalidTransitionError("step", f"{step.status}, settled", StepEvent.RETRY)
+        insert_run(self.rows, run, RunStatus.QUEUED, now_us)
+        start_again(self.rows, step, run, now_us)
+        self.rows.steps[step_key] = replace(self.rows.step(step_key), not_before_us=not_before_us)
+
+    @transaction
+    def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
+        self.rows.owned(ownership)
+        later: list[int] = []
+        for step in list(self.rows.steps.values()):
+            if step.session_id != ownership.session_id or step.status is not StepStatus.PENDING:
+                continue
+            if step.not_before_us is None or step.open_deps:
+                continue
+            if step.not_before_us <= now_us:
+                open_step(self.rows, step.key, now_us)
+            else:
+                later.append(step.not_before_us)
+        return min(later, default=None)
+
+    @transaction
+    def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
+        step = self.rows.owned_step(ownership, step_key)
+        if step.status is not StepStatus.FAILED:
+            raise InvalidTransitionError("step", step.status, "settle")
+        if step_key in self.rows.settled:
+            return
+        self.rows.settled.add(step_key)
+        match policy:
+            case FailurePolicy.KEEP:
+                unlock_after(self.rows, step_key, now_us)
+            case FailurePolicy.SKIP_DEPENDENTS:
+                self._give_up_below(step, now_us)
+            case FailurePolicy.FAIL_TASK:
+                cancel_all(self.rows, step.task_id, f"step {step.step_id} failed", now_us)
+            case _:
+                assert_never(policy)
+
+    def _give_up_below(self, step: Step, now_us: int) -> None:
+        skip_below(self.rows, step.key, now_us)
+        if step.map_key and self.rows.step(step.map_key).status is StepStatus.WAITING:
+            error = StepError("failed", f"its item {step.step_id} failed")
+            fail_map(self.rows, step.map_key, error, now_us)
+
+    # -- tasks
+    @transaction
+    def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
+        task = self.rows.owned_task(ownership, task_id)
+        if task.status.is_terminal:
+            return task.status
+        self._tell_maps(task, now_us)
+        steps = self.rows.steps_of(task_id)
+        unsettled = any(step.task_id == task_id for step in self._unsettled())
+        if unsettled or any(step.status not in STEP_ENDS for step in steps):
+            return None
+        left = [
+            (step.status, step.step_id)
+            for step in steps
+            if step.status is not StepStatus.COMPLETED and not step.is_puller
+        ]
+        if not left:
+            return self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
+        return self._end_task(task, TaskEvent.FAIL, why_failed(left), now_us).status
+
+    @transaction
+    def end_task(
+        self,
+        ownership: Ownership,
+        task_id: str,
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        *,
+        reason: str,
+        now_us: int,
+        command_id: str = "",
+    ) -> frozenset[str]:
+        task = self.rows.owned_task(ownership, task_id)
+        advance_task(task.status, event)
+        workers: frozenset[str] = frozenset()
+        if event is TaskEvent.COMPLETE:
+            steps = self.rows.steps_of(task_id)
+            check_over([step.step_id for step in steps if step.status not in STEP_ENDS])
+            self.rows.settled |= {step.key for step in steps if step.status is StepStatus.FAILED}
+        else:
+            workers = cancel_all(self.rows, task_id, reason, now_us)
+        self._end_task(task, event, reason, now_us)
+        self.rows.command_done(command_id)
+        return workers
+
+    def _tell_maps(self, task: Task, now_us: int) -> None:
+        for step in self.rows.steps_of(task.id):
+            if step.kind is StepKind.MAP and step.status is StepStatus.COMPLETED:
+                tell_step(self.rows, step.key, now_us)
+
+    def _end_task(self, task: Task, event: TaskEvent, reason: str, now_us: int) -> Task:
+        ended = replace(task, status=advance_task(task.status, event), reason=reason, ended_us=now_us)
+        self.rows.tasks[task.id] = ended
+        self._tell_maps(task, now_us)
+        note, run_event, end_reason = _TASK_ENDS[event]
+        note_run(self.rows, task.root_run_id, note, now_us, task=task.id, reason=reason)
+        end_run(self.rows, task.root_run_id, run_event, end_reason, now_us)
+        return ended
+
+    @transaction
+    def unrecorded(self, owner_id: str) -> Sequence[str]:
+        return [
+            task.id
+            for task in self.rows.tasks.values()
+            if task.status.is_terminal
+            and task.id not in self.rows.recorded
+            and self.rows.session(task.session_id).owner_id in ("", owner_id)
+            and not any(step.status.is_leased for step in self.rows.steps_of(task.id))
+        ]
+
+    @transaction
+    def mark_recorded(self, task_id: str) -> None:
+        if self.rows.task(task_id).status.is_terminal:
+            self.rows.recorded.add(task_id)
+
+    @transaction
+    def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
+        self.rows.owned(ownership)
+        return [
+            OpenTask(task.id, task.status)
+            for task in self.rows.tasks.values()
+            if task.session_id == ownership.session_id and not task.status.is_terminal
+        ]
+
+    @transaction
+    def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
+        task = self.rows.owned_task(ownership, task_id)
+        status = advance_task(task.status, TaskEvent.PAUSE)
+        self.rows.tasks[task_id] = replace(task, status=status, reason=reason)
+        if task.status is not status:
+            note_run(self.rows, task.root_run_id, EventType.TASK_PAUSED, now_us, task=task_id, reason=reason)
+        return frozenset(step.worker_id for step in self.rows.steps_of(task_id) if step.status.is_leased)
+
+    @transaction
+    def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
+        task = self.rows.owned_task(ownership, task_id)
+        status = advance_task(task.status, TaskEvent.RESUME)
+        if task.status is not status:
+            self.rows.tasks[task_id] = replace(task, status=status, reason="")
+            note_run(self.rows, task.root_run_id, EventType.TASK_RESUMED, now_us, task=task_id)
+
+    @transaction
+    def cancel_task(
+        self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
+    ) -> frozenset[str]:
+        task = self.rows.owned_task(ownership, task_id)
+        workers = cancel_all(self.rows, task_id, reason, now_us)
+        self._end_task(task, TaskEvent.CANCEL, reason, now_us)
+        self.rows.command_done(command_id)
+        return workers
+
+
+_TASK_ENDS = {
+    TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunEvent.COMPLETE, EndReason.COMPLETED),
+    TaskEvent.FAIL: (EventType.TASK_FAILED, RunEvent.FAIL, EndReason.FAILED),
+    TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunEvent.CANCEL, EndReason.CANCELLED),
+}

@@ -1,0 +1,143 @@
+"""Runs, their logs and their calls in memory."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soong.shared.core.errors import AlreadyConsumedError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.store import Appended, CallRow, CallStatus, second_use
+from soong.shared.engine.tasks.step import Step, StepKind
+from tests.model.memory.auditing import add_reports
+from tests.model.memory.logs import held_run, write_events, write_nodes
+from tests.model.memory.rows import Rows, page_before, transaction
+
+
+class MemoryRuns:
+    """The run part of the store."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def run(self, run_id: str) -> Run:
+        return self.rows.run(run_id)
+
+    @transaction
+    def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+        found = [
+            run
+            for run in self.rows.runs.values()
+            if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
+        ]
+        return found[:limit]
+
+    @transaction
+    def run_page(self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100) -> Sequence[Run]:
+        found = [
+            run
+            for run in page_before(self.rows.runs, before)
+            if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
+        ]
+        return found[:limit]
+
+    @transaction
+    def append(
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
+    ) -> Appended:
+        held_run(self.rows, run_id, fence)
+        self.rows.calls.update({(run_id, call.tool_call_id): call for call in calls})
+        write_nodes(self.rows, run_id, nodes, now_us)
+        write_events(self.rows, run_id, events, now_us)
+        add_reports(self.rows, run_id, events)
+        run = self.rows.run(run_id)
+        return Appended(run.last_seq, run.last_node)
+
+    @transaction
+    def nodes(self, run_id: str) -> Sequence[Node]:
+        return self.rows.nodes.get(run_id, ())
+
+    @transaction
+    def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
+        return self.rows.nodes.get(run_id, ())[after : after + limit]
+
+    @transaction
+    def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        return self.rows.events.get(run_id, ())[after_seq : after_seq + limit]
+
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+        try:
+            await self._start_call(call, fence, events, now_us)
+        except AlreadyConsumedError:
+            await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
+            raise
+
+    @transaction
+    def _start_call(self, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
+        held_run(self.rows, call.run_id, fence)
+        if call.decision_id:
+            if call.decision_id in self.rows.consumed:
+                raise AlreadyConsumedError(call.decision_id)
+            self.rows.consumed[call.decision_id] = (call.run_id, call.tool_call_id, now_us)
+        self.rows.calls[call.run_id, call.tool_call_id] = call
+        write_events(self.rows, call.run_id, events, now_us)
+
+    @transaction
+    def end_call(
+        self,
+        run_id: str,
+        fence: int,
+        tool_call_id: str,
+        *,
+        result: Json,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+        taints: bool = False,
+        call: CallRow | None = None,
+    ) -> None:
+        run = held_run(self.rows, run_id, fence)
+        self.rows.runs[run_id] = replace(run, is_tainted=run.is_tainted or taints)
+        row = call or self.rows.calls.get((run_id, tool_call_id))
+        if row is not None:
+            ended = replace(row, status=CallStatus.ENDED, result=result, open_input=None)
+            self.rows.calls[run_id, tool_call_id] = ended
+        write_nodes(self.rows, run_id, nodes, now_us)
+        write_events(self.rows, run_id, events, now_us)
+
+    @transaction
+    def is_tainted(self, run_id: str) -> bool:
+        run = self.rows.run(run_id)
+        started = [each for each in self.rows.runs.values() if each.identity.parent_run_id == run_id]
+        own = [run, *(() if run.identity.role.is_child else started)]
+        if any(each.is_tainted for each in own):
+            return True
+        sources = [source for each in own if each.identity.step_key for source in self._feeding(each.identity.step_key)]
+        seen: set[str] = set()
+        while sources:
+            step = sources.pop()
+            if step.kind is StepKind.PYTHON or (step.run_id and self.rows.run(step.run_id).is_tainted):
+                return True
+            if step.key not in seen:
+                seen.add(step.key)
+                sources += self._feeding(step.key)
+        return False
+
+    def _feeding(self, step_key: str) -> list[Step]:
+        """Return the steps whose results a step takes in."""
+        step = self.rows.step(step_key)
+        waited = {*step.depends_on, *(self.rows.step(step.map_key).depends_on if step.map_key else ())}
+        return [*map(self.rows.step, sorted(waited)), *self.rows.children_of(step_key)]
+
+    @transaction
+    def calls(self, run_id: str) -> Sequence[CallRow]:
+        return [call for (owner, _), call in self.rows.calls.items() if owner == run_id]

@@ -1,0 +1,260 @@
+"""A worker's side of tasks in memory, and the reading of tasks and steps."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soong.shared.core.errors import ConflictError, LeaseLostError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import RunEvent, RunStatus
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.lost_lease import ABANDONED, WORKER_GONE
+from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.step import (
+    Advance,
+    Backlog,
+    BadWorker,
+    Cap,
+    ClaimMode,
+    Held,
+    Interrupt,
+    NewTask,
+    Step,
+    StepEnd,
+    StepResult,
+    Task,
+    TaskCounts,
+    Waiting,
+)
+from tests.model.memory.claiming import choose, claim_steps
+from tests.model.memory.ending import cancel_step, poison, result_of, write_end
+from tests.model.memory.logs import move_run, note_run, note_step
+from tests.model.memory.making import insert_run, insert_steps
+from tests.model.memory.parking import is_parked, parked, pending_of
+from tests.model.memory.rows import Rows, page_before, transaction
+
+
+class MemorySteps:
+    """The part of the task store that needs no ownership."""
+
+    rows: Rows
+    lock: threading.RLock
+
+    @transaction
+    def create_task(self, task: NewTask) -> None:
+        session = self.rows.session(task.session_id)
+        now_us = task.created_us
+        stands = self.rows.tasks.get(task.id)
+        if stands is not None and stands.session_id != task.session_id:
+            raise ConflictError(f"there is a task {task.id} in another session already")
+        if stands is not None:
+            return
+        if session.is_closed:
+            self.rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
+        insert_run(self.rows, task.root_run, RunStatus.RUNNING, now_us)
+        self.rows.tasks[task.id] = Task(
+            id=task.id,
+            session_id=task.session_id,
+            title=task.title,
+            status=TaskStatus.RUNNING,
+            plan=task.plan,
+            inputs=task.inputs,
+            root_run_id=task.root_run.identity.run_id,
+            created_us=now_us,
+        )
+        note_run(self.rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
+        insert_steps(self.rows, task.steps, now_us)
+
+    @transaction
+    def task(self, task_id: str) -> Task:
+        return self.rows.task(task_id)
+
+    @transaction
+    def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+        found = page_before(self.rows.tasks, before)
+        return [task for task in found if session_id in {"", task.session_id}][:limit]
+
+    @transaction
+    def steps(self, task_id: str) -> Sequence[Step]:
+        return self.rows.steps_of(task_id)
+
+    @transaction
+    def step(self, step_key: str) -> Step:
+        return self.rows.step(step_key)
+
+    @transaction
+    def result(self, step_key: str) -> StepResult:
+        return result_of(self.rows, step_key)
+
+    @transaction
+    def counts(self, task_id: str) -> TaskCounts:
+        return TaskCounts(dict(Counter(step.status for step in self.rows.steps_of(task_id))))
+
+    @transaction
+    def set_caps(self, caps: Sequence[Cap]) -> None:
+        for cap in caps:
+            if cap.limit < 1:
+                self.rows.caps.pop(cap.scope, None)
+            else:
+                self.rows.caps[cap.scope] = cap.limit
+
+    @transaction
+    def advance(
+        self,
+        worker_id: str,
+        ends: Sequence[StepEnd],
+        *,
+        claim: int,
+        pools: Sequence[str],
+        capabilities: Sequence[str],
+        live_workers: int,
+        now_us: int,
+    ) -> Advance:
+        stale: set[str] = set()
+        touched: set[str] = set()
+        for end in ends:
+            step = self._held(worker_id, Held(end.step_key, end.run_id, end.fence))
+            if step is None:
+                stale.add(end.run_id)
+                continue
+            write_end(self.rows, end, now_us)
+            touched.add(step.task_id)
+        claims, is_left = claim_steps(
+            self.rows,
+            worker_id,
+            claim=claim,
+            pools=pools,
+            capabilities=capabilities,
+            live_workers=live_workers,
+            now_us=now_us,
+        )
+        return Advance(claims, frozenset(stale), self._sessions_to_wake(touched), is_left)
+
+    def _sessions_to_wake(self, task_ids: set[str]) -> frozenset[str]:
+        return frozenset(self.rows.task(task_id).session_id for task_id in task_ids if self._has_owner_work(task_id))
+
+    def _has_owner_work(self, task_id: str) -> bool:
+        steps = self.rows.steps_of(task_id)
+        return all(step.status.is_terminal for step in steps) or any(
+            step.status is StepStatus.EXPANDING
+            or (step.status is StepStatus.FAILED and step.key not in self.rows.settled)
+            for step in steps
+        )
+
+    @transaction
+    def hand_back(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+        stale: set[str] = set()
+        for lease in held:
+            step = self._held(worker_id, lease)
+            if step is None:
+                stale.add(lease.run_id)
+            else:
+                self._free(step, StepEvent.HAND_BACK, EventType.STEP_HANDED_BACK, reason, now_us)
+        return frozenset(stale)
+
+    @transaction
+    def park(self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
+        if is_parked(self.rows, held):
+            return True
+        step = self._held(worker_id, held)
+        if step is None or self._interrupt(step):
+            return False
+        asked = sorted(set(request_ids))
+        if not set(asked) <= {request.id for request in pending_of(self.rows, step.run_id)}:
+            return False
+        return parked(self.rows, step, asked, max_parked, now_us)
+
+    @transaction
+    def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:
+        step = self._held(worker_id, held)
+        if step is None:
+            raise LeaseLostError(held.run_id, held.fence)
+        self.rows.steps[step.key] = replace(step, progress=progress)
+        note_step(self.rows, step, EventType.STEP_PROGRESS, now_us, progress=progress)
+
+    @transaction
+    def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
+        return [found for step in self.rows.leased_by(worker_id) for found in self._interrupt(step)]
+
+    @transaction
+    def leases(self, worker_id: str) -> Sequence[Held]:
+        return [Held(step.key, step.run_id, step.fence) for step in self.rows.leased_by(worker_id)]
+
+    def _interrupt(self, step: Step) -> list[Interrupt]:
+        task = self.rows.task(step.task_id)
+        if step.key in self.rows.stopping:
+            return [Interrupt(step.run_id, step.key, step.fence, "cancel", self.rows.stopping[step.key])]
+        if task.status is TaskStatus.PAUSED:
+            return [Interrupt(step.run_id, step.key, step.fence, "pause", task.reason)]
+        return []
+
+    @transaction
+    def backlog(self, *, limit: int = 1000) -> Backlog:
+        ready = [
+            step
+            for step in self.rows.steps.values()
+            if step.status is StepStatus.READY
+            and step.claim_mode is ClaimMode.ASSIGNED
+            and self.rows.task(step.task_id).status is TaskStatus.RUNNING
+        ]
+        waiting = frozenset(Waiting(step.session_id, step.pool, step.needs) for step in ready)
+        if self.rows.caps:
+            # Nobody is served by looking: the turns stay as they are.
+            turns = dict(self.rows.last_claimed)
+            ready, _ = choose(self.rows, ready, len(ready))
+            self.rows.last_claimed = turns
+        counts = Counter(step.pool for step in ready)
+        return Backlog({pool: min(number, limit) for pool, number in counts.items()}, waiting)
+
+    @transaction
+    def expire_worker(
+        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
+    ) -> frozenset[str] | None:
+        worker = self.rows.workers.get(worker_id)
+        if worker is None or worker.state is ProcessState.GONE or worker.beat != beat:
+            return None
+        self.rows.workers[worker_id] = replace(worker, state=ProcessState.GONE)
+        return self._lose(worker_id, max_lost_leases, because, now_us)
+
+    def _lose(self, worker_id: str, max_lost_leases: int, because: str, now_us: int) -> frozenset[str]:
+        """Free all leases of a worker that is gone; return the sessions concerned."""
+        held = self.rows.leased_by(worker_id)
+        for step in held:
+            # The fence grows here already, so that nobody can mistake the next holder for this one.
+            lost = replace(step, lost_leases=step.lost_leases + 1, lost_to=because, fence=step.fence + 1)
+            self.rows.steps[step.key] = lost
+            if lost.lost_leases >= max_lost_leases and step.key not in self.rows.stopping:
+                note_step(self.rows, lost, EventType.STEP_LEASE_EXPIRED, now_us, reason=because, fence=lost.fence)
+                poison(self.rows, lost, now_us)
+            else:
+                self._free(lost, StepEvent.EXPIRE, EventType.STEP_LEASE_EXPIRED, because, now_us)
+        return frozenset(step.session_id for step in held)
+
+    @transaction
+    def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
+        alive = {worker.id for worker in self.rows.workers.values() if worker.state is not ProcessState.GONE}
+        left = {step.worker_id for step in self.rows.steps.values() if step.status.is_leased} - alive
+        return [
+            BadWorker(each, ABANDONED, self._lose(each, max_lost_leases, ABANDONED, now_us)) for each in sorted(left)
+        ]
+
+    def _held(self, worker_id: str, lease: Held) -> Step | None:
+        step = self.rows.steps.get(lease.step_key)
+        if step is None or not step.status.is_leased:
+            return None
+        is_same = (step.worker_id, step.run_id, step.fence) == (worker_id, lease.run_id, lease.fence)
+        return step if is_same else None
+
+    def _free(self, step: Step, event: StepEvent, note: EventType, reason: str, now_us: int) -> None:
+        """End a lease without an end of the step; one that was asked to cancel is cancelled by it."""
+        note_step(self.rows, step, note, now_us, reason=reason, fence=step.fence)
+        stop = self.rows.stopping.get(step.key)
+        if stop is not None:
+            cancel_step(self.rows, step, stop, now_us)
+            return
+        self.rows.steps[step.key] = replace(
+            step, status=advance_step(step.status, event), worker_id="", holder_run_id=""
+        )
+        run = move_run(self.rows, step.run_id, RunEvent.RELEASE)
+        self.rows.runs[run.id] = replace(run, worker_id="")

@@ -1,0 +1,156 @@
+"""What runs of this process hold beside their own steps: one further step each, from its claim to its end (DAG-03).
+
+The rows decide who holds what; this table only says what a run was given here. Its lease is the worker's like every
+other, so a worker that dies loses both. A run that stops lets go of it in the same breath: completed, the step gets its
+answer if it fits; failed, it fails; in every other case somebody else takes the step.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.additional_claims import Unclaimable, undoable
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim, Held, Interrupt, StepEnd, StepError
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.schema import validate
+from soong.shared.toolsets.tasks.claims import step_id_of, work_of
+from soong.worker.claim_loop import Lease, Pump
+from soong.worker.function_step import failed, malformed
+from soong.worker.transcript import clean_end
+
+log = get_logger(__name__)
+
+REASONS_KEPT: Final = 32
+"""For how many steps of a run it is remembered why it lost them."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    """One held run: the further step that it holds now, and why it lost others."""
+
+    open: Claim | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class FurtherSteps:
+    """Implements ``soong.shared.toolsets.tasks.claims.FurtherClaims``. Its pump is set before any claim."""
+
+    redactor: Redactor = field(default_factory=Redactor)
+    pump: Pump = field(init=False)
+    _holders: dict[Lease, _Holder] = field(default_factory=dict)
+    """By run and fence, as a run that is being handed back may have been claimed here again already."""
+
+    def held_by(self, holder: Held) -> Claim | None:
+        known = self._holders.get((holder.run_id, holder.fence))
+        return None if known is None else known.open
+
+    def why_lost(self, holder: Held, step_id: str) -> str:
+        known = self._holders.get((holder.run_id, holder.fence))
+        return "" if known is None else known.lost.get(step_id, "")
+
+    async def claim(self, holder: Held, step_id: str) -> Claim | Unclaimable:
+        claim = await self.pump.claim_further(holder, step_id)
+        if isinstance(claim, Unclaimable):
+            return claim
+        known = self._holders.setdefault((holder.run_id, holder.fence), _Holder())
+        known.open = claim
+        known.lost.pop(step_id, None)
+        if claim.malformed:
+            await self.end(holder, malformed(claim))
+            return undoable(step_id, claim.malformed)
+        try:
+            work_of(claim)
+        except TemplateError as error:
+            # What its instructions name is not there: as with a run of its own, that is the step's failure.
+            await self.end(holder, failed(claim, error.code, str(error)))
+            return undoable(step_id, str(error))
+        return claim
+
+    async def end(self, holder: Held, end: StepEnd) -> bool:
+        known = self._holders.get((holder.run_id, holder.fence))
+        if known is None or known.open is None:
+            return False
+        # Let go of first: whatever stops the run from here on, this end is the pump's and is written once.
+        known.open = None
+        return await self.pump.end_further(clean_end(end, self.redactor))
+
+    async def interrupt(self, interrupt: Interrupt) -> bool:
+        """Stop a further step that was asked to; False when it is none. A paused task's goes with its holder."""
+        for lease, known in list(self._holders.items()):
+            claim = known.open
+            if claim is not None and (claim.identity.run_id, claim.fence) == (interrupt.run_id, interrupt.fence):
+                if interrupt.kind == "cancel":
+                    await self._cancel(lease, known, claim, interrupt.reason)
+                return True
+        return False
+
+    async def _cancel(self, lease: Lease, known: _Holder, claim: Claim, reason: str) -> None:
+        known.open = None
+        while len(known.lost) >= REASONS_KEPT:
+            del known.lost[next(iter(known.lost))]
+        known.lost[step_id_of(claim)] = f"it was cancelled: {reason}" if reason else "it was cancelled"
+        log.info("further_step_cancelled", step=claim.step_key, holder=lease[0])
+        await self.pump.end_further(_cancelled(claim, reason))
+
+    def ends_with(self, claim: Claim, end: StepEnd) -> tuple[StepEnd, ...]:
+        """Return the end of what a run holds beside its own step, as its own end has it, and let go of it."""
+        open_claim = self._let_go(claim)
+        if open_claim is None:
+            return ()
+        return (clean_end(_end_by(open_claim, end), self.redactor),)
+
+    def leases_of(self, claim: Claim) -> tuple[Held, ...]:
+        """Return what is to be handed back with a run's own step, and let go of it."""
+        open_claim = self._let_go(claim)
+        if open_claim is None:
+            return ()
+        self.pump.forget(open_claim)
+        return (Held(open_claim.step_key, open_claim.identity.run_id, open_claim.fence),)
+
+    def drop(self, claim: Claim) -> None:
+        """Forget all that a run held: nothing may be written for it."""
+        self.leases_of(claim)
+
+    def _let_go(self, claim: Claim) -> Claim | None:
+        known = self._holders.pop((claim.identity.run_id, claim.fence), None)
+        return None if known is None else known.open
+
+
+def _end_by(claim: Claim, end: StepEnd) -> StepEnd:
+    """Return how a further step ends with the run that holds it; it is the run's end, told of another step."""
+    if end.status is not StepStatus.COMPLETED:
+        error = end.error or StepError(str(end.end_reason), "")
+        message = f"the run that held it failed: {error.message}"
+        return failed(claim, error.type, message, retryable=error.retryable, reason=end.end_reason)
+    schema = claim.spec.get("output")
+    violations = validate(schema, end.output) if isinstance(schema, dict) else []
+    if violations:
+        problem = "; ".join(map(str, violations))
+        message = f"the run that held it ended without a result for it, and its own answer does not fit: {problem}"
+        return failed(claim, "invalid_output", message)
+    return StepEnd(
+        claim.step_key,
+        claim.identity.run_id,
+        claim.fence,
+        StepStatus.COMPLETED,
+        EndReason.COMPLETED,
+        outcome=end.outcome,
+        output=end.output,
+        nodes=tuple(node for node in end.nodes if node.kind is NodeKind.RESULT),
+    )
+
+
+def _cancelled(claim: Claim, reason: str) -> StepEnd:
+    return StepEnd(
+        claim.step_key,
+        claim.identity.run_id,
+        claim.fence,
+        StepStatus.CANCELLED,
+        EndReason.CANCELLED,
+        error=StepError("cancelled", reason or "it was cancelled"),
+    )

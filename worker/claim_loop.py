@@ -1,0 +1,309 @@
+"""The pump: all slots of a process end and claim their steps together, one transaction at a time.
+
+A **slot** asks for its next step and hands in the end of its last one. While one transaction runs, further ends and
+requests gather for the next: the busier the process, the larger its batches, with no timer to tune. A chain therefore
+costs one transaction a hop and no message. Whenever there is one to serve, the process's spare slots claim with it, so
+a single dispatch fills a whole process. Rows decide everything; the pump holds only what it was given.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Advance, Claim, Held, StepEnd, StepError, StepKind
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.engine.wire.notifier import Ring
+
+log = get_logger(__name__)
+
+BATCH = 64
+"""Most steps claimed at once: beyond it a transaction's latency grows faster than its throughput."""
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Waits between attempts while the database is away; the last one repeats."""
+
+RING_FIRST_S = 0.002
+RING_AGAIN_S = 0.25
+"""Work that is left over is told to the owners at once, and again only now and then: whoever was woken stays awake."""
+
+
+Lease: TypeAlias = tuple[str, int]
+"""A run and the fence under which it is held."""
+
+
+def retry_s(attempt: int) -> float:
+    """Return how long to wait after the ``attempt``-th try (from 0)."""
+    return RETRY_S[min(attempt, len(RETRY_S) - 1)]
+
+
+@dataclass(slots=True)
+class _Wish:
+    """One slot's turn: the ends of what its run held, if any, and the wish for another step."""
+
+    ends: tuple[StepEnd, ...]
+    wants_step: bool
+    future: asyncio.Future[Claim | None]
+    stale: frozenset[str] | None = None
+    """The run ids among its ends that did not count; None while nothing of it has been written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What this worker may claim; with no ``worker_id`` (between two incarnations) it claims and ends nothing."""
+
+    worker_id: str
+    pools: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    live_workers: int = 1
+
+
+@dataclass(slots=True)
+class Pump:
+    """Lives as long as the process; one task runs it."""
+
+    store: TaskStore
+    ring: Ring
+    clock: Clock
+    supply: Callable[[], Supply]
+    spare: Callable[[], int]
+    """How many slots of the process nobody holds."""
+    grow: Callable[[Claim], None]
+    """Opens a spare slot for a claim."""
+    is_draining: bool = False
+    promised: int = 0
+    """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
+    _wishes: list[_Wish] = field(default_factory=list)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _ringing: asyncio.Task[None] | None = None
+    _was_left: bool = False
+    _given: set[Lease] = field(default_factory=set)
+    """Claims that were heard and have not come back: what this process knows that it holds."""
+
+    async def next_step(
+        self, end: StepEnd | None, ran: Claim | None = None, further: tuple[StepEnd, ...] = ()
+    ) -> Claim | None:
+        """Hand in ``end`` and return a claimed step, or None when nothing is claimable now.
+
+        ``ran`` is what the slot has had; without an end it is not held any more. ``further`` are the ends of what its
+        run held beside its own step: they are written in the same transaction.
+        """
+        if ran is not None and end is None:
+            self.forget(ran)
+        ends = (*(() if end is None else (end,)), *further)
+        return await self._wish(ends, wants_step=not self.is_draining).future
+
+    async def claim_further(self, holder: Held, step_id: str) -> Claim | Unclaimable:
+        """Claim a step for a run that is held here, beside its own.
+
+        Raises: LeaseLostError; UnavailableError, and then what was claimed all the same is given back.
+        """
+        async with self._serving:
+            supply = self.supply()
+            claim = await self.store.claim_further(
+                supply.worker_id,
+                holder,
+                step_id,
+                pools=supply.pools,
+                capabilities=supply.capabilities,
+                now_us=self.clock.now_us(),
+            )
+            if isinstance(claim, Claim):
+                self._given.add((claim.identity.run_id, claim.fence))
+        if isinstance(claim, Claim):
+            await self.ring.wake_runs([claim.identity.run_id])
+        return claim
+
+    async def end_further(self, end: StepEnd) -> bool:
+        """Write the end of a step whose holder goes on with its own; False when it was not held any more."""
+        wish = self._wish((end,), wants_step=False)
+        await wish.future
+        return wish.stale is not None and end.run_id not in wish.stale
+
+    def forget(self, claim: Claim) -> None:
+        """Let go of a claim that has come back without an end."""
+        self._given.discard((claim.identity.run_id, claim.fence))
+
+    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> _Wish:
+        wish = _Wish(ends, wants_step, asyncio.get_running_loop().create_future())
+        self._wishes.append(wish)
+        self._wanted.set()
+        return wish
+
+    def drain(self) -> None:
+        """Claim nothing from now on; ends are still written."""
+        self.is_draining = True
+        for wish in self._wishes:
+            wish.wants_step = False
+
+    async def settled(self) -> None:
+        """Wait until the batch under way, if any, has been written and what it claimed has been placed."""
+        async with self._serving:
+            return
+
+    def holds(self, claim: Claim) -> bool:
+        """Say whether a claim that was answered still counts: between the answer and its slot, all may be lost."""
+        return (claim.identity.run_id, claim.fence) in self._given
+
+    def lose(self) -> None:
+        """Hold nothing any more: the incarnation is gone."""
+        self._given.clear()
+
+    async def return_unheard(self) -> None:
+        """Give back what a claim took whose answer never came: this worker holds it, and nobody works for it.
+
+        Raises: UnavailableError.
+        """
+        async with self._serving:
+            worker_id = self.supply().worker_id
+            leases = await self.store.leases(worker_id) if worker_id else ()
+            unheard = [lease for lease in leases if (lease.run_id, lease.fence) not in self._given]
+            if unheard:
+                log.warning("claims_unheard", steps=[lease.step_key for lease in unheard])
+                reason = "the answer to its claim was lost"
+                await self.store.hand_back(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
+
+    async def run(self) -> None:
+        """Serve wishes until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            wishes, self._wishes = self._wishes, []
+            if wishes:
+                async with self._serving:
+                    try:
+                        await self._serve(wishes)
+                    finally:
+                        self.promised = 0
+
+    async def _serve(self, wishes: list[_Wish]) -> None:
+        supply = self.supply()
+        if not supply.worker_id:
+            self._answer(wishes, ())
+            return
+        try:
+            advance = await self._advance(supply, wishes)
+        except asyncio.CancelledError:
+            for wish in wishes:
+                wish.future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
+            await self._serve_apart(supply, wishes, error)
+            return
+        if self.supply().worker_id != supply.worker_id:
+            self._answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
+            return
+        for wish in wishes:
+            wish.stale = advance.stale
+        self._place(self._answer(wishes, advance.claims))
+        await self._tell_owners(advance)
+        await self._tell_followers(wishes, advance)
+
+    def _answer(self, wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
+        """Give each waiting slot a claim or None; return the claims that are left over."""
+        self._given.difference_update((end.run_id, end.fence) for wish in wishes for end in wish.ends)
+        self._given.update((claim.identity.run_id, claim.fence) for claim in claims)
+        left = list(reversed(claims))
+        for wish in wishes:
+            if not wish.future.done():
+                wish.future.set_result(left.pop() if wish.wants_step and left else None)
+        return left[::-1]
+
+    def _place(self, claims: list[Claim]) -> None:
+        """Open a slot for each claim that answered no wish; one whose own slot went away takes its place."""
+        for claim in claims:
+            self.grow(claim)
+
+    async def _serve_apart(self, supply: Supply, wishes: list[_Wish], error: Exception) -> None:
+        """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.
+
+        An end that cannot be stored even alone is written as a failure that says why; otherwise one poisonous result
+        would keep its step leased by a worker that lives on.
+        """
+        log.error("batch_failed", ends=[end.step_key for wish in wishes for end in wish.ends], error=repr(error))
+        for wish in wishes:
+            stale = [await self._end_alone(supply, end) for end in wish.ends]
+            wish.stale = frozenset[str]().union(*stale)
+        self._answer(wishes, ())
+        await self.ring.wake_owners()
+
+    async def _end_alone(self, supply: Supply, end: StepEnd) -> frozenset[str]:
+        """Return the run's id if its end did not count."""
+        for attempt in (end, _unstorable(end)):
+            try:
+                advance = await self._write(supply, [attempt], claim=0)
+                await self._tell_owners(advance)
+            except Exception:
+                log.exception("end_unwritable", step=end.step_key)
+            else:
+                return advance.stale
+        return frozenset({end.run_id})
+
+    async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
+        ends = [end for wish in wishes for end in wish.ends]
+        waiting = sum(wish.wants_step for wish in wishes)
+        spare = 0 if self.is_draining else self.spare()
+        self.promised = max(0, min(spare, BATCH - waiting))
+        return await self._write(supply, ends, claim=min(waiting + self.promised, BATCH))
+
+    async def _write(self, supply: Supply, ends: list[StepEnd], *, claim: int) -> Advance:
+        """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""
+        for attempt in itertools.count():
+            try:
+                return await self.store.advance(
+                    supply.worker_id,
+                    ends,
+                    claim=0 if self.is_draining else claim,
+                    pools=supply.pools,
+                    capabilities=supply.capabilities,
+                    live_workers=supply.live_workers,
+                    now_us=self.clock.now_us(),
+                )
+            except UnavailableError as error:
+                # An end that was applied although we saw an error comes back as stale: harmless.
+                if self.supply().worker_id != supply.worker_id:
+                    return Advance()
+                log.warning("advance_unanswered", error=str(error), attempt=attempt)
+                await asyncio.sleep(retry_s(attempt))
+        raise AssertionError("a count does not end")
+
+    async def _tell_owners(self, advance: Advance) -> None:
+        """Ring owners at once about what only they can do, and about work that is left for others."""
+        if advance.owner_sessions:
+            await self.ring.wake_owners(sorted(advance.owner_sessions))
+        elif advance.ready_left and (self._ringing is None or self._ringing.done()):
+            delay_s = RING_AGAIN_S if self._was_left else RING_FIRST_S
+            self._ringing = asyncio.get_running_loop().create_task(self._ring_soon(delay_s))
+        self._was_left = advance.ready_left
+
+    async def _tell_followers(self, wishes: list[_Wish], advance: Advance) -> None:
+        """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
+        ended = [end.run_id for wish in wishes for end in wish.ends if end.nodes]
+        begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
+        if ended or begun:
+            await self.ring.wake_runs([*ended, *begun])
+
+    async def _ring_soon(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await self.ring.wake_owners()
+
+
+def _unstorable(end: StepEnd) -> StepEnd:
+    """Return the failure that stands for an end which the store cannot take."""
+    return StepEnd(
+        end.step_key,
+        end.run_id,
+        end.fence,
+        StepStatus.FAILED,
+        EndReason.FAILED,
+        error=StepError("invalid_output", "the result cannot be stored"),
+        usage=end.usage,
+    )

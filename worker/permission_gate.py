@@ -1,0 +1,305 @@
+"""Permission for the calls of a worker: policy at once, everything else by asking the session's one callback.
+
+A **gate** belongs to one claimed run. It asks by writing a request row under the run's fence, and believes nothing but
+a signed decision row that fits the call. The one **inbox** of the process waits for all its gates: it is woken by hints
+and looks at the rows at least every second, so that a lost hint costs a second and never an answer.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
+from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.wire.notifier import Ear, Ring, Switchboard
+from soong.shared.permissions import call_facts
+from soong.shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
+from soong.shared.permissions.keys import SigningKey
+from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
+from soong.shared.permissions.request import Decision, PermissionRequest
+from soong.shared.permissions.rules import Effect, Facts
+from soong.shared.permissions.signing import verify
+from soong.shared.permissions.store import ConsentStore, Settled
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.ports import GateCall, Verdict
+from soong.worker.stop_signal import Interruption
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+EARLY = 256
+"""Far more than are decided between the commit of a question and the next turn of its loop."""
+CLOSE_S = 0.001
+"""A time that is so near has come: timers are no finer, and waiting for less would not let time go by."""
+KEY_ENDED = frozenset({"revoked_key", "retired_key"})
+"""What is wrong with a decision whose call may be asked about anew at once: nobody but its key is at fault."""
+
+Note = Callable[[str, JsonObject], Awaitable[None]]
+"""Keeps an event of the run back, to be written with the next."""
+
+
+class GateStore(ConsentStore, RunStore, Protocol):
+    """What a gate needs of the store: questions and decisions, and the run's log for security events."""
+
+
+@dataclass(slots=True)
+class DecisionInbox:
+    """Waits for the decisions of all gates of one worker process. One task, alive while somebody waits."""
+
+    store: ConsentStore
+    switchboard: Switchboard
+    worker_id: str
+    _waiting: dict[str, list[asyncio.Future[Settled]]] = field(default_factory=dict)
+    """By request; each who waits has a future of its own. Two lives of one run wait for the same request, when one of
+    them has not noticed yet that its lease is gone."""
+    _early: deque[str] = field(default_factory=lambda: deque(maxlen=EARLY))
+    """What was heard of before anybody waited for it, of late."""
+    _ear: Ear | None = None
+    _ear_of: str = ""
+    _task: asyncio.Task[None] | None = None
+
+    async def settled(self, request_id: str, *, is_new: bool = False) -> Settled:
+        """Wait until the request is closed; return how. One that was raised just now (``is_new``) is heard of."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Settled] = loop.create_future()
+        self._waiting.setdefault(request_id, []).append(future)
+        try:
+            if self._task is None or self._task.done():
+                self._task = loop.create_task(self._run())
+            if not is_new or request_id in self._early:
+                await self._look(request_id)
+            return await future
+        finally:
+            self._forget(request_id, future)
+
+    def _forget(self, request_id: str, future: asyncio.Future[Settled]) -> None:
+        """Stop looking for a request that nobody waits for any more."""
+        others = [one for one in self._waiting.pop(request_id, ()) if one is not future]
+        if others:
+            self._waiting[request_id] = others
+
+    async def close(self) -> None:
+        """Stop listening; whoever still waits is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        waiting, self._waiting = self._waiting, {}
+        for future in (one for futures in waiting.values() for one in futures):
+            future.cancel()
+        await self._hang_up()
+
+    async def _run(self) -> None:
+        try:
+            await self._listen()
+        except Exception as error:  # whoever waits must learn that nobody listens any more
+            log.exception("inbox_failed")
+            for request_id in list(self._waiting):
+                self._settle(request_id, UnavailableError(f"decisions cannot be heard: {error}"))
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + LOOK_EVERY_S
+        while self._waiting:
+            if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
+                await self._hang_up()
+                self._ear, self._ear_of = await self.switchboard.decision_ear(self.worker_id), self.worker_id
+                due_s = loop.time()  # what was closed before we listened is seen, not heard
+            left_s = due_s - loop.time()
+            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
+            if "" in heard or due_s - loop.time() <= CLOSE_S:
+                due_s = loop.time() + LOOK_EVERY_S
+                heard = list(self._waiting)
+            for request_id in heard:
+                if request_id in self._waiting:
+                    await self._look(request_id)
+                else:
+                    self._early.append(request_id)
+
+    async def _look(self, request_id: str) -> None:
+        try:
+            settled = await self.store.settled(request_id)
+        except UnavailableError as error:
+            log.warning("decision_unanswered", request=request_id, error=str(error))
+            return
+        except SoongError as error:
+            self._settle(request_id, error)
+            return
+        if settled is not None:
+            self._settle(request_id, settled)
+
+    def _settle(self, request_id: str, outcome: Settled | SoongError) -> None:
+        for future in self._waiting.pop(request_id, ()):
+            if future.done():
+                continue
+            if isinstance(outcome, SoongError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    async def _hang_up(self) -> None:
+        if self._ear is not None:
+            ear, self._ear = self._ear, None
+            await ear.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGate:
+    """The gate of one claimed run; implements ``soong.shared.tools.ports.Gate``. ``token`` proves its questions.
+
+    ``policy`` is the session's, narrowed by the worker's own. ``note`` keeps an event back until the run writes next:
+    what the policy settles by itself is recorded without a transaction of its own. ``env`` names what commands get.
+    Never raises for a refusal. Raises LeaseLostError when the run is no longer ours, and UnavailableError when the
+    question cannot be written.
+    """
+
+    store: GateStore
+    ring: Ring
+    inbox: DecisionInbox
+    clock: Clock
+    policy: Policy
+    token: str = field(repr=False)
+    redactor: Redactor = field(default_factory=Redactor)
+    home: str = field(default_factory=lambda: str(Path.home()))
+    interruption: Interruption = field(default_factory=Interruption)
+    env: tuple[str, ...] = ()
+    note: Note | None = None
+    noted: Callable[[], Awaitable[Sequence[NewEvent]]] | None = None
+    """Hands over what was noted and is not written yet: written with the question, and before it."""
+    on_asked: Callable[[str], object] | None = None
+    """Is told the tool of each call that waits for consent."""
+    on_settled: Callable[[], object] | None = None
+    """Is told when such a call waits no more, while its run goes on here."""
+    waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Is entered for as long as a call waits for a request: its run may park."""
+    unknown: Sequence[JsonObject] = ()
+    """The run's effects of which nobody knows the end, as far as they are known by now: every question tells them."""
+
+    async def decide(self, call: GateCall) -> Verdict:
+        """Say whether the call may run; asking may take as long as a person takes."""
+        verdict = judge(self.policy, await self._facts(call))
+        if verdict.effect is not Effect.ASK:
+            if self.note is not None:
+                await self.note(EventType.PERMISSION_DECIDED, call_facts.settled(call, verdict, self.redactor))
+            return verdict_of_policy(verdict)
+        answered = await self._asked(call, verdict)
+        # One that a former life of the run was given and did not use in time; the next is as fresh as can be.
+        return answered or await self._asked(call, verdict) or stale("the permission given has expired; call again")
+
+    async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
+        """Ask and return what that says of the call; None when it said so too long ago and is to be asked anew."""
+        request, is_new = await self._raise(call, verdict)
+        decision = None
+        try:
+            settled = await self._until_settled(request, is_new=is_new)
+            decision = settled.decision
+            if decision is None:
+                return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
+            check_signature(decision, settled.key)
+            # The input is digested again: what runs is what was decided, not what was asked a while ago.
+            as_it_runs = replace(request, input_digest=digest(call.permission_input))
+            now_us = self.clock.now_us()
+            answered = check_binding(decision, as_it_runs, now_us=now_us)
+        except ForgedError as error:
+            await self._report(request, decision, error)
+            if error.what in KEY_ENDED:
+                await self._lapse(request)
+                return None
+            return stale(f"{error}; it was not used")
+        if has_expired(decision, now_us=now_us):
+            late = ForgedError(f"decision {decision.id!r} expired before it was used", what="expired_decision")
+            await self._report(request, decision, late)
+            is_old = decision.decided_us <= request.created_us
+            if is_old and await self._lapse(request):
+                return None
+        return answered
+
+    async def _lapse(self, request: PermissionRequest) -> bool:
+        """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
+        run_id, now_us = request.identity.run_id, self.clock.now_us()
+        return await self.store.lapse(run_id, request.tool_call_id, request.fence, now_us=now_us)
+
+    async def _facts(self, call: GateCall) -> Facts:
+        """Return the facts of a call; whether its run is tainted is asked only where that changes something."""
+        facts = Facts.of(call)
+        if not facts.is_outward:
+            return facts
+        return replace(facts, is_tainted=await self.store.is_tainted(call.identity.run_id))
+
+    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> tuple[PermissionRequest, bool]:
+        """Ask, or take up what a former life of this run asked.
+
+        Return the question as this call asks it now, and whether it is a new one.
+        """
+        now_us = self.clock.now_us()
+        fresh = request_of(
+            call,
+            self.policy,
+            verdict,
+            token=self.token,
+            redactor=self.redactor,
+            home=self.home,
+            now_us=now_us,
+            env=self.env,
+            unknown_effects=self.unknown,
+        )
+        before = () if self.noted is None else await self.noted()
+        event = call_facts.asked(fresh, verdict, call, self.redactor)
+        stored = await self.store.raise_request(fresh, before=before, events=(event,), now_us=now_us)
+        await self.ring.permission_raised(stored, call.identity.session_id)
+        if self.on_asked is not None:
+            self.on_asked(call.definition.name)
+        return replace(fresh, id=stored), stored == fresh.id
+
+    async def _until_settled(self, request: PermissionRequest, *, is_new: bool) -> Settled:
+        try:
+            with self.waiting(request.id):
+                settled = await self.inbox.settled(request.id, is_new=is_new)
+        except asyncio.CancelledError:
+            if not self.interruption.goes_on_elsewhere:
+                # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
+                await asyncio.shield(self._withdraw(request))
+            raise
+        if self.on_settled is not None:
+            self.on_settled()
+        return settled
+
+    async def _withdraw(self, request: PermissionRequest) -> None:
+        try:
+            await self.store.withdraw(
+                request.identity.run_id,
+                request.tool_call_id,
+                request.fence,
+                reason="its call was cancelled",
+                now_us=self.clock.now_us(),
+            )
+        except SoongError as error:
+            # The lease is gone or the database away: the owner closes what its run's end leaves behind.
+            log.info("withdraw_left_to_owner", request=request.id, error=str(error))
+            return
+        await self.ring.permission_raised(request.id, request.identity.session_id)
+
+    async def _report(self, request: PermissionRequest, decision: Decision | None, error: ForgedError) -> None:
+        """Write down what was refused; nothing of it has been used."""
+        decision_id = "" if decision is None else decision.id
+        log.error(error.what, request=request.id, decision=decision_id, error=str(error))
+        now_us = self.clock.now_us()
+        data = {"what": error.what, "request_id": request.id, "decision_id": decision_id, "problem": str(error)}
+        event = NewEvent(EventType.SECURITY, data, now_us)
+        await self.store.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)
+
+
+def check_signature(decision: Decision, key: SigningKey | None) -> None:
+    """Raises: ForgedError when the decision is not signed by a key that may sign it."""
+    if key is None:
+        unknown = f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}"
+        raise ForgedError(unknown, what="unknown_key")
+    verify(decision, key.public_key)
+    key.check(decision)

@@ -1,0 +1,36 @@
+"""How a held run is being stopped, as everything that works for it sees it.
+
+A cancelled run ends, and its calls with it. One that is handed back or dropped goes on elsewhere: its unfinished calls
+have no result, and its open question stays open, for whoever takes the run up asks the same one. So does one that is
+parked, which has given up its lease already.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from soong.shared.engine.tasks.failure_report import Suffered
+
+Stop = Literal["cancel", "hand_back", "drop", "park"]
+
+
+@dataclass(slots=True)
+class Interruption:
+    """Set once, by the slot that holds the run or by its parking, before its task is cancelled.
+
+    ``aborted_calls`` counts the tool calls whose end was recorded as aborted: with any, the run was not only cancelled,
+    its tools were (EXE-07).
+    """
+
+    stop: Stop | None = None
+    reason: str = ""
+    aborted_calls: int = 0
+    suffered: Suffered = field(default_factory=Suffered)
+    """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
+
+    @property
+    def is_set(self) -> bool:
+        return self.stop is not None
+
+    @property
+    def goes_on_elsewhere(self) -> bool:
+        return self.stop in ("hand_back", "drop", "park")

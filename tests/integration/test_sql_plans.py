@@ -46,11 +46,11 @@ LEADING |= {
 }
 """The first column of each index of a growing table."""
 
-POSTGRES_ONLY = ("fused.", "journal.CHANGE_AND_LOG", "runs.APPEND_ALL")
+POSTGRES_ONLY = ("postgres_hot_path.", "run_log_buffer.CHANGE_AND_LOG", "runs.APPEND_ALL")
 EXEMPT = {
     "sessions.FREE_SESSIONS": "when an owner ends, of all sessions that it has had",
     "keys.UNUSED": "when a person revokes a key, of all that was signed",
-    "auditing.HEAD": "the newest entry of all is the first that SQLite's scan meets",
+    "audit_log.HEAD": "the newest entry of all is the first that SQLite's scan meets",
     "retention.ORPHANS": "when a person collects what has ended, by an index, of all runs",
     "retention.RUNS_OF": "as above, of one task's runs",
     "sizes.WEIGHT": "as above, of one task's runs",
@@ -60,7 +60,7 @@ EXEMPT = {
 }
 
 EXEMPT_WITHIN_ONE_TASK = {
-    "figures.NEXT_IN_LINE": "while one task is all there is, a look of the metrics may read what of it is ready",
+    "metrics.NEXT_IN_LINE": "while one task is all there is, a look of the metrics may read what of it is ready",
 }
 
 

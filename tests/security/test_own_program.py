@@ -143,7 +143,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("JSON.PY", True),
         ("celery/__init__.py", True),
         ("redis.abi3.so", True),
-        ("worker/__init__.py", True),
+        ("soong/__init__.py", True),
         ("app.py", False),
         ("html/index.html", False),
         ("json/data.json", False),

@@ -135,7 +135,7 @@ def test_nothing_that_lies_in_the_folder_is_imported_by_anybody_else(cli: Scene)
     assert not mark.exists(), mark.read_text()
 
 
-@pytest.mark.parametrize(("name", "whose"), [("worker", "Soong"), ("queue", "Python")])
+@pytest.mark.parametrize(("name", "whose"), [("soong", "Soong"), ("queue", "Python")])
 def test_a_module_whose_name_is_taken_is_named_with_the_file_to_rename(cli: Scene, name: str, whose: str) -> None:
     (cli.folder / f"{name}.py").write_text("")
     cli.environment["SOONG_FUNCTIONS"] = name

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UsageError,
     )
+    from soong.shared.core.jsontext import Json, JsonObject
     from soong.shared.engine.tasks.functions import StepContext, step_function
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
     from soong.shared.permissions.consent import Asked, Preview, StepGrant, StepPreview
@@ -40,6 +41,7 @@ _HOMES = {
         "UnavailableError",
         "UsageError",
     ),
+    "soong.shared.core.jsontext": ("Json", "JsonObject"),
     "soong.shared.permissions.consent": ("Asked", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
     "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
@@ -64,6 +66,8 @@ __all__ = [
     "ExitCode",
     "HookCall",
     "InvalidPlanError",
+    "Json",
+    "JsonObject",
     "NotFoundError",
     "Permission",
     "PermissionCallback",

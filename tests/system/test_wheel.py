@@ -1,14 +1,19 @@
-"""The wheel as a user installs it: typed, and not confused by packages of the folder that one works in (OPS-09)."""
+"""The wheel as a user installs it: one package, typed, at work in a folder with packages of the same names (OPS-09)."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
+import tomllib
 import venv
+import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,28 +25,246 @@ from tests.system.cli_scene import Scene, scene
 pytestmark = pytest.mark.timeout(300)
 
 BIN = Path(sys.executable).parent
-PLAN = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 42}}\n"
+PARTS = ("orchestrator", "shared", "worker")
+BUILD = """
+import sys
+from setuptools.build_meta import build_sdist, build_wheel
+print({"wheel": build_wheel, "sdist": build_sdist}[sys.argv[1]](sys.argv[2]))
+"""
+
+SDK_PROGRAM = """
+import asyncio
+
+from soong import Soong, TaskStatus
+
+
+async def main() -> None:
+    async with Soong.embedded(workers=1) as client:
+        outcome = await client.run("hello.yaml", {"name": "Grace"})
+        assert outcome.status is TaskStatus.COMPLETED
+        print(outcome.outputs["greet"])
+
+
+asyncio.run(main())
+"""
+
+TYPED_PROGRAM = """
+import asyncio
+
+from soong import (
+    Choice, JsonObject, Permission, PermissionDecision, PermissionRequest, Soong, StepContext, TaskStatus, Toolset,
+    step_function,
+)
+
+tools = Toolset()
+
+
+@tools.tool("team.square", permission=Permission.READONLY)
+def square(x: int) -> int:
+    "Square a number."
+    return x**2
+
+
+@step_function("team.greet")
+def greet(inputs: JsonObject, context: StepContext) -> JsonObject:
+    return {"greeting": f"Hello {inputs['name']}"}
+
+
+async def answer(request: PermissionRequest) -> PermissionDecision:
+    reveal_type(request.tool)
+    return PermissionDecision(Choice.DENY)
+
+
+async def main() -> None:
+    async with Soong.embedded(workers=1) as client:
+        outcome = await client.run("hello.yaml", permission_callback=answer)
+        reveal_type(outcome.status)
+        reveal_type(outcome.outputs)
+        if outcome.status is not TaskStatus.COMPLETED:
+            raise SystemExit(1)
+
+
+asyncio.run(main())
+"""
+REVEALED = ["str", "soong.shared.engine.tasks.status.TaskStatus"]
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What is published, and a wheel that was built of the published source."""
+
+    wheel: Path
+    sdist: Path
+    wheel_of_sdist: Path
 
 
 @pytest.fixture(scope="module")
-def installed() -> Iterator[Path]:
-    """An environment in which the wheel is installed, with the dependencies of this one."""
-    with tempfile.TemporaryDirectory(prefix="soong-wheel-") as name:
+def built() -> Iterator[Distributions]:
+    with tempfile.TemporaryDirectory(prefix="soong-dist-") as name:
         folder = Path(name)
-        source = shutil.copytree(ROOT, folder / "source", ignore=_not_ours)
-        build = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
-        made = _called([sys.executable, "-P", "-c", build, str(folder)], source).stdout.split()[-1]
-        environment = folder / "env"
+        source = shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=_not_ours)
+        wheel, sdist = (_build(kind, source, folder / "dist") for kind in ("wheel", "sdist"))
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder / "unpacked", filter="data")
+        (unpacked,) = (folder / "unpacked").iterdir()
+        yield Distributions(wheel, sdist, _build("wheel", unpacked, folder / "again"))
+
+
+@pytest.fixture(scope="module")
+def installed(built: Distributions) -> Iterator[Path]:
+    """An environment with the wheel in it, and with the dependencies of this one beside it in the same folder."""
+    with tempfile.TemporaryDirectory(prefix="soong-wheel-") as name:
+        environment = Path(name) / "env"
         venv.create(environment, with_pip=False, symlinks=True)
-        words = ["uv", "pip", "install", "--offline", "--no-deps", "--python", str(environment), str(folder / made)]
-        _called([str(BIN / words[0]), *words[1:]], folder)
         (site,) = environment.glob("lib/python*/site-packages")
-        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if "soong" not in entry.name and entry.suffix != ".pth":
+                (site / entry.name).symlink_to(entry)
+        install = ("uv", "pip", "install", "--offline", "--no-deps", "--python", str(environment), str(built.wheel))
+        _called([str(BIN / install[0]), *install[1:]], Path(name))
         yield environment
 
 
+@pytest.fixture(params=[None, "."], ids=["no PYTHONPATH", "PYTHONPATH=."])
+def cli(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A folder that has modules with the names of ours and of a library that we use: importing any of them fails."""
+    with scene() as one:
+        for name in PARTS:
+            (one.folder / name).mkdir()
+            (one.folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
+        (one.folder / "celery.py").write_text("raise RuntimeError('celery of the project')\n")
+        shutil.copy(ROOT / "examples" / "hello.yaml", one.folder)
+        if request.param is not None:
+            one.environment["PYTHONPATH"] = request.param
+        yield one
+
+
+@pytest.mark.spec("OPS-09.a")
+def test_the_wheel_holds_one_package_and_each_of_its_files_once(built: Distributions) -> None:
+    names = _names(built.wheel)
+    ours = [name for name in names if ".dist-info/" not in name]
+
+    assert {name.partition("/")[0] for name in ours} == {"soong"}
+    assert sorted(ours) == sorted(_sources())
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.spec("OPS-09.a")
+def test_the_sdist_holds_the_package_once_and_builds_the_same_wheel(built: Distributions) -> None:
+    with tarfile.open(built.sdist) as archive:
+        members = archive.getmembers()
+    names = [member.name.partition("/")[2] for member in members if not member.isdir()]
+
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    assert sorted(name for name in names if name.startswith("soong/")) == sorted(_sources())
+    assert not [name for name in names if name.startswith(PARTS)]
+    assert _contents(built.wheel_of_sdist) == _contents(built.wheel)
+
+
+@pytest.mark.spec("OPS-09.b")
+def test_a_type_checker_sees_the_type_of_every_public_name(installed: Path, tmp_path: Path) -> None:
+    names = sorted(soong.__all__)
+    lines = ["import soong", *(f"reveal_type(soong.{name})" for name in names)]
+    (tmp_path / "names.py").write_text("\n".join(lines) + "\n")
+    (tmp_path / "program.py").write_text(TYPED_PROGRAM)
+
+    of_names = _mypy(installed, tmp_path, "names.py")
+    of_program = _mypy(installed, tmp_path, "program.py")
+
+    assert len(of_names) == len(names)
+    assert {name: type_ for name, type_ in zip(names, of_names, strict=True) if type_ == "Any"} == {}
+    assert of_program[:2] == REVEALED
+    assert "Any" not in of_program[2]
+
+
+@pytest.mark.spec("OPS-09.b")
+def test_every_part_of_the_package_says_that_it_is_typed(built: Distributions) -> None:
+    marks = {name for name in _names(built.wheel) if name.endswith("py.typed")}
+
+    assert marks == {"soong/py.typed", *(f"soong/{part}/py.typed" for part in PARTS)}
+
+
+@pytest.mark.spec("OPS-09.c")
+def test_a_plan_runs_beside_packages_with_our_names(cli: Scene, installed: Path) -> None:
+    done = _run(cli, installed / "bin" / "soong", "run", "hello.yaml", "--input", "name=Ada", "--json")
+
+    assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
+    assert "Hello Ada" in json.dumps(json.loads(done.stdout))
+    cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-09.c")
+def test_a_program_with_the_sdk_runs_beside_packages_with_our_names(cli: Scene, installed: Path) -> None:
+    (cli.folder / "program.py").write_text(SDK_PROGRAM)
+
+    done = _run(cli, installed / "bin" / "python", "program.py")
+
+    assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
+    assert "Hello Grace" in done.stdout
+    cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-09.c")
+def test_a_tool_is_called_beside_packages_with_our_names(cli: Scene, installed: Path) -> None:
+    done = _run(cli, installed / "bin" / "soong", "tools", "call", "code.list_dir")
+
+    assert done.returncode == 0, done.stderr
+    assert "hello.yaml" in done.stdout
+
+
+def test_the_wheel_says_what_it_is(built: Distributions) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    with zipfile.ZipFile(built.wheel) as archive:
+        files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+        metadata = archive.read(files["METADATA"]).decode()
+
+    assert "licenses/LICENSE" in files
+    assert f"Summary: {project['description']}\n" in metadata
+    assert set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE)) == {*project["optional-dependencies"]}
+
+
 def _not_ours(_folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if name in ("tests", "benchmarks", "build") or name.startswith(".")}
+    return {
+        name
+        for name in names
+        if name in ("tests", "benchmarks", "build", "dist", "site", "__pycache__")
+        or name.startswith(".")
+        or name.endswith(".egg-info")
+    }
+
+
+def _build(kind: str, source: Path, folder: Path) -> Path:
+    """Build a wheel or an sdist with what is installed, as ``pip wheel --no-build-isolation`` does."""
+    folder.mkdir(exist_ok=True)
+    return folder / _called([sys.executable, "-P", "-c", BUILD, kind, str(folder)], source).stdout.split()[-1]
+
+
+def _sources() -> list[str]:
+    """The files of the package, by the name that each has in it."""
+    folders = {"soong": ROOT / "soong", **{f"soong/{part}": ROOT / part for part in PARTS}}
+    return [
+        f"{name}/{path.relative_to(folder)}"
+        for name, folder in folders.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.relative_to(folder).parts[0] not in PARTS
+    ]
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def _contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+def _mypy(installed: Path, folder: Path, program: str) -> list[str]:
+    """Return the types that a strict check of a user's program reveals; it finds no error."""
+    checker = (sys.executable, "-P", "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), program)
+    shown = _called([*checker, "--python-executable", str(installed / "bin" / "python")], folder)
+    return re.findall(r'Revealed type is "(.*)"', shown.stdout)
 
 
 def _called(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -51,36 +274,7 @@ def _called(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.spec("OPS-09.b")
-def test_a_type_checker_sees_the_type_of_every_public_name(installed: Path, tmp_path: Path) -> None:
-    names = sorted(soong.__all__)
-    lines = ["import soong", *(f"reveal_type(soong.{name})" for name in names)]
-    (tmp_path / "program.py").write_text("\n".join(lines) + "\n")
-    checker = ["-P", "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
-
-    shown = _called([sys.executable, *checker, "--python-executable", str(installed / "bin" / "python")], tmp_path)
-
-    types = re.findall(r'Revealed type is "(.*)"', shown.stdout)
-    assert len(types) == len(names)
-    assert {name: type_ for name, type_ in zip(names, types, strict=True) if type_ == "Any"} == {}
-
-
-@pytest.mark.spec("OPS-09.c")
-def test_packages_of_ones_own_with_our_names_confuse_nobody(installed: Path) -> None:
-    with scene() as cli:
-        for name in ("shared", "worker", "orchestrator"):
-            (cli.folder / name).mkdir()
-            (cli.folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
-
-        done = _soong(cli, installed, "run", cli.plan(PLAN))
-
-        assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
-        assert "42" in done.stdout
-        cli.assert_nothing_left()
-
-
-def _soong(cli: Scene, installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    program = str(installed / "bin" / "soong")
+def _run(cli: Scene, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program, *words], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False, timeout=120
+        [str(program), *words], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False, timeout=120
     )

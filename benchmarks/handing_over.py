@@ -47,18 +47,18 @@ def prepare(
 
 async def complete(client: Client, prepared: Submission) -> float:
     """Submit and wait; return the seconds from handing over to reading that it completed. Raises: ServiceError."""
-    ear = await client.switchboard.session_ear(prepared.session.id)
+    subscription = await client.subscriber.subscribe_session(prepared.session.id)
     try:
         began = time.perf_counter()
         await client.submit(prepared.session, prepared.task)
         async with asyncio.timeout(RUN_LIMIT_S):
             status = TaskStatus.RUNNING
             while not status.is_terminal:
-                await ear.wait(LOOK_EVERY_S)
+                await subscription.wait(LOOK_EVERY_S)
                 status = (await client.store.task(prepared.task.id)).status
         elapsed_s = time.perf_counter() - began
     finally:
-        await ear.close()
+        await subscription.close()
     if status is not TaskStatus.COMPLETED:
         raise ServiceError(f"{prepared.task.title} ended as {status}")
     return elapsed_s

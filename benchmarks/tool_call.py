@@ -47,7 +47,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import Effect
 from soong.shared.storage.sql.store import SqlStore, open_store
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallLog, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ToolResult
@@ -62,7 +62,7 @@ LIMIT_US: Final = 200.0
 
 ARGUMENTS: Final = '{"a": 20, "b": 22}'
 INPUT: Final[JsonObject] = {"a": 20, "b": 22}
-PLACE: Final = Workplace(Path("/project"), Path("/project"), Path("/run"))
+PLACE: Final = RunDirs(Path("/project"), Path("/project"), Path("/run"))
 
 Call = Callable[[], Awaitable[object]]
 

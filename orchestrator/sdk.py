@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Client, View
+from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import Hindrances
@@ -239,8 +239,8 @@ class Soong:
         task = await self._task(task_id)
         return await outcome_of(self._client.store, await self._client.view(task.id), self._settings.runs)
 
-    async def _last_view(self, task_id: str) -> View:
-        last: View | None = None
+    async def _last_view(self, task_id: str) -> TaskSnapshot:
+        last: TaskSnapshot | None = None
         hindrances = Hindrances(self._client, lambda: self._record)
         async for view in self._client.follow(task_id):
             await hindrances.look(view)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from soong.shared.core.jsontext import Json, JsonObject
     from soong.shared.engine.tasks.functions import StepContext, step_function
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-    from soong.shared.permissions.consent import Asked, Preview, StepGrant, StepPreview
+    from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
     from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
     from soong.shared.tools.hooks.chain import HookCall, PostOutcome, PreOutcome
@@ -42,7 +42,7 @@ _HOMES = {
         "UsageError",
     ),
     "soong.shared.core.jsontext": ("Json", "JsonObject"),
-    "soong.shared.permissions.consent": ("Asked", "Preview", "StepGrant", "StepPreview"),
+    "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
     "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
@@ -56,7 +56,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Asked",
+    "CheckedPermission",
     "Choice",
     "ConflictError",
     "Deliverable",

@@ -21,23 +21,23 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.plan.inputs import BoundStep
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.step import Claim, StepEnd, Task
 from soong.shared.engine.wire.capabilities import functions_needed
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store
-from soong.worker.claim_loop import Pump
+from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
-from soong.worker.function_step import PythonSteps
+from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
-from soong.worker.run import Runner
+from soong.worker.run import StepRunner
 from soong.worker.slots import Slots
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from tests.model.builders import make_session
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 
@@ -45,7 +45,7 @@ FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 class NoAgents:
     """Runs no agents: these tests are about steps."""
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         raise AssertionError(f"no agent was expected, and {claim.step_key} is one")
 
 
@@ -104,7 +104,7 @@ class LoopWorker:
     """A worker without its process: pump and slots."""
 
     store: Store
-    board: MemorySwitchboard
+    board: MemoryBus
     slots_count: int
     held: set[asyncio.Task[int]] = field(default_factory=set)
 
@@ -112,10 +112,12 @@ class LoopWorker:
         clock = SystemClock()
         self.incarnation = Incarnation(self.store, clock, "w@localhost", self.slots_count, ("default",), ())
         self.incarnation.abilities = functions_needed(known_functions())
-        runner = Runner(PythonSteps(ThreadPoolExecutor(max_workers=4)), NoAgents())
+        runner = StepRunner(FunctionStepRunner(ThreadPoolExecutor(max_workers=4)), NoAgents())
         self.slots = Slots(self.slots_count, self.store, clock, runner, NoFlower())
-        self.pump = Pump(self.store, self.board, clock, self.incarnation.supply, self.slots.spare, self.slots.grow)
-        self.slots.pump = self.pump
+        self.claim_loop = ClaimLoop(
+            self.store, self.board, clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+        )
+        self.slots.claim_loop = self.claim_loop
 
     @property
     def free(self) -> int:
@@ -123,7 +125,7 @@ class LoopWorker:
 
     async def start(self) -> None:
         await self.incarnation.register()
-        self.pumping = asyncio.get_running_loop().create_task(self.pump.run())
+        self.pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
 
     def begin(self) -> None:
         task = asyncio.get_running_loop().create_task(self.slots.hold())
@@ -142,7 +144,7 @@ class OneLoop:
 
     def __init__(self, store: Store, *, workers: int = 2, slots: int = 8, settings: Settings = FAST) -> None:
         self.store = store
-        self.board = MemorySwitchboard()
+        self.board = MemoryBus()
         self.settings = settings
         self.workers = [LoopWorker(store, self.board, slots) for _ in range(workers)]
         self.folders = NoFolders()
@@ -154,13 +156,13 @@ class OneLoop:
             await worker.start()
         parts = Parts(
             store=self.store,
-            ring=self.board,
-            switchboard=self.board,
+            notifier=self.board,
+            subscriber=self.board,
             clock=clock,
             scheduler=Scheduler(self.store, self.store, Expander(self.store, self.store, clock, most), clock),
             commands=Commands(self.store, self.store, self.store, self.board, clock, Planner(max_children=most)),
             dispatcher=Dispatcher(self.store, self.store, self.broker),
-            desk=NoQuestions(),
+            broker=NoQuestions(),
             recorder=self.folders,
         )
         self.orchestrator = Orchestrator(parts, self.settings)
@@ -174,12 +176,12 @@ class OneLoop:
 
     async def submit(self, document: JsonObject, inputs: JsonObject | None = None) -> tuple[Session, Task]:
         """Write a session and a task of the plan, and ring."""
-        plan = plan_from_json(document, "test", Known(functions=frozenset(known_functions())))
+        plan = plan_from_json(document, "test", PlanNames(functions=frozenset(known_functions())))
         session = make_session()
         task = new_task(plan, inputs or {}, session, surface_of=lambda step: {}, default_model="", now_us=1)
         await self.store.open_session(session)
         await self.store.create_task(task)
-        await self.board.wake_owners([session.id])
+        await self.board.notify_owners([session.id])
         return session, await self.store.task(task.id)
 
     async def finished(self, task_id: str, *, within_s: float = 20) -> Task:

@@ -13,7 +13,7 @@ import threading
 from soong.shared.core.errors import SoongError, UsageError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.settings import load_settings
-from soong.shared.core.startup import collect_seldom
+from soong.shared.core.startup import tune_gc
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
 from soong.shared.sandbox.family import mark_family
@@ -31,7 +31,7 @@ def main() -> int:
     status = StatusPipe()
     faulthandler.enable(2)  # where a process is that its keeper ends, or that a C extension crashes
     guard_streams()
-    collect_seldom()
+    tune_gc()
     hear_signals()
     forbid_inspection()
     mark_family()

@@ -12,13 +12,13 @@ from soong.shared.core.errors import TemplateError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.additional_claims import Unclaimable, undoable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal, undoable
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Held, Interrupt, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.schema import validate
 from soong.shared.toolsets.tasks.claims import step_id_of, work_of
-from soong.worker.claim_loop import Lease, Pump
+from soong.worker.claim_loop import ClaimLoop, Lease
 from soong.worker.function_step import failed, malformed
 from soong.worker.transcript import clean_end
 
@@ -37,11 +37,11 @@ class _Holder:
 
 
 @dataclass(slots=True)
-class FurtherSteps:
+class AdditionalSteps:
     """Implements ``soong.shared.toolsets.tasks.claims.FurtherClaims``. Its pump is set before any claim."""
 
     redactor: Redactor = field(default_factory=Redactor)
-    pump: Pump = field(init=False)
+    claim_loop: ClaimLoop = field(init=False)
     _holders: dict[Lease, _Holder] = field(default_factory=dict)
     """By run and fence, as a run that is being handed back may have been claimed here again already."""
 
@@ -53,9 +53,9 @@ class FurtherSteps:
         known = self._holders.get((holder.run_id, holder.fence))
         return "" if known is None else known.lost.get(step_id, "")
 
-    async def claim(self, holder: Held, step_id: str) -> Claim | Unclaimable:
-        claim = await self.pump.claim_further(holder, step_id)
-        if isinstance(claim, Unclaimable):
+    async def claim(self, holder: Held, step_id: str) -> Claim | ClaimRefusal:
+        claim = await self.claim_loop.claim_additional(holder, step_id)
+        if isinstance(claim, ClaimRefusal):
             return claim
         known = self._holders.setdefault((holder.run_id, holder.fence), _Holder())
         known.open = claim
@@ -77,7 +77,7 @@ class FurtherSteps:
             return False
         # Let go of first: whatever stops the run from here on, this end is the pump's and is written once.
         known.open = None
-        return await self.pump.end_further(clean_end(end, self.redactor))
+        return await self.claim_loop.end_further(clean_end(end, self.redactor))
 
     async def interrupt(self, interrupt: Interrupt) -> bool:
         """Stop a further step that was asked to; False when it is none. A paused task's goes with its holder."""
@@ -95,7 +95,7 @@ class FurtherSteps:
             del known.lost[next(iter(known.lost))]
         known.lost[step_id_of(claim)] = f"it was cancelled: {reason}" if reason else "it was cancelled"
         log.info("further_step_cancelled", step=claim.step_key, holder=lease[0])
-        await self.pump.end_further(_cancelled(claim, reason))
+        await self.claim_loop.end_further(_cancelled(claim, reason))
 
     def ends_with(self, claim: Claim, end: StepEnd) -> tuple[StepEnd, ...]:
         """Return the end of what a run holds beside its own step, as its own end has it, and let go of it."""
@@ -109,7 +109,7 @@ class FurtherSteps:
         open_claim = self._let_go(claim)
         if open_claim is None:
             return ()
-        self.pump.forget(open_claim)
+        self.claim_loop.forget(open_claim)
         return (Held(open_claim.step_key, open_claim.identity.run_id, open_claim.fence),)
 
     def drop(self, claim: Claim) -> None:

@@ -24,7 +24,7 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Held, StepEnd
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.scope import is_too_wide
@@ -33,7 +33,7 @@ from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.storage.store import Store
-from soong.shared.tools.definition import ToolDefinition, Workplace
+from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.execution import unbroken
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.command import hooks_of
@@ -42,28 +42,28 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore, Gate
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.surface import Surface, narrow
-from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import TaskTools
-from soong.worker.additional_steps import FurtherSteps
+from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.call_log import RunCallLog
 from soong.worker.capabilities import abilities
 from soong.worker.function_step import failed
 from soong.worker.incarnation import Incarnation
-from soong.worker.notifying_runs import ToldRuns
-from soong.worker.parking import Parking, ParkingLot, WatchedCalls
+from soong.worker.notifying_runs import NotifyingRunStore
+from soong.worker.parking import ParkingCoordinator, RunParking, WatchedCalls
 from soong.worker.permission_gate import DecisionInbox, WorkerGate
-from soong.worker.stop_signal import Interruption
-from soong.worker.telemetry import AgentWatcher, Unwatched
+from soong.worker.stop_signal import StopSignal
+from soong.worker.telemetry import AgentObserver, NullObserver
 from soong.worker.time_limit import TimeLimit, UntimedGate
 from soong.worker.transcript import RunTranscript
 
 
 @dataclass(slots=True)
-class AgentRuns:
+class AgentStepRunner:
     """Runs child agents of one worker process."""
 
     store: Store
-    ring: Ring
+    notifier: Notifier
     inbox: DecisionInbox
     incarnation: Incarnation
     artifacts: ArtifactStore
@@ -71,10 +71,10 @@ class AgentRuns:
     settings: Settings
     config: Config = field(default_factory=Config)
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
-    watcher: AgentWatcher = field(default_factory=Unwatched)
-    further: FurtherSteps = field(init=False)
+    watcher: AgentObserver = field(default_factory=NullObserver)
+    further: AdditionalSteps = field(init=False)
     """What runs hold beside their own steps; the slots of the same process end it with them."""
-    lot: ParkingLot = field(init=False)
+    lot: ParkingCoordinator = field(init=False)
     _registry: ToolRegistry = field(init=False)
     _config: PipelineConfig = field(init=False)
     _redactor: Redactor = field(init=False)
@@ -84,7 +84,7 @@ class AgentRuns:
     _hooks: Hooks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lot = ParkingLot(self.store, self.clock, self.settings.park_after_s, self.settings.max_parked)
+        self.lot = ParkingCoordinator(self.store, self.clock, self.settings.park_after_s, self.settings.max_parked)
         self._user_home = str(Path.home())
         # A configuration that cannot be used keeps the worker from starting, not a run from going on.
         self._policy = policy_of(self.config, source=WORKER_SOURCE)
@@ -95,8 +95,8 @@ class AgentRuns:
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
             max_result_chars=self.settings.max_result_chars,
         )
-        self.further = FurtherSteps(self._redactor)
-        surroundings = Surroundings.of(self.settings, self.config)
+        self.further = AdditionalSteps(self._redactor)
+        surroundings = ToolEnvironment.of(self.settings, self.config)
         self._registry = make_registry(
             surroundings, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.further)]
         )
@@ -110,7 +110,7 @@ class AgentRuns:
         )
         self._hooks = registered_hooks() + configured
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         """Run the agent of a claimed step from where it stands to its end."""
         try:
             tools = self._tools(claim)
@@ -130,7 +130,7 @@ class AgentRuns:
 
         self.inbox.worker_id = self.incarnation.worker_id
         run_id, fence = claim.identity.run_id, claim.fence
-        runs = ToldRuns(self.store, self.ring)
+        runs = NotifyingRunStore(self.store, self.notifier)
         log = self._log(claim, runs, interruption)
         parking = self._parking(claim, log, interruption)
         gate = self._gate(claim, policy, log, interruption, parking)
@@ -146,7 +146,7 @@ class AgentRuns:
             raise
         return _step_end(claim, end, await log.take())
 
-    def _log(self, claim: Claim, runs: ToldRuns, interruption: Interruption) -> RunCallLog:
+    def _log(self, claim: Claim, runs: NotifyingRunStore, interruption: StopSignal) -> RunCallLog:
         return RunCallLog(
             runs,
             self.artifacts,
@@ -158,18 +158,18 @@ class AgentRuns:
             on_error=partial(self.watcher.tool_failed, claim.identity),
         )
 
-    def _parking(self, claim: Claim, log: RunCallLog, interruption: Interruption) -> Parking:
+    def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:
         task = asyncio.current_task()
         assert task is not None
         held = Held(claim.step_key, claim.identity.run_id, claim.fence)
-        return Parking(self.lot, self.incarnation.worker_id, held, interruption, task, log.flush)
+        return RunParking(self.lot, self.incarnation.worker_id, held, interruption, task, log.flush)
 
     def _gate(
-        self, claim: Claim, policy: Policy, log: RunCallLog, interruption: Interruption, parking: Parking
+        self, claim: Claim, policy: Policy, log: RunCallLog, interruption: StopSignal, parking: RunParking
     ) -> WorkerGate:
         return WorkerGate(
             self.store,
-            self.ring,
+            self.notifier,
             self.inbox,
             self.clock,
             policy,
@@ -200,7 +200,7 @@ class AgentRuns:
         limits = surface_request(self.config, claim.identity.role, source=WORKER_SOURCE)
         return narrow(self._registry.select(names), limits)
 
-    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], workplace: Workplace) -> AgentTask:
+    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], workplace: RunDirs) -> AgentTask:
         definition = self.definitions.get(claim.identity.definition)
         output = claim.spec.get("output")
         return AgentTask(
@@ -219,7 +219,7 @@ class AgentRuns:
             is_resumed=claim.is_resumed,
         )
 
-    def _workplace(self, claim: Claim, policy: Policy) -> Workplace:
+    def _workplace(self, claim: Claim, policy: Policy) -> RunDirs:
         run_dir = self.settings.runs / claim.identity.run_id
         project, cwd = Path(claim.project), Path(claim.cwd)
         # A person who plans from their home has not thereby opened all of it.
@@ -227,7 +227,7 @@ class AgentRuns:
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
         by_rule = writable_by_rule(policy, self._registry.definitions())
         withheld = withheld_by_rule(policy, self._registry.definitions(), claim.identity.step_key)
-        return Workplace(
+        return RunDirs(
             project,
             cwd,
             run_dir,

@@ -20,7 +20,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.jobs import DISPATCH_TASK, queue_of
 from soong.shared.storage.celery.app import make_celery
 from soong.worker.process import LoopThread, WorkerProcess
-from soong.worker.recycling import Wear
+from soong.worker.recycling import RecycleLimits
 
 log = get_logger(__name__)
 
@@ -104,14 +104,14 @@ def run_celery(
     process: WorkerProcess,
     thread: LoopThread,
     *,
-    wear: Wear,
+    wear: RecycleLimits,
     parent: ParentPipe,
 ) -> int:
     """Consume until told to stop, then drain; return the exit code."""
     grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:
-        if wear.hear_stop():
+        if wear.on_stop_signal():
             thread.call(lambda: process.drain(grace))
 
     def orphaned() -> None:

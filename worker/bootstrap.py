@@ -17,23 +17,23 @@ from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from soong.shared.toolsets.modules import import_own
-from soong.worker.agent_step import AgentRuns
+from soong.worker.agent_step import AgentStepRunner
 from soong.worker.app import ParentPipe, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
-from soong.worker.function_step import STEP_THREADS, PythonSteps
+from soong.worker.function_step import STEP_THREADS, FunctionStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.permission_gate import DecisionInbox
 from soong.worker.process import LoopThread, WorkerProcess
 from soong.worker.pulse import Pulse
-from soong.worker.recycling import Wear, begin_anew
-from soong.worker.run import Runner
+from soong.worker.recycling import RecycleLimits, restart_in_place
+from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
-from soong.worker.telemetry import AgentWatcher
+from soong.worker.telemetry import AgentObserver
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
@@ -52,7 +52,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     for module in dict.fromkeys(settings.functions):
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
-    wear, parent = Wear.of(settings, random.SystemRandom()), ParentPipe()
+    wear, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
     thread = LoopThread()
     thread.start()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
@@ -69,7 +69,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
         thread.submit(process.stop()).result(timeout=STOP_S)
         thread.stop()
     if wear.is_over:
-        begin_anew(wear, lambda: _pass_on(parent, pulse))
+        restart_in_place(wear, lambda: _pass_on(parent, pulse))
     return code
 
 
@@ -80,30 +80,30 @@ async def _build(
     node_name: str,
     thread: LoopThread,
     watcher: FlowerEvents | NoFlower,
-    wear: Wear,
+    wear: RecycleLimits,
     pulse: Pulse,
 ) -> WorkerProcess:
     clock = SystemClock()
     store = await open_store(settings.effective_database_url, migrate=False, credential=secrets.token_hex(32))
     clients = RedisClients.of(settings.redis_url, name="soong-worker")
-    ring = RedisRing(clients.commands)
-    switchboard = RedisSwitchboard(clients.blocking)
+    notifier = RedisNotifier(clients.commands)
+    subscriber = RedisSubscriber(clients.blocking)
     incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
-    inbox = DecisionInbox(store, switchboard, "")
-    agents = _agents(settings, config, store, ring, inbox, incarnation, watcher)
-    runner = Runner(PythonSteps(executor), agents, clean)
+    inbox = DecisionInbox(store, subscriber, "")
+    agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher)
+    runner = StepRunner(FunctionStepRunner(executor), agents, clean)
     return WorkerProcess(
         store=store,
-        ring=ring,
-        switchboard=switchboard,
+        notifier=notifier,
+        subscriber=subscriber,
         clock=clock,
         settings=settings,
         incarnation=incarnation,
         runner=runner,
         watcher=watcher,
         thread=thread,
-        closers=(inbox.close, ring.close, clients.close),
+        closers=(inbox.close, notifier.close, clients.close),
         wear=wear,
         on_drain=agents.lot.hurry,
         further=agents.further,
@@ -120,14 +120,14 @@ def _agents(
     settings: Settings,
     config: Config,
     store: Store,
-    ring: RedisRing,
+    notifier: RedisNotifier,
     inbox: DecisionInbox,
     incarnation: Incarnation,
-    watcher: AgentWatcher,
-) -> AgentRuns:
-    return AgentRuns(
+    watcher: AgentObserver,
+) -> AgentStepRunner:
+    return AgentStepRunner(
         store=store,
-        ring=ring,
+        notifier=notifier,
         inbox=inbox,
         incarnation=incarnation,
         artifacts=FolderArtifacts(RootedFolder(settings.data, ARTIFACTS)),
@@ -138,6 +138,6 @@ def _agents(
     )
 
 
-async def _drain(process: WorkerProcess, settings: Settings, wear: Wear) -> None:
+async def _drain(process: WorkerProcess, settings: Settings, wear: RecycleLimits) -> None:
     is_patient = wear.is_over and not wear.is_told_to_stop
     await process.drain(None if is_patient else timedelta(seconds=settings.drain_s))

@@ -24,7 +24,7 @@ from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class RunCallLog:
     clock: Clock
     run_id: str
     fence: int
-    interruption: Interruption = field(default_factory=Interruption)
+    interruption: StopSignal = field(default_factory=StopSignal)
     redactor: Redactor = field(default_factory=Redactor)
     show_after_s: float = SHOW_AFTER_S
     on_error: Callable[[str, str], object] | None = None

@@ -16,11 +16,11 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Held, StepEnd, StepError, StepKind
 from soong.shared.engine.tasks.store import TaskStore
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
 
@@ -45,7 +45,7 @@ def retry_s(attempt: int) -> float:
 
 
 @dataclass(slots=True)
-class _Wish:
+class ClaimRequest:
     """One slot's turn: the ends of what its run held, if any, and the wish for another step."""
 
     ends: tuple[StepEnd, ...]
@@ -56,7 +56,7 @@ class _Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class WorkerCapacity:
     """What this worker may claim; with no ``worker_id`` (between two incarnations) it claims and ends nothing."""
 
     worker_id: str
@@ -66,13 +66,13 @@ class Supply:
 
 
 @dataclass(slots=True)
-class Pump:
+class ClaimLoop:
     """Lives as long as the process; one task runs it."""
 
     store: TaskStore
-    ring: Ring
+    notifier: Notifier
     clock: Clock
-    supply: Callable[[], Supply]
+    capacity: Callable[[], WorkerCapacity]
     spare: Callable[[], int]
     """How many slots of the process nobody holds."""
     grow: Callable[[Claim], None]
@@ -80,7 +80,7 @@ class Pump:
     is_draining: bool = False
     promised: int = 0
     """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
-    _wishes: list[_Wish] = field(default_factory=list)
+    _wishes: list[ClaimRequest] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ringing: asyncio.Task[None] | None = None
@@ -101,25 +101,25 @@ class Pump:
         ends = (*(() if end is None else (end,)), *further)
         return await self._wish(ends, wants_step=not self.is_draining).future
 
-    async def claim_further(self, holder: Held, step_id: str) -> Claim | Unclaimable:
+    async def claim_additional(self, holder: Held, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step for a run that is held here, beside its own.
 
         Raises: LeaseLostError; UnavailableError, and then what was claimed all the same is given back.
         """
         async with self._serving:
-            supply = self.supply()
-            claim = await self.store.claim_further(
-                supply.worker_id,
+            capacity = self.capacity()
+            claim = await self.store.claim_additional(
+                capacity.worker_id,
                 holder,
                 step_id,
-                pools=supply.pools,
-                capabilities=supply.capabilities,
+                pools=capacity.pools,
+                capabilities=capacity.capabilities,
                 now_us=self.clock.now_us(),
             )
             if isinstance(claim, Claim):
                 self._given.add((claim.identity.run_id, claim.fence))
         if isinstance(claim, Claim):
-            await self.ring.wake_runs([claim.identity.run_id])
+            await self.notifier.notify_runs([claim.identity.run_id])
         return claim
 
     async def end_further(self, end: StepEnd) -> bool:
@@ -132,8 +132,8 @@ class Pump:
         """Let go of a claim that has come back without an end."""
         self._given.discard((claim.identity.run_id, claim.fence))
 
-    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> _Wish:
-        wish = _Wish(ends, wants_step, asyncio.get_running_loop().create_future())
+    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> ClaimRequest:
+        wish = ClaimRequest(ends, wants_step, asyncio.get_running_loop().create_future())
         self._wishes.append(wish)
         self._wanted.set()
         return wish
@@ -163,13 +163,13 @@ class Pump:
         Raises: UnavailableError.
         """
         async with self._serving:
-            worker_id = self.supply().worker_id
+            worker_id = self.capacity().worker_id
             leases = await self.store.leases(worker_id) if worker_id else ()
             unheard = [lease for lease in leases if (lease.run_id, lease.fence) not in self._given]
             if unheard:
                 log.warning("claims_unheard", steps=[lease.step_key for lease in unheard])
                 reason = "the answer to its claim was lost"
-                await self.store.hand_back(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
+                await self.store.release(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
 
     async def run(self) -> None:
         """Serve wishes until cancelled."""
@@ -184,21 +184,21 @@ class Pump:
                     finally:
                         self.promised = 0
 
-    async def _serve(self, wishes: list[_Wish]) -> None:
-        supply = self.supply()
-        if not supply.worker_id:
+    async def _serve(self, wishes: list[ClaimRequest]) -> None:
+        capacity = self.capacity()
+        if not capacity.worker_id:
             self._answer(wishes, ())
             return
         try:
-            advance = await self._advance(supply, wishes)
+            advance = await self._advance(capacity, wishes)
         except asyncio.CancelledError:
             for wish in wishes:
                 wish.future.cancel()
             raise
         except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
-            await self._serve_apart(supply, wishes, error)
+            await self._serve_apart(capacity, wishes, error)
             return
-        if self.supply().worker_id != supply.worker_id:
+        if self.capacity().worker_id != capacity.worker_id:
             self._answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
             return
         for wish in wishes:
@@ -207,7 +207,7 @@ class Pump:
         await self._tell_owners(advance)
         await self._tell_followers(wishes, advance)
 
-    def _answer(self, wishes: list[_Wish], claims: tuple[Claim, ...]) -> list[Claim]:
+    def _answer(self, wishes: list[ClaimRequest], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
         self._given.difference_update((end.run_id, end.fence) for wish in wishes for end in wish.ends)
         self._given.update((claim.identity.run_id, claim.fence) for claim in claims)
@@ -222,7 +222,7 @@ class Pump:
         for claim in claims:
             self.grow(claim)
 
-    async def _serve_apart(self, supply: Supply, wishes: list[_Wish], error: Exception) -> None:
+    async def _serve_apart(self, capacity: WorkerCapacity, wishes: list[ClaimRequest], error: Exception) -> None:
         """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.
 
         An end that cannot be stored even alone is written as a failure that says why; otherwise one poisonous result
@@ -230,16 +230,16 @@ class Pump:
         """
         log.error("batch_failed", ends=[end.step_key for wish in wishes for end in wish.ends], error=repr(error))
         for wish in wishes:
-            stale = [await self._end_alone(supply, end) for end in wish.ends]
+            stale = [await self._end_alone(capacity, end) for end in wish.ends]
             wish.stale = frozenset[str]().union(*stale)
         self._answer(wishes, ())
-        await self.ring.wake_owners()
+        await self.notifier.notify_owners()
 
-    async def _end_alone(self, supply: Supply, end: StepEnd) -> frozenset[str]:
+    async def _end_alone(self, capacity: WorkerCapacity, end: StepEnd) -> frozenset[str]:
         """Return the run's id if its end did not count."""
         for attempt in (end, _unstorable(end)):
             try:
-                advance = await self._write(supply, [attempt], claim=0)
+                advance = await self._write(capacity, [attempt], claim=0)
                 await self._tell_owners(advance)
             except Exception:
                 log.exception("end_unwritable", step=end.step_key)
@@ -247,29 +247,29 @@ class Pump:
                 return advance.stale
         return frozenset({end.run_id})
 
-    async def _advance(self, supply: Supply, wishes: list[_Wish]) -> Advance:
+    async def _advance(self, capacity: WorkerCapacity, wishes: list[ClaimRequest]) -> Advance:
         ends = [end for wish in wishes for end in wish.ends]
         waiting = sum(wish.wants_step for wish in wishes)
         spare = 0 if self.is_draining else self.spare()
         self.promised = max(0, min(spare, BATCH - waiting))
-        return await self._write(supply, ends, claim=min(waiting + self.promised, BATCH))
+        return await self._write(capacity, ends, claim=min(waiting + self.promised, BATCH))
 
-    async def _write(self, supply: Supply, ends: list[StepEnd], *, claim: int) -> Advance:
+    async def _write(self, capacity: WorkerCapacity, ends: list[StepEnd], *, claim: int) -> Advance:
         """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""
         for attempt in itertools.count():
             try:
                 return await self.store.advance(
-                    supply.worker_id,
+                    capacity.worker_id,
                     ends,
                     claim=0 if self.is_draining else claim,
-                    pools=supply.pools,
-                    capabilities=supply.capabilities,
-                    live_workers=supply.live_workers,
+                    pools=capacity.pools,
+                    capabilities=capacity.capabilities,
+                    live_workers=capacity.live_workers,
                     now_us=self.clock.now_us(),
                 )
             except UnavailableError as error:
                 # An end that was applied although we saw an error comes back as stale: harmless.
-                if self.supply().worker_id != supply.worker_id:
+                if self.capacity().worker_id != capacity.worker_id:
                     return Advance()
                 log.warning("advance_unanswered", error=str(error), attempt=attempt)
                 await asyncio.sleep(retry_s(attempt))
@@ -278,22 +278,22 @@ class Pump:
     async def _tell_owners(self, advance: Advance) -> None:
         """Ring owners at once about what only they can do, and about work that is left for others."""
         if advance.owner_sessions:
-            await self.ring.wake_owners(sorted(advance.owner_sessions))
+            await self.notifier.notify_owners(sorted(advance.owner_sessions))
         elif advance.ready_left and (self._ringing is None or self._ringing.done()):
             delay_s = RING_AGAIN_S if self._was_left else RING_FIRST_S
             self._ringing = asyncio.get_running_loop().create_task(self._ring_soon(delay_s))
         self._was_left = advance.ready_left
 
-    async def _tell_followers(self, wishes: list[_Wish], advance: Advance) -> None:
+    async def _tell_followers(self, wishes: list[ClaimRequest], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
         ended = [end.run_id for wish in wishes for end in wish.ends if end.nodes]
         begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
         if ended or begun:
-            await self.ring.wake_runs([*ended, *begun])
+            await self.notifier.notify_runs([*ended, *begun])
 
     async def _ring_soon(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        await self.ring.wake_owners()
+        await self.notifier.notify_owners()
 
 
 def _unstorable(end: StepEnd) -> StepEnd:

@@ -23,7 +23,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.worker.telemetry import Unwatched
+from soong.worker.telemetry import NullObserver
 
 log = get_logger(__name__)
 
@@ -162,7 +162,7 @@ def _name_of(identity: RunIdentity) -> str:
     return f"{identity.definition or 'step'}:{_step_of(identity)}"
 
 
-class NoFlower(Unwatched):
+class NoFlower(NullObserver):
     """Sends nothing: SOONG_FLOWER_EVENTS is off."""
 
     def start(self) -> None: ...

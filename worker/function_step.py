@@ -27,7 +27,7 @@ STEP_THREADS = "soong-step"
 
 
 @dataclass(slots=True)
-class PythonSteps:
+class FunctionStepRunner:
     """Calls functions: cheap ones inline, other sync ones on the bounded executor, async ones on the loop."""
 
     executor: Executor

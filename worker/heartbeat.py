@@ -13,7 +13,7 @@ from typing import Protocol
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.sessions.store import Heart
+from soong.shared.engine.sessions.store import HeartbeatWriter
 
 log = get_logger(__name__)
 
@@ -21,7 +21,7 @@ TRUST = 0.75
 """Part of the lease time for which an unanswered worker still trusts its leases."""
 
 
-class Pace(Protocol):
+class Ticker(Protocol):
     """Calls a function in even intervals, beside the event loop and not on it."""
 
     def start(self, every_s: float, act: Callable[[], None]) -> None: ...
@@ -31,7 +31,7 @@ class Pace(Protocol):
         ...
 
 
-class ThreadPace:
+class ThreadTicker:
     """A thread that does nothing else, so that nothing else can delay it."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        heart: Heart,
+        heart: HeartbeatWriter,
         clock: Clock,
         *,
         beat: timedelta,
@@ -67,7 +67,7 @@ class Heartbeat:
         loop_stall: timedelta,
         tick: Callable[[Callable[[], None]], None],
         on_lost: Callable[[str], None],
-        pace: Pace | None = None,
+        pace: Ticker | None = None,
     ) -> None:
         self._heart = heart
         self._clock = clock
@@ -79,7 +79,7 @@ class Heartbeat:
         self._worker_id = ""
         self._beaten_at = 0.0
         self._ticked_at = 0.0
-        self._pace: Pace = pace or ThreadPace()
+        self._pace: Ticker = pace or ThreadTicker()
 
     def start(self, worker_id: str) -> None:
         """Begin to beat for ``worker_id``, just registered."""

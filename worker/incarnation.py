@@ -18,8 +18,8 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.wire.jobs import PROTOCOL, reads
-from soong.shared.storage.store import insist
-from soong.worker.claim_loop import Supply
+from soong.shared.storage.store import retry_until_confirmed
+from soong.worker.claim_loop import WorkerCapacity
 
 log = get_logger(__name__)
 
@@ -46,8 +46,8 @@ class Incarnation:
     def capabilities(self) -> tuple[str, ...]:
         return (*self.labels, f"host:{socket.gethostname()}", *reads(PROTOCOL), f"version:{VERSION}", *self.abilities)
 
-    def supply(self) -> Supply:
-        return Supply(self.worker_id, self.pools, self.capabilities, self.live_workers)
+    def capacity(self) -> WorkerCapacity:
+        return WorkerCapacity(self.worker_id, self.pools, self.capabilities, self.live_workers)
 
     async def register(self) -> str:
         """Insert a worker row with a new id and take it on."""
@@ -62,7 +62,7 @@ class Incarnation:
             started_us=self.clock.now_us(),
             protocol=PROTOCOL,
         )
-        await insist(lambda: self.store.register_worker(worker), what=f"registration of {worker.id}")
+        await retry_until_confirmed(lambda: self.store.register_worker(worker), what=f"registration of {worker.id}")
         await self.count_workers()
         self.worker_id = worker.id
         return worker.id

@@ -7,17 +7,17 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import Appended, CallRow, RunStore
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 
 
 @dataclass(frozen=True, slots=True)
-class ToldRuns:
+class NotifyingRunStore:
     """Implements ``soong.shared.engine.runs.store.RunStore`` over another: what was written is rung for, after it
     stands.
     """
 
     inner: RunStore
-    ring: Ring
+    notifier: Notifier
 
     async def run(self, run_id: str) -> Run:
         return await self.inner.run(run_id)
@@ -48,12 +48,12 @@ class ToldRuns:
         now_us: int,
     ) -> Appended:
         appended = await self.inner.append(run_id, fence, nodes=nodes, events=events, calls=calls, now_us=now_us)
-        await self.ring.wake_runs([run_id])
+        await self.notifier.notify_runs([run_id])
         return appended
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         await self.inner.start_call(call, fence, events=events, now_us=now_us)
-        await self.ring.wake_runs([call.run_id])
+        await self.notifier.notify_runs([call.run_id])
 
     async def end_call(
         self,
@@ -79,4 +79,4 @@ class ToldRuns:
             taints=taints,
             call=call,
         )
-        await self.ring.wake_runs([run_id])
+        await self.notifier.notify_runs([run_id])

@@ -21,7 +21,7 @@ from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.schedule import Executor
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 
@@ -29,7 +29,7 @@ AGAIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class ParkingLot:
+class ParkingCoordinator:
     """What all runs of a process have in common. ``max_parked`` is a session's; none of it: nothing parks."""
 
     store: TaskStore
@@ -38,7 +38,7 @@ class ParkingLot:
     max_parked: int
     again_s: float = AGAIN_S
     """A run that could not park (the session has as many as it may) tries again after this at the earliest."""
-    _here: dict["Parking", None] = field(default_factory=dict)
+    _here: dict["RunParking", None] = field(default_factory=dict)
     _is_hurried: bool = False
 
     @property
@@ -53,7 +53,7 @@ class ParkingLot:
             parking.look()
 
     @contextmanager
-    def entered(self, parking: "Parking") -> Iterator[None]:
+    def entered(self, parking: "RunParking") -> Iterator[None]:
         """Hold a run's parking for as long as the run is held here."""
         self._here[parking] = None
         try:
@@ -64,16 +64,16 @@ class ParkingLot:
 
 
 @dataclass(slots=True, eq=False)
-class Parking:
+class RunParking:
     """Watches the calls of one held run. ``task`` is the one that is cancelled once the run is parked.
 
     ``flush`` writes what the run has kept back: nothing of it can be written afterwards.
     """
 
-    lot: ParkingLot
+    lot: ParkingCoordinator
     worker_id: str
     held: Held
-    interruption: Interruption
+    interruption: StopSignal
     task: asyncio.Task[object]
     flush: Callable[[], Awaitable[None]]
     _under_way: int = 0
@@ -166,7 +166,7 @@ class WatchedCalls:
     """A turn's executor whose calls are counted for parking."""
 
     executor: Executor
-    parking: Parking
+    parking: RunParking
 
     def resolve(self, name: str) -> ToolDefinition | None:
         return self.executor.resolve(name)

@@ -19,18 +19,18 @@ from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.wire.notifier import Ear, Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.request import Decision, PermissionRequest
-from soong.shared.permissions.rules import Effect, Facts
+from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.signing import verify
-from soong.shared.permissions.store import ConsentStore, Settled
+from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 
@@ -55,21 +55,21 @@ class DecisionInbox:
     """Waits for the decisions of all gates of one worker process. One task, alive while somebody waits."""
 
     store: ConsentStore
-    switchboard: Switchboard
+    subscriber: Subscriber
     worker_id: str
-    _waiting: dict[str, list[asyncio.Future[Settled]]] = field(default_factory=dict)
+    _waiting: dict[str, list[asyncio.Future[ClosedQuestion]]] = field(default_factory=dict)
     """By request; each who waits has a future of its own. Two lives of one run wait for the same request, when one of
     them has not noticed yet that its lease is gone."""
     _early: deque[str] = field(default_factory=lambda: deque(maxlen=EARLY))
     """What was heard of before anybody waited for it, of late."""
-    _ear: Ear | None = None
+    _ear: Subscription | None = None
     _ear_of: str = ""
     _task: asyncio.Task[None] | None = None
 
-    async def settled(self, request_id: str, *, is_new: bool = False) -> Settled:
+    async def settled(self, request_id: str, *, is_new: bool = False) -> ClosedQuestion:
         """Wait until the request is closed; return how. One that was raised just now (``is_new``) is heard of."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Settled] = loop.create_future()
+        future: asyncio.Future[ClosedQuestion] = loop.create_future()
         self._waiting.setdefault(request_id, []).append(future)
         try:
             if self._task is None or self._task.done():
@@ -80,7 +80,7 @@ class DecisionInbox:
         finally:
             self._forget(request_id, future)
 
-    def _forget(self, request_id: str, future: asyncio.Future[Settled]) -> None:
+    def _forget(self, request_id: str, future: asyncio.Future[ClosedQuestion]) -> None:
         """Stop looking for a request that nobody waits for any more."""
         others = [one for one in self._waiting.pop(request_id, ()) if one is not future]
         if others:
@@ -110,7 +110,7 @@ class DecisionInbox:
         while self._waiting:
             if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
                 await self._hang_up()
-                self._ear, self._ear_of = await self.switchboard.decision_ear(self.worker_id), self.worker_id
+                self._ear, self._ear_of = await self.subscriber.subscribe_decisions(self.worker_id), self.worker_id
                 due_s = loop.time()  # what was closed before we listened is seen, not heard
             left_s = due_s - loop.time()
             heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
@@ -135,7 +135,7 @@ class DecisionInbox:
         if settled is not None:
             self._settle(request_id, settled)
 
-    def _settle(self, request_id: str, outcome: Settled | SoongError) -> None:
+    def _settle(self, request_id: str, outcome: ClosedQuestion | SoongError) -> None:
         for future in self._waiting.pop(request_id, ()):
             if future.done():
                 continue
@@ -146,8 +146,8 @@ class DecisionInbox:
 
     async def _hang_up(self) -> None:
         if self._ear is not None:
-            ear, self._ear = self._ear, None
-            await ear.close()
+            subscription, self._ear = self._ear, None
+            await subscription.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,14 @@ class WorkerGate:
     """
 
     store: GateStore
-    ring: Ring
+    notifier: Notifier
     inbox: DecisionInbox
     clock: Clock
     policy: Policy
     token: str = field(repr=False)
     redactor: Redactor = field(default_factory=Redactor)
     home: str = field(default_factory=lambda: str(Path.home()))
-    interruption: Interruption = field(default_factory=Interruption)
+    interruption: StopSignal = field(default_factory=StopSignal)
     env: tuple[str, ...] = ()
     note: Note | None = None
     noted: Callable[[], Awaitable[Sequence[NewEvent]]] | None = None
@@ -226,9 +226,9 @@ class WorkerGate:
         run_id, now_us = request.identity.run_id, self.clock.now_us()
         return await self.store.lapse(run_id, request.tool_call_id, request.fence, now_us=now_us)
 
-    async def _facts(self, call: GateCall) -> Facts:
+    async def _facts(self, call: GateCall) -> CallFacts:
         """Return the facts of a call; whether its run is tainted is asked only where that changes something."""
-        facts = Facts.of(call)
+        facts = CallFacts.of(call)
         if not facts.is_outward:
             return facts
         return replace(facts, is_tainted=await self.store.is_tainted(call.identity.run_id))
@@ -253,12 +253,12 @@ class WorkerGate:
         before = () if self.noted is None else await self.noted()
         event = call_facts.asked(fresh, verdict, call, self.redactor)
         stored = await self.store.raise_request(fresh, before=before, events=(event,), now_us=now_us)
-        await self.ring.permission_raised(stored, call.identity.session_id)
+        await self.notifier.permission_raised(stored, call.identity.session_id)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored), stored == fresh.id
 
-    async def _until_settled(self, request: PermissionRequest, *, is_new: bool) -> Settled:
+    async def _until_settled(self, request: PermissionRequest, *, is_new: bool) -> ClosedQuestion:
         try:
             with self.waiting(request.id):
                 settled = await self.inbox.settled(request.id, is_new=is_new)
@@ -284,7 +284,7 @@ class WorkerGate:
             # The lease is gone or the database away: the owner closes what its run's end leaves behind.
             log.info("withdraw_left_to_owner", request=request.id, error=str(error))
             return
-        await self.ring.permission_raised(request.id, request.identity.session_id)
+        await self.notifier.permission_raised(request.id, request.identity.session_id)
 
     async def _report(self, request: PermissionRequest, decision: Decision | None, error: ForgedError) -> None:
         """Write down what was refused; nothing of it has been used."""

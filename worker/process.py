@@ -19,15 +19,15 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.storage.store import Store
-from soong.worker.additional_steps import FurtherSteps
-from soong.worker.claim_loop import Pump
-from soong.worker.heartbeat import Heartbeat, Pace
+from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.claim_loop import ClaimLoop
+from soong.worker.heartbeat import Heartbeat, Ticker
 from soong.worker.incarnation import Incarnation
 from soong.worker.pulse import Pulse
-from soong.worker.recycling import Wear
-from soong.worker.slots import RunWatcher, Slots, StepRunner
+from soong.worker.recycling import RecycleLimits
+from soong.worker.slots import RunObserver, Slots, StepRunner
 
 log = get_logger(__name__)
 
@@ -37,7 +37,7 @@ HAND_BACK_S = 10.0
 """How long handing back may take after the grace; what is not handed back then, the reaper frees."""
 
 
-class Caller(Protocol):
+class CommandCaller(Protocol):
     """Runs a function soon on the process's loop, whoever asks from wherever."""
 
     def call(self, function: Callable[[], object]) -> None: ...
@@ -82,7 +82,7 @@ class LoopThread:
 class _CountingRuns:
     """Tells the process's wear of each run beside its watcher."""
 
-    def __init__(self, watcher: RunWatcher, wear: Wear) -> None:
+    def __init__(self, watcher: RunObserver, wear: RecycleLimits) -> None:
         self._watcher = watcher
         self._wear = wear
 
@@ -101,26 +101,26 @@ class WorkerProcess:
         self,
         *,
         store: Store,
-        ring: Ring,
-        switchboard: Switchboard,
+        notifier: Notifier,
+        subscriber: Subscriber,
         clock: Clock,
         settings: Settings,
         incarnation: Incarnation,
         runner: StepRunner,
-        watcher: RunWatcher,
-        thread: Caller,
+        watcher: RunObserver,
+        thread: CommandCaller,
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
-        pace: Pace | None = None,
-        wear: Wear | None = None,
+        pace: Ticker | None = None,
+        wear: RecycleLimits | None = None,
         on_drain: Callable[[], object] | None = None,
-        further: FurtherSteps | None = None,
+        further: AdditionalSteps | None = None,
         pulse: Pulse | None = None,
     ) -> None:
         self._pulse = pulse
-        self._wear = wear or Wear()
+        self._wear = wear or RecycleLimits()
         self._store = store
-        self._ring = ring
-        self._switchboard = switchboard
+        self._ring = notifier
+        self._switchboard = subscriber
         self._settings = settings
         self._incarnation = incarnation
         self._closers = closers
@@ -130,10 +130,10 @@ class WorkerProcess:
         self._hurried = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.slots = Slots(
-            settings.slots, store, clock, runner, _CountingRuns(watcher, self._wear), further or FurtherSteps()
+            settings.slots, store, clock, runner, _CountingRuns(watcher, self._wear), further or AdditionalSteps()
         )
-        self.pump = Pump(store, ring, clock, incarnation.supply, self.slots.spare, self.slots.grow)
-        self.slots.pump = self.slots.further.pump = self.pump
+        self.claim_loop = ClaimLoop(store, notifier, clock, incarnation.capacity, self.slots.spare, self.slots.grow)
+        self.slots.claim_loop = self.slots.further.claim_loop = self.claim_loop
         self._heartbeat = Heartbeat(
             store.heart(),
             clock,
@@ -150,11 +150,11 @@ class WorkerProcess:
         worker_id = await self._incarnation.register()
         self._heartbeat.start(worker_id)
         loop = asyncio.get_running_loop()
-        works = (self.pump.run(), self._hear_interrupts(), self._watch_trust(), self._recycle())
+        works = (self.claim_loop.run(), self._hear_interrupts(), self._watch_trust(), self._recycle())
         self._tasks = [loop.create_task(work) for work in works]
         if self._pulse is not None:
             self._tasks.append(loop.create_task(self._pulse.beat()))
-        await self._ring.wake_owners()
+        await self._ring.notify_owners()
 
     async def hold_slot(self) -> int:
         """Do one dispatch's work: hold a slot until nothing is claimable."""
@@ -181,26 +181,26 @@ class WorkerProcess:
         if not self.slots.busy:
             await self._incarnation.leave()
         await asyncio.to_thread(self._heartbeat.stop)
-        await self._ring.wake_owners()
+        await self._ring.notify_owners()
         for close in self._closers:
             await close()
         await self._store.close()
 
     async def _drain(self) -> None:
-        self.pump.drain()
+        self.claim_loop.drain()
         try:
             if self._incarnation.worker_id:
                 await self._store.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
-        await self.pump.settled()
+        await self.claim_loop.settled()
         if self._on_drain is not None:
             self._on_drain()
         if not await self._idle_in_time():
-            self.slots.stop_all("hand_back", "the worker stops")
+            self.slots.stop_all("release", "the worker stops")
             await self.slots.until_idle(HAND_BACK_S)
         try:
-            await self.pump.return_unheard()
+            await self.claim_loop.return_unheard()
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
         log.info("drained", left=self.slots.busy)
@@ -235,7 +235,7 @@ class WorkerProcess:
     def _lost(self, worker_id: str) -> None:
         if self._incarnation.worker_id == worker_id:
             self._incarnation.worker_id = ""
-            self.pump.lose()
+            self.claim_loop.lose()
             self.slots.stop_all("drop", "the incarnation is gone")
             self._tasks.append(asyncio.get_running_loop().create_task(self._come_back()))
 
@@ -250,7 +250,7 @@ class WorkerProcess:
                 await asyncio.sleep(self._settings.beat_s)
             else:
                 self._incarnation.changed.set()
-                await self._ring.wake_owners()
+                await self._ring.notify_owners()
                 return
 
     async def _hear_interrupts(self) -> None:
@@ -261,13 +261,13 @@ class WorkerProcess:
                 await asyncio.sleep(0.05)
                 continue
             self._incarnation.changed.clear()
-            ear = await self._switchboard.worker_ear(worker_id)
+            subscription = await self._switchboard.subscribe_worker(worker_id)
             try:
                 while worker_id == self._incarnation.worker_id:
                     await self._look(worker_id)
-                    await ear.wait(self._settings.beat_s)
+                    await subscription.wait(self._settings.beat_s)
             finally:
-                await ear.close()
+                await subscription.close()
 
     async def _look(self, worker_id: str) -> None:
         try:
@@ -276,9 +276,9 @@ class WorkerProcess:
                     if await self.slots.further.interrupt(interrupt):
                         continue
                     self.slots.stop_run(
-                        interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "hand_back", interrupt.reason
+                        interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "release", interrupt.reason
                     )
-            await self.pump.return_unheard()
+            await self.claim_loop.return_unheard()
             await self._incarnation.count_workers()
         except UnavailableError as error:
             log.warning("interrupts_unanswered", error=str(error))

@@ -46,7 +46,7 @@ def resident_mib() -> int:
 
 
 @dataclass(slots=True)
-class Wear:
+class RecycleLimits:
     """What has been asked of one process. ``is_told_to_stop``: somebody wants it to end, so it begins no new life."""
 
     most_runs: int = 0
@@ -60,7 +60,7 @@ class Wear:
     _own_signals: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, settings: Settings, choice: random.Random) -> "Wear":
+    def of(cls, settings: Settings, choice: random.Random) -> "RecycleLimits":
         """Return the limits of this process: those of the settings and a little more, by chance."""
         return cls(_more(settings.recycle_after, choice), _more(settings.recycle_memory_mb, choice))
 
@@ -92,7 +92,7 @@ class Wear:
         self._own_signals += 1
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def hear_stop(self) -> bool:
+    def on_stop_signal(self) -> bool:
         """Take note of a signal to stop; say whether it came from outside."""
         if self._own_signals:
             self._own_signals -= 1
@@ -101,7 +101,7 @@ class Wear:
         return True
 
 
-def begin_anew(wear: Wear, parent: Callable[[], None]) -> None:
+def restart_in_place(wear: RecycleLimits, parent: Callable[[], None]) -> None:
     """Execute this program again, as it was started; return when it is to end after all.
 
     A signal to stop that comes from now on waits for the new program, which ends by it. ``parent`` hands the watch over

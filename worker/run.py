@@ -17,8 +17,8 @@ from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.plan.inputs import BoundStep, bind_step
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
 from soong.shared.sandbox.redact import Redactor
-from soong.worker.function_step import PythonSteps, crashed, failed, malformed
-from soong.worker.stop_signal import Interruption
+from soong.worker.function_step import FunctionStepRunner, crashed, failed, malformed
+from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from soong.worker.transcript import clean_end
 
@@ -28,23 +28,23 @@ log = get_logger(__name__)
 class AgentSteps(Protocol):
     """Runs a child agent (:mod:`soong.worker.agent_step`)."""
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd: ...
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd: ...
 
 
 @dataclass(slots=True)
-class Runner:
+class StepRunner:
     """The one place that maps what happened in a step to how the step ends."""
 
-    functions: PythonSteps
+    functions: FunctionStepRunner
     agents: AgentSteps
     redactor: Redactor = field(default_factory=Redactor)
 
-    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         """Run the step; cancellation and a lost lease pass through to the slot. Its end holds no secret (EVT-05)."""
         end = with_report(await self._ended(claim, interruption), interruption.suffered)
         return clean_end(end, self.redactor)
 
-    async def _ended(self, claim: Claim, interruption: Interruption) -> StepEnd:
+    async def _ended(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         if claim.malformed:
             return malformed(claim)
         limit_s = _seconds(claim.spec.get("timeout_s"))
@@ -66,7 +66,7 @@ class Runner:
             stand_in = contained(error)
             return crashed(claim, stand_in, place_of(stand_in))
 
-    async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+    async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         match claim.kind:
             case StepKind.PYTHON:
                 return await self.functions.run(claim, bound.inputs)

@@ -19,10 +19,10 @@ from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Held, StepEnd, StepError
 from soong.shared.engine.tasks.store import TaskStore
-from soong.worker.additional_steps import FurtherSteps
-from soong.worker.claim_loop import Lease, Pump, retry_s
+from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.claim_loop import ClaimLoop, Lease, retry_s
 from soong.worker.function_step import crashed
-from soong.worker.stop_signal import Interruption, Stop
+from soong.worker.stop_signal import StopReason, StopSignal
 
 log = get_logger(__name__)
 
@@ -30,10 +30,10 @@ log = get_logger(__name__)
 class StepRunner(Protocol):
     """Runs one claimed step to its end. Raises LeaseLostError when a write was refused; is cancelled to stop it."""
 
-    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd: ...
+    async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd: ...
 
 
-class RunWatcher(Protocol):
+class RunObserver(Protocol):
     """Is told of every run that starts and ends here, for telemetry."""
 
     def started(self, claim: Claim) -> None: ...
@@ -46,7 +46,7 @@ class _HeldRun:
     claim: Claim
     task: asyncio.Task[StepEnd]
     worker_id: str
-    interruption: Interruption
+    interruption: StopSignal
 
 
 @dataclass(slots=True)
@@ -57,10 +57,10 @@ class Slots:
     store: TaskStore
     clock: Clock
     runner: StepRunner
-    watcher: RunWatcher
-    further: FurtherSteps = field(default_factory=FurtherSteps)
+    watcher: RunObserver
+    further: AdditionalSteps = field(default_factory=AdditionalSteps)
     """What the held runs hold beside their own steps."""
-    pump: Pump = field(init=False)
+    claim_loop: ClaimLoop = field(init=False)
     _held: dict[Lease, _HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
     _open: int = 0
@@ -72,8 +72,8 @@ class Slots:
 
         While those that are left are promised to a batch under way, it waits to see how many of them are taken.
         """
-        while 0 < self.spare() <= self.pump.promised:
-            await self.pump.settled()
+        while 0 < self.spare() <= self.claim_loop.promised:
+            await self.claim_loop.settled()
         if self.spare() <= 0:
             return 0
         self._open += 1
@@ -99,24 +99,24 @@ class Slots:
         """Run steps one after another, beginning with ``claim`` if there is one, until nothing is claimable."""
         count = 0
         try:
-            claim = claim or await self.pump.next_step(None)
+            claim = claim or await self.claim_loop.next_step(None)
             while claim is not None:
                 end = await self._run(claim)
                 further = () if end is None else self.further.ends_with(claim, end)
                 count += 1
-                claim = await self.pump.next_step(end, claim, further)
+                claim = await self.claim_loop.next_step(end, claim, further)
         finally:
             self._open -= 1
         return count
 
-    def stop_run(self, run_id: str, stop: Stop, reason: str) -> None:
+    def stop_run(self, run_id: str, stop: StopReason, reason: str) -> None:
         """Stop a held run; nothing when it is not held (any more)."""
         for lease, held in list(self._held.items()):
             if lease[0] == run_id and held.interruption.stop is None:
                 held.interruption.stop, held.interruption.reason = stop, reason
                 held.task.cancel()
 
-    def stop_all(self, stop: Stop, reason: str) -> None:
+    def stop_all(self, stop: StopReason, reason: str) -> None:
         for run_id, _ in list(self._held):
             self.stop_run(run_id, stop, reason)
 
@@ -137,11 +137,11 @@ class Slots:
         return True
 
     async def _run(self, claim: Claim) -> StepEnd | None:
-        if not self.pump.holds(claim):
+        if not self.claim_loop.holds(claim):
             return None
-        interruption = Interruption()
+        interruption = StopSignal()
         task = asyncio.get_running_loop().create_task(self.runner.run(claim, interruption))
-        held = _HeldRun(claim, task, self.pump.supply().worker_id, interruption)
+        held = _HeldRun(claim, task, self.claim_loop.capacity().worker_id, interruption)
         lease = (claim.identity.run_id, claim.fence)
         self._held[lease] = held
         self.watcher.started(claim)
@@ -179,7 +179,7 @@ class Slots:
                 # What it held beside its own step was not cancelled with it, or is by being handed back.
                 await self._free(held, self.further.leases_of(claim), held.interruption.reason)
                 return _cancelled(claim, held.interruption)
-            case "hand_back":
+            case "release":
                 await self._hand_back(held, held.interruption.reason)
                 return None
             case other:
@@ -209,10 +209,10 @@ class Slots:
         if not leases:
             return
         for attempt in itertools.count():
-            if self.pump.supply().worker_id != held.worker_id:
+            if self.claim_loop.capacity().worker_id != held.worker_id:
                 return  # another incarnation: the reaper has freed what the old one held
             try:
-                await self.store.hand_back(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
+                await self.store.release(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
             except UnavailableError as error:
                 log.warning("hand_back_unanswered", run=held.claim.identity.run_id, error=str(error), attempt=attempt)
                 await asyncio.sleep(retry_s(attempt))
@@ -220,7 +220,7 @@ class Slots:
                 return
 
 
-def _cancelled(claim: Claim, interruption: Interruption) -> StepEnd:
+def _cancelled(claim: Claim, interruption: StopSignal) -> StepEnd:
     """Return the end of a step that was cancelled; its run's says so when tools were cut off with it (EXE-07)."""
     reason = EndReason.ABORTED_TOOLS if interruption.aborted_calls else EndReason.CANCELLED
     end = StepEnd(

@@ -8,23 +8,23 @@ parked, which has given up its lease already.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from soong.shared.engine.tasks.failure_report import Suffered
+from soong.shared.engine.tasks.failure_report import StepIncidents
 
-Stop = Literal["cancel", "hand_back", "drop", "park"]
+StopReason = Literal["cancel", "release", "drop", "park"]
 
 
 @dataclass(slots=True)
-class Interruption:
+class StopSignal:
     """Set once, by the slot that holds the run or by its parking, before its task is cancelled.
 
     ``aborted_calls`` counts the tool calls whose end was recorded as aborted: with any, the run was not only cancelled,
     its tools were (EXE-07).
     """
 
-    stop: Stop | None = None
+    stop: StopReason | None = None
     reason: str = ""
     aborted_calls: int = 0
-    suffered: Suffered = field(default_factory=Suffered)
+    suffered: StepIncidents = field(default_factory=StepIncidents)
     """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
 
     @property
@@ -33,4 +33,4 @@ class Interruption:
 
     @property
     def goes_on_elsewhere(self) -> bool:
-        return self.stop in ("hand_back", "drop", "park")
+        return self.stop in ("release", "drop", "park")

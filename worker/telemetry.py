@@ -5,7 +5,7 @@ from typing import Protocol
 from soong.shared.core.identity import RunIdentity
 
 
-class AgentWatcher(Protocol):
+class AgentObserver(Protocol):
     """Is told of the moments of an agent that a person may want to see counted."""
 
     def approval_waiting(self, identity: RunIdentity, tool: str) -> None:
@@ -21,7 +21,7 @@ class AgentWatcher(Protocol):
         ...
 
 
-class Unwatched:
+class NullObserver:
     """Tells nobody."""
 
     def approval_waiting(self, identity: RunIdentity, tool: str) -> None: ...

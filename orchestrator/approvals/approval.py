@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from soong.orchestrator.approvals.full_input import WholeInput, read_whole_input
-from soong.orchestrator.approvals.question_status import Ending, ending_of
-from soong.orchestrator.approvals.target_check import Lookout, TargetNow
+from soong.orchestrator.approvals.full_input import FullInput, read_full_input
+from soong.orchestrator.approvals.question_status import QuestionStatus, status_of_question
+from soong.orchestrator.approvals.target_check import TargetChecker, TargetStatus
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.identity import RunIdentity
@@ -31,8 +31,8 @@ class Approval:
     session: Session
     task_title: str
     parents: tuple[RunIdentity, ...]
-    whole: WholeInput
-    now: TargetNow
+    whole: FullInput
+    now: TargetStatus
     is_tainted: bool
     withdrawn: str = ""
 
@@ -41,8 +41,8 @@ class Approval:
         return self.question.request
 
     @property
-    def ending(self) -> Ending:
-        return ending_of(self.question)
+    def ending(self) -> QuestionStatus:
+        return status_of_question(self.question)
 
     def as_json(self) -> dict[str, Json]:
         """Return everything; stable, documented in docs/approvals.md."""
@@ -65,7 +65,7 @@ class Approval:
 
 def question_json(question: Question) -> dict[str, Json]:
     """Return a question for programs: the request as PER-06 lists it, its answer and its decision."""
-    request, ending = question.request, ending_of(question)
+    request, ending = question.request, status_of_question(question)
     return {
         "id": request.id,
         "state": str(question.state),
@@ -97,13 +97,13 @@ def question_json(question: Question) -> dict[str, Json]:
     }
 
 
-async def approval_of(store: Store, question: Question, lookout: Lookout) -> Approval:
+async def approval_of(store: Store, question: Question, lookout: TargetChecker) -> Approval:
     """Read everything about a question. Raises: UnavailableError."""
     request = question.request
     identity = request.identity
     session = await store.session(identity.session_id)
     run = await store.run(identity.run_id)
-    whole = await read_whole_input(store, request)
+    whole = await read_full_input(store, request)
     hosts = {worker.id: worker.host for worker in await store.workers(include_gone=True)}
     return Approval(
         question,

@@ -1,31 +1,31 @@
 """The desk: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
 
-Owns a :class:`SessionDesk` for each session that has questions, grants or a callback. A successor of a dead owner asks
-the same questions under the same ids, reads the answers that stand, and has none of its grants.
+Owns a :class:`SessionApprovals` for each session that has questions, grants or a callback. A successor of a dead
+owner asks the same questions under the same ids, reads the answers that stand, and has none of its grants.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.session_approvals import DeskTools, SessionDesk
+from soong.orchestrator.approvals.session_approvals import ApprovalContext, SessionApprovals
 from soong.orchestrator.approvals.unheld_runs import RunEvents, UnheldRuns
 from soong.shared.core.clock import Clock
 from soong.shared.core.settings import Settings
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.grants import Grant
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
 
-class Desk:
+class ApprovalBroker:
     """The desk of one owner. ``review`` may be called as often as one likes; nothing in it waits for people."""
 
     def __init__(
         self,
         store: Store,
-        ring: Ring,
+        notifier: Notifier,
         key: DeploymentKey,
         clock: Clock,
         settings: Settings,
@@ -38,15 +38,15 @@ class Desk:
     ) -> None:
         home, redactor = home or str(Path.home()), redactor or Redactor()
         unheld = UnheldRuns(store, events)
-        self._tools = DeskTools(store, ring, key, clock, settings, owner_id, home, redactor, unheld)
-        self._sessions: dict[str, SessionDesk] = {}
+        self._tools = ApprovalContext(store, notifier, key, clock, settings, owner_id, home, redactor, unheld)
+        self._sessions: dict[str, SessionApprovals] = {}
         for session_id, callback in (direct or {}).items():
             self._of(session_id).callback = callback
 
     async def review(self, session_ids: Sequence[str]) -> None:
         """Look at the pending questions of these sessions, in tasks of the desk's own."""
         await self._tools.key.current()
-        self._sessions = {name: desk for name, desk in self._sessions.items() if not desk.is_idle}
+        self._sessions = {name: broker for name, broker in self._sessions.items() if not broker.is_idle}
         for session_id in session_ids:
             self._of(session_id).poke()
 
@@ -66,9 +66,9 @@ class Desk:
 
     async def close(self) -> None:
         """End every task; questions stay pending for a successor."""
-        desks, self._sessions = list(self._sessions.values()), {}
-        for desk in desks:
-            await desk.close()
+        brokers, self._sessions = list(self._sessions.values()), {}
+        for broker in brokers:
+            await broker.close()
 
-    def _of(self, session_id: str) -> SessionDesk:
-        return self._sessions.setdefault(session_id, SessionDesk(self._tools, session_id))
+    def _of(self, session_id: str) -> SessionApprovals:
+        return self._sessions.setdefault(session_id, SessionApprovals(self._tools, session_id))

@@ -22,7 +22,7 @@ FAULTS = frozenset({ErrorType.PERMISSION_TIMEOUT, ErrorType.PERMISSION_NO_CALLBA
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class UnsignedDecision:
     """An outcome and its author. ``error`` is set exactly when the choice is deny.
 
     ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
@@ -94,34 +94,34 @@ class Ruling:
         return tuple(events)
 
 
-def forged() -> Ruling:
+def forged() -> UnsignedDecision:
     """Refuse a request that its run did not prove; nobody is asked."""
     reason = "the request does not carry the proof of its run"
     refusal = _refusal(ErrorType.PERMISSION_WITHDRAWN, reason, state=RequestState.WITHDRAWN)
     return replace(refusal, security="forged_request")
 
 
-def failed(reason: str) -> Ruling:
+def failed(reason: str) -> UnsignedDecision:
     """Refuse because asking went wrong."""
     return _refusal(ErrorType.PERMISSION_FAILED, reason)
 
 
-def no_callback(waited_s: float) -> Ruling:
+def no_callback(waited_s: float) -> UnsignedDecision:
     reason = f"nobody who could answer was attached to the session for {waited_s:g} s"
     return _refusal(ErrorType.PERMISSION_NO_CALLBACK, reason)
 
 
-def timed_out(waited_s: float) -> Ruling:
+def timed_out(waited_s: float) -> UnsignedDecision:
     return _refusal(ErrorType.PERMISSION_TIMEOUT, f"the question was shown for {waited_s:g} s and nobody answered")
 
 
-def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> Ruling | None:
+def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> UnsignedDecision | None:
     """Refuse what the session's policy denies by now, and whatever asks in a session that nobody answers for."""
     verdict = judge(policy, facts_of(request))
     if verdict.effect is Effect.DENY:
         principal = f"{verdict.rule} ({verdict.source})"
         error = verdict.error or ErrorType.PERMISSION_DENIED
-        return Ruling(Choice.DENY, "rule", principal, reason=verdict.reason, error=error, rule=principal)
+        return UnsignedDecision(Choice.DENY, "rule", principal, reason=verdict.reason, error=error, rule=principal)
     if session.answer_mode is AnswerMode.NONE:
         reason = (
             "the session is answered by its policy alone, and no rule of it allows this; add one, for example --allow"
@@ -130,9 +130,9 @@ def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> R
     return None
 
 
-def by_grant(grant: Grant) -> Ruling:
+def by_grant(grant: Grant) -> UnsignedDecision:
     reason = f"allowed for the session by {grant.decision_id}"
-    return Ruling(Choice.ALLOW_ONCE, "grant", grant.principal, reason=reason, grant=grant.decision_id)
+    return UnsignedDecision(Choice.ALLOW_ONCE, "grant", grant.principal, reason=reason, grant=grant.decision_id)
 
 
 def offers_session(policy: Policy, request: PermissionRequest, home: str) -> bool:
@@ -142,11 +142,11 @@ def offers_session(policy: Policy, request: PermissionRequest, home: str) -> boo
     return may_be_granted and offered_scope(facts.target, home) == request.scope
 
 
-def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> Ruling:
+def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> UnsignedDecision:
     """Turn a responder's words into a ruling; what does not fit the question is a failed answer, not a person's no."""
     security, problem = _problem(session, request, answer, may_grant=may_grant)
     if problem or answer.choice is None:
-        return Ruling(
+        return UnsignedDecision(
             Choice.DENY,
             "system",
             answer.principal,
@@ -156,7 +156,7 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
             security=security,
         )
     error = ErrorType.PERMISSION_DENIED if answer.choice is Choice.DENY else None
-    return Ruling(
+    return UnsignedDecision(
         answer.choice, "person", answer.principal, answer.channel, answer.reason, error, metadata=answer.metadata
     )
 
@@ -178,5 +178,5 @@ def _problem(session: Session, request: PermissionRequest, answer: Answer, *, ma
     return "", ""
 
 
-def _refusal(error: ErrorType, reason: str, state: RequestState = RequestState.DECIDED) -> Ruling:
-    return Ruling(Choice.DENY, "system", reason=reason, error=error, state=state)
+def _refusal(error: ErrorType, reason: str, state: RequestState = RequestState.DECIDED) -> UnsignedDecision:
+    return UnsignedDecision(Choice.DENY, "system", reason=reason, error=error, state=state)

@@ -18,7 +18,7 @@ from soong.shared.permissions.audit_log.entry import AuditNote
 from soong.shared.permissions.audit_log.notes import of_refused_key
 from soong.shared.permissions.keys import KeyStore
 from soong.shared.permissions.signing import KeyFile, KeySource, Signer
-from soong.shared.storage.store import insist
+from soong.shared.storage.store import retry_until_confirmed
 
 log = get_logger(__name__)
 
@@ -68,7 +68,7 @@ class DeploymentKey:
         key = await self.store.signing_key(found.key_id)
         if key is None:
             # The answer may be lost, or another owner of this deployment may have been first with the same key.
-            await insist(lambda: self._publish(found, now_us), what=f"publication of {found.key_id}")
+            await retry_until_confirmed(lambda: self._publish(found, now_us), what=f"publication of {found.key_id}")
             key = await self.store.signing_key(found.key_id)
         if key is None:
             return f"the signing key {found.key_id} is not among the published keys of this deployment; {REMEDY}"

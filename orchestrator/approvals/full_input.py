@@ -23,7 +23,7 @@ SUMMARY: Final = "a summary: the whole is not to be found in the run's log; deny
 
 
 @dataclass(frozen=True, slots=True)
-class WholeInput:
+class FullInput:
     """``input`` as a person may see it; ``note`` says what it is. Nothing of it is cut exactly when ``is_whole``."""
 
     input: JsonObject
@@ -35,34 +35,34 @@ class WholeInput:
         return {"input": self.input, "is_exact": self.is_exact, "is_whole": self.is_whole, "note": self.note}
 
 
-async def read_whole_input(store: RunStore, request: PermissionRequest) -> WholeInput:
+async def read_full_input(store: RunStore, request: PermissionRequest) -> FullInput:
     """Read the whole input of a question's call from its run's logs. Raises: UnavailableError."""
     run_id = request.identity.run_id
-    found = whole_input(request, await store.nodes(run_id))
+    found = full_input(request, await store.nodes(run_id))
     return found if found.is_whole else whole_of_event(request, await _asked(store, run_id, request.id)) or found
 
 
-def whole_input(request: PermissionRequest, nodes: Sequence[Node]) -> WholeInput:
+def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
     """Return the whole input of a question's call, as far as its run's nodes keep it."""
     if _has_digest(request.arguments, request.input_digest):
-        return WholeInput(request.arguments, EXACT, is_exact=True)
+        return FullInput(request.arguments, EXACT, is_exact=True)
     for said in _arguments_in(nodes, request.tool_call_id):
         found = _whole(request, said)
         if found is not None:
             return found
-    return WholeInput(request.arguments, SUMMARY, is_whole=False)
+    return FullInput(request.arguments, SUMMARY, is_whole=False)
 
 
-def whole_of_event(request: PermissionRequest, event: Event | None) -> WholeInput | None:
+def whole_of_event(request: PermissionRequest, event: Event | None) -> FullInput | None:
     """Return the whole input of a call that hooks rewrote, as the event of its question keeps it."""
     said = None if event is None else event.data.get("input")
     return _whole(request, said) if isinstance(said, Mapping) else None
 
 
-def _whole(request: PermissionRequest, said: JsonObject) -> WholeInput | None:
+def _whole(request: PermissionRequest, said: JsonObject) -> FullInput | None:
     if _has_digest(said, request.input_digest):
-        return WholeInput(said, EXACT, is_exact=True)
-    return WholeInput(said, REDACTED) if _fits(request.arguments, said) else None
+        return FullInput(said, EXACT, is_exact=True)
+    return FullInput(said, REDACTED) if _fits(request.arguments, said) else None
 
 
 async def _asked(store: RunStore, run_id: str, request_id: str) -> Event | None:

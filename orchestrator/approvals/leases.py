@@ -13,17 +13,17 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import Responder
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Attendance:
+class ResponderLease:
     """The presence of one responder in the sessions that it answers for. ``run`` keeps it until it is cancelled."""
 
     store: SessionStore
-    ring: Ring
+    notifier: Notifier
     principal: str
     channel: str
     lease_s: float
@@ -66,4 +66,4 @@ class Attendance:
     async def _attach(self, session_id: str) -> None:
         row = self._rows[session_id] = new_id("resp")
         await self.store.attach_responder(Responder(row, session_id, self.principal, self.channel))
-        await self.ring.wake_owners([session_id])
+        await self.notifier.notify_owners([session_id])

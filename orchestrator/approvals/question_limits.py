@@ -24,7 +24,7 @@ MAX_READ: Final = 2_000
 
 
 @dataclass(slots=True)
-class FloodGate:
+class QuestionLimiter:
     """Closes what one run asks too much. Knows, for as long as it lives, which runs did: they ask nothing new."""
 
     store: ConsentStore

@@ -43,7 +43,7 @@ _SILENT: Final = "a person denied it without a reason"
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class QuestionStatus:
     """``word`` for tables, ``sentence`` for people. A question that waits has one, too."""
 
     word: str
@@ -51,22 +51,22 @@ class Ending:
     is_allowed: bool = False
 
 
-def ending_of(question: Question) -> Ending:
+def status_of_question(question: Question) -> QuestionStatus:
     """Return how a question stands now."""
     if question.decision is not None:
         decided = _decided(question.decision, question.answer)
         if question.state is RequestState.EXPIRED and decided.is_allowed:
-            return Ending("lapsed", f"{decided.sentence}; not used in time, so its call asks anew")
+            return QuestionStatus("lapsed", f"{decided.sentence}; not used in time, so its call asks anew")
         return decided
     match question.state:
         case RequestState.PENDING if question.answer is not None:
-            return Ending("answered", f"{_answered(question.answer)}; no orchestrator has acted on it yet")
+            return QuestionStatus("answered", f"{_answered(question.answer)}; no orchestrator has acted on it yet")
         case RequestState.PENDING:
-            return Ending(WAITS, "waits for an answer")
+            return QuestionStatus(WAITS, "waits for an answer")
         case RequestState.EXPIRED:
-            return Ending("expired", "expired without an answer")
+            return QuestionStatus("expired", "expired without an answer")
         case _:
-            return Ending("withdrawn", "withdrawn: its call does not wait for it any more")
+            return QuestionStatus("withdrawn", "withdrawn: its call does not wait for it any more")
 
 
 async def question_of(store: ConsentStore, request_id: str) -> Question:
@@ -87,19 +87,23 @@ def denial_sentence(error: str, message: str, *, author: str = "", principal: st
     return _with_reason(asking_failed[error], reason) if error in asking_failed else reason
 
 
-def _decided(decision: Decision, answer: Answer | None) -> Ending:
+def _decided(decision: Decision, answer: Answer | None) -> QuestionStatus:
     principal, channel = decision.principal, answer.channel if answer is not None else ""
     if decision.error is None:
         if decision.author == "grant":
-            return Ending("by grant", f"allowed by a grant that {principal} gave for the session", is_allowed=True)
+            return QuestionStatus(
+                "by grant", f"allowed by a grant that {principal} gave for the session", is_allowed=True
+            )
         said = CHOICES[decision.choice]
-        return Ending(said, _with_reason(f"{said} by {_who(principal, channel)}", decision.reason), is_allowed=True)
+        return QuestionStatus(
+            said, _with_reason(f"{said} by {_who(principal, channel)}", decision.reason), is_allowed=True
+        )
     word, sentence = _REFUSALS.get(decision.error, ("denied", "denied"))
     if decision.author == "rule":
-        return Ending("by rule", _with_reason(f"denied by the rule {principal}", decision.reason))
+        return QuestionStatus("by rule", _with_reason(f"denied by the rule {principal}", decision.reason))
     if decision.author == "person":
         sentence = f"denied by {_who(principal, channel)}"
-    return Ending(word, _with_reason(sentence, decision.reason))
+    return QuestionStatus(word, _with_reason(sentence, decision.reason))
 
 
 def _answered(answer: Answer) -> str:

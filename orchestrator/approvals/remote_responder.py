@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from soong.orchestrator.approvals.leases import Attendance
+from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
-from soong.orchestrator.approvals.question_status import ending_of, question_of
+from soong.orchestrator.approvals.question_status import question_of, status_of_question
 from soong.orchestrator.approvals.responders import LOOK_EVERY_S, answer_by, insert_answer, lane_of
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import AnswerMode, Session
-from soong.shared.engine.wire.notifier import DeafEar, Ear, Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, PermissionCallback, PermissionRequest, Question
 from soong.shared.storage.store import Store
@@ -32,11 +32,11 @@ _ScopedLane = tuple[str, str, str]
 """A session's lane."""
 
 
-class AnotherFirstError(Exception):
+class SkipQuestionError(Exception):
     """Raised by a remote callback that wants to be shown another question first; this one stays open."""
 
 
-class NoMoreAnswersError(Exception):
+class ResponderClosedError(Exception):
     """Raised by a remote callback that can be asked nothing any more, and says why; the question stays open."""
 
 
@@ -50,8 +50,8 @@ class RemoteResponder:
     """
 
     store: Store
-    ring: Ring
-    switchboard: Switchboard
+    notifier: Notifier
+    subscriber: Subscriber
     session_id: str
     principal: str
     channel: str
@@ -84,9 +84,11 @@ class RemoteResponder:
             StartedByRunError: a run started this process; nobody was asked anything.
         """
         self._provenance = await self._checked_provenance()
-        ear: Ear = await self.switchboard.session_ear(self.session_id) if self.session_id else DeafEar()
+        subscription: Subscription = (
+            await self.subscriber.subscribe_session(self.session_id) if self.session_id else NullSubscription()
+        )
         lease_s = self.settings.responder_lease_s
-        attendance = Attendance(self.store, self.ring, self.principal, self.channel, lease_s)
+        attendance = ResponderLease(self.store, self.notifier, self.principal, self.channel, lease_s)
         attendance.attend([self.session_id] if self.session_id else [])
         attending = asyncio.get_running_loop().create_task(attendance.run())
         try:
@@ -94,10 +96,10 @@ class RemoteResponder:
                 await self._look()
                 if not self.session_id:
                     attendance.attend(request.identity.session_id for request in self._waiting)
-                await self._wait(ear)
+                await self._wait(subscription)
         finally:
             await _cancelled(self._asking, attending)
-            await ear.close()
+            await subscription.close()
             left = await self._left() if self._waiting else 0
             if left:
                 self.notify(_left_open(left))
@@ -110,9 +112,9 @@ class RemoteResponder:
                 log.warning("provenance_unread", error=str(error))
                 await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _wait(self, ear: Ear) -> None:
+    async def _wait(self, subscription: Subscription) -> None:
         """Wait for a hint, the end of the question that is shown, or the next look."""
-        hearing = asyncio.get_running_loop().create_task(_hear(ear))
+        hearing = asyncio.get_running_loop().create_task(_hear(subscription))
         try:
             await asyncio.wait(
                 {hearing, *([self._asking] if self._asking else [])}, return_when=asyncio.FIRST_COMPLETED
@@ -156,7 +158,7 @@ class RemoteResponder:
         session_id = request.identity.session_id
         if session_id not in self._sessions:
             self._sessions[session_id] = await self.store.session(session_id)
-        return not why_not(self._sessions[session_id], self.principal)
+        return not refusal_reason(self._sessions[session_id], self.principal)
 
     async def _take_back(self) -> None:
         """Stop showing what has been answered, or what somebody else has settled."""
@@ -171,7 +173,7 @@ class RemoteResponder:
 
     async def _tell_settled(self, request: PermissionRequest) -> None:
         try:
-            said = ending_of(await question_of(self.store, request.id)).sentence
+            said = status_of_question(await question_of(self.store, request.id)).sentence
         except SoongError as error:  # it is gone either way
             log.warning("settled_unread", error=str(error))
             said = "it has been settled"
@@ -210,12 +212,12 @@ class RemoteResponder:
                 channel=self.channel,
                 clock=self.clock,
                 provenance=self._provenance,
-                passing=(AnotherFirstError, NoMoreAnswersError),
+                passing=(SkipQuestionError, ResponderClosedError),
             )
-        except AnotherFirstError:
+        except SkipQuestionError:
             self._put_off = [*(one for one in self._put_off if one != request.id), request.id]
             return
-        except NoMoreAnswersError as error:
+        except ResponderClosedError as error:
             self._is_over = True
             self.notify(str(error))
             return
@@ -229,10 +231,10 @@ class RemoteResponder:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
         elif answer.choice is Choice.ALLOW_FOR_SESSION:
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
-        await self.ring.permission_raised(request.id, request.identity.session_id)
+        await self.notifier.permission_raised(request.id, request.identity.session_id)
 
 
-def why_not(session: Session, principal: str) -> str:
+def refusal_reason(session: Session, principal: str) -> str:
     """Say why somebody may not answer for a session; empty when they may. The owner checks the same again."""
     if session.answer_mode is AnswerMode.NONE:
         return "its session is answered by its policy alone"
@@ -250,8 +252,8 @@ def _left_open(count: int) -> str:
     return f"{stay} open; `soong approvals list` shows what waits, `soong approvals allow|deny ID` answers"
 
 
-async def _hear(ear: Ear) -> None:
-    await ear.wait(LOOK_EVERY_S)
+async def _hear(subscription: Subscription) -> None:
+    await subscription.wait(LOOK_EVERY_S)
 
 
 async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from soong.orchestrator.approvals import decide
-from soong.orchestrator.approvals.decide import Ruling
+from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.presence import Presence
-from soong.orchestrator.approvals.question_limits import MAX_READ, FloodGate
+from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
 from soong.orchestrator.approvals.responders import DirectResponder, Lane, lane_of
 from soong.orchestrator.approvals.unheld_runs import UnheldRuns
 from soong.shared.core.clock import Clock
@@ -33,13 +33,13 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import AnswerMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import Decided
+from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
@@ -60,11 +60,11 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class DeskTools:
+class ApprovalContext:
     """What every session's desk works with."""
 
     store: Store
-    ring: Ring
+    notifier: Notifier
     key: DeploymentKey
     clock: Clock
     settings: Settings
@@ -79,15 +79,15 @@ class DeskTools:
 
 
 @dataclass(slots=True)
-class SessionDesk:
+class SessionApprovals:
     """The questions of one session under one ownership. Its task lives while there are any."""
 
-    tools: DeskTools
+    tools: ApprovalContext
     session_id: str
     callback: PermissionCallback | None = None
     epoch: int | None = None
     presence: Presence = field(init=False)
-    floods: FloodGate = field(init=False)
+    floods: QuestionLimiter = field(init=False)
     grants: GrantBook = field(default_factory=GrantBook)
     open: dict[str, _Open] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class SessionDesk:
     """Looks that have ended, well or badly."""
 
     def __post_init__(self) -> None:
-        self.floods = FloodGate(self.tools.store, self.tools.clock)
+        self.floods = QuestionLimiter(self.tools.store, self.tools.clock)
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
 
     def poke(self) -> None:
@@ -165,7 +165,7 @@ class SessionDesk:
             self._check_owned(found.session)
             if found.has_orphans:  # before whoever is asked is let go, who may look at once why
                 await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
-                await self.tools.ring.wake_session(self.session_id)
+                await self.tools.notifier.notify_session(self.session_id)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
             run_id = self.open[request_id].run_id
             self._forget(request_id)
@@ -204,7 +204,7 @@ class SessionDesk:
                         await self._close(session, picked, ruling)
                 return  # it has to be answered before the next of its lane is shown
 
-    async def _ruling(self, session: Session, request: PermissionRequest) -> Ruling | None:
+    async def _ruling(self, session: Session, request: PermissionRequest) -> UnsignedDecision | None:
         entry = self.open[request.id]
         if not entry.is_proven:
             if not check_proof(self.tokens[request.identity.run_id], request):
@@ -227,7 +227,7 @@ class SessionDesk:
             return decide.by_answer(session, request, answer, may_grant=may_grant)
         if entry.asked_s is None:
             entry.asked_s = self.tools.clock.monotonic_s()
-            await self.tools.ring.wake_session(self.session_id)
+            await self.tools.notifier.notify_session(self.session_id)
         ruling = self._ask(session, request, entry, entry.asked_s)
         if ruling is None:
             return None
@@ -253,7 +253,9 @@ class SessionDesk:
             return grant
         return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
 
-    def _ask(self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float) -> Ruling | None:
+    def _ask(
+        self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float
+    ) -> UnsignedDecision | None:
         """See that somebody is being asked; rule when that failed, or when the time for it has run out."""
         if entry.asking is not None and (problem := _problem_of(entry.asking)):
             return decide.failed(f"the answer could not be taken: {problem}")
@@ -271,7 +273,7 @@ class SessionDesk:
         is_alone = now_s - max(asked_s, self.away_since_s) >= settings.responder_wait_s
         return decide.no_callback(settings.responder_wait_s) if is_alone else None
 
-    async def _close(self, session: Session, request: PermissionRequest, ruling: Ruling) -> None:
+    async def _close(self, session: Session, request: PermissionRequest, ruling: UnsignedDecision) -> None:
         """Write the signed decision, remember a grant, tell the worker and the clients."""
         store, now_us = self.tools.store, self.tools.clock.now_us()
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
@@ -286,16 +288,16 @@ class SessionDesk:
             )
         except AlreadyDecidedError as error:
             log.info("decided_meanwhile", request=request.id, state=error.state)
-            decided = Decided(was_parked=False, worker_id=(await store.run(request.identity.run_id)).worker_id)
+            decided = DecisionReceipt(was_parked=False, worker_id=(await store.run(request.identity.run_id)).worker_id)
         else:
             if ruling.choice is Choice.ALLOW_FOR_SESSION:
                 self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
         self._forget(request.id)
         if decided.worker_id:
-            await self.tools.ring.permission_decided(request.id, decided.worker_id)
+            await self.tools.notifier.permission_decided(request.id, decided.worker_id)
         if decided.was_parked:
-            await self.tools.ring.wake_owners()
-        await self.tools.ring.wake_session(self.session_id)
+            await self.tools.notifier.notify_owners()
+        await self.tools.notifier.notify_session(self.session_id)
 
     def _check_owned(self, session: Session) -> None:
         """Raise when the session is another's: grants belong to one ownership and die with it."""

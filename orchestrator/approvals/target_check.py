@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soong.orchestrator.approvals.full_input import WholeInput
+from soong.orchestrator.approvals.full_input import FullInput
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.jsontext import Json, JsonObject
@@ -19,12 +19,12 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.writable import writable_by_rule
-from soong.shared.tools.definition import Target, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.results.normalize import failure_of
 
 
 @dataclass(frozen=True, slots=True)
-class TargetNow:
+class TargetStatus:
     """``is_changed`` is None where it cannot be told from here; ``note`` says why, or what has changed.
 
     ``preview`` is what the person would be shown now: a diff against the file as it is.
@@ -39,7 +39,7 @@ class TargetNow:
 
 
 @dataclass(frozen=True, slots=True)
-class Lookout:
+class TargetChecker:
     """What is looked with: the tools that are known here, and where runs of this home work and may write."""
 
     tools: Sequence[ToolDefinition]
@@ -47,21 +47,21 @@ class Lookout:
     write_roots: tuple[Path, ...] = ()
     """Those of the configuration, beside a run's own."""
 
-    async def look(self, request: PermissionRequest, session: Session, whole: WholeInput, host: str) -> TargetNow:
+    async def look(self, request: PermissionRequest, session: Session, whole: FullInput, host: str) -> TargetStatus:
         """Look at a question's target; ``host`` is where its run works ("" when no worker holds it)."""
         tool = next((tool for tool in self.tools if tool.name == request.tool), None)
         hindrance = self._hindrance(request, session, whole, host, tool)
         if hindrance or tool is None or tool.target is None:
-            return TargetNow(None, hindrance)
+            return TargetStatus(None, hindrance)
         context = self._context(request, session)
         try:
             target = await asyncio.to_thread(call_foreign, tool.target, context, whole.input)
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
-            return TargetNow(True, f"as things are now it would be refused: {failure_of(error).message}")
+            return TargetStatus(True, f"as things are now it would be refused: {failure_of(error).message}")
         return _compared(request, target)
 
     def _hindrance(
-        self, request: PermissionRequest, session: Session, whole: WholeInput, host: str, tool: ToolDefinition | None
+        self, request: PermissionRequest, session: Session, whole: FullInput, host: str, tool: ToolDefinition | None
     ) -> str:
         """Say why nothing can be told from here; empty when it can."""
         if tool is None:
@@ -81,7 +81,7 @@ class Lookout:
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self.write_roots)
         policy = _policy_of(session)
         by_rule = writable_by_rule(policy, self.tools)
-        workplace = Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+        workplace = RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
         return ToolContext(request.identity, workplace, request.tool_call_id, "looked_at", 0, _Silent())
 
 
@@ -99,10 +99,10 @@ class _Silent:
         del message, data
 
 
-def _compared(request: PermissionRequest, target: Target) -> TargetNow:
+def _compared(request: PermissionRequest, target: Target) -> TargetStatus:
     if target.shown != request.shown:
-        return TargetNow(True, f"the target now leads to {target.shown}; a yes will not be used", target.preview)
+        return TargetStatus(True, f"the target now leads to {target.shown}; a yes will not be used", target.preview)
     if target.precondition != request.precondition:
         note = "the target has changed since the question was asked; a yes ends as path_conflict, nothing is done"
-        return TargetNow(True, note, target.preview)
-    return TargetNow(False, "the target is as it was when the question was asked", target.preview)
+        return TargetStatus(True, note, target.preview)
+    return TargetStatus(False, "the target is as it was when the question was asked", target.preview)

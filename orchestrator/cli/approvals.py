@@ -151,7 +151,7 @@ async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
 async def read_approval(settings: Settings, text: str) -> "Approval":
     """Read all about the question that a person names. Raises: NotFoundError, UsageError, UnavailableError."""
     from soong.orchestrator.approvals.approval import approval_of
-    from soong.orchestrator.approvals.target_check import Lookout
+    from soong.orchestrator.approvals.target_check import TargetChecker
     from soong.orchestrator.cli.ids import open_store
     from soong.orchestrator.client.catalog import Catalogue
     from soong.shared.permissions.configured import configured_write_roots
@@ -160,17 +160,17 @@ async def read_approval(settings: Settings, text: str) -> "Approval":
     try:
         question = await find_question(store, text)
         catalogue = Catalogue.of(settings)
-        lookout = Lookout(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
+        lookout = TargetChecker(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
         return await approval_of(store, question, lookout)
     finally:
         await store.close()
 
 
 async def _answer(text: str, choice: "Choice", reason: str, wait_s: float) -> int:
-    from soong.orchestrator.cli.approvals_answer import Answering, open_answering
+    from soong.orchestrator.cli.approvals_answer import AnswerCommand, open_answering
 
     settings = load_settings()
-    answering: Answering = await open_answering(settings)
+    answering: AnswerCommand = await open_answering(settings)
     try:
         question = await find_question(answering.store, text)
         said = await answering.answer(question, choice, reason, wait_s=wait_s, home=str(Path.home()))

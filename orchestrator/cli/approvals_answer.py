@@ -8,8 +8,8 @@ from typing import Final
 
 from soong.orchestrator.approvals.decide import offers_session
 from soong.orchestrator.approvals.provenance import provenance_here
-from soong.orchestrator.approvals.question_status import CHOICES, ending_of, question_of
-from soong.orchestrator.approvals.remote_responder import why_not
+from soong.orchestrator.approvals.question_status import CHOICES, question_of, status_of_question
+from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.console import visible
 from soong.orchestrator.cli.ids import deployment, open_store
 from soong.orchestrator.cli.question_text import short_id
@@ -18,7 +18,7 @@ from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Question
@@ -28,7 +28,7 @@ LOOK_EVERY_S: Final = 0.1
 CHANNEL: Final = "cli"
 
 
-class ExitCode(IntEnum):
+class AnswerExitCode(IntEnum):
     """How answering went, for programs. 2 is a wrong use of the command line."""
 
     DONE = 0
@@ -37,19 +37,19 @@ class ExitCode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerOutcome:
     """What is told of an answer."""
 
-    exit_code: ExitCode
+    exit_code: AnswerExitCode
     sentence: str
 
 
 @dataclass(slots=True)
-class Answering:
-    """Answers questions by rows. ``ring`` is None where no service lives that could hear it."""
+class AnswerCommand:
+    """Answers questions by rows. ``notifier`` is None where no service lives that could hear it."""
 
     store: Store
-    ring: Ring | None
+    notifier: Notifier | None
     settings: Settings
     clock: Clock = field(default_factory=SystemClock)
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
@@ -58,7 +58,9 @@ class Answering:
         for close in self.closers:
             await close()
 
-    async def answer(self, question: Question, choice: Choice, reason: str, *, wait_s: float, home: str) -> Said:
+    async def answer(
+        self, question: Question, choice: Choice, reason: str, *, wait_s: float, home: str
+    ) -> AnswerOutcome:
         """Answer a question and say what came of it within ``wait_s``."""
         session = await self.store.session(question.request.identity.session_id)
         if not question.is_pending or question.answer is not None:
@@ -66,13 +68,13 @@ class Answering:
         provenance = await provenance_here(self.store)
         hindrance = provenance.problem or self._hindrance(question, session, choice, home)
         if hindrance:
-            return Said(ExitCode.NOT_ALLOWED, f"not answered: {hindrance}")
+            return AnswerOutcome(AnswerExitCode.NOT_ALLOWED, f"not answered: {hindrance}")
         try:
             await self.store.answer(self._row(question, choice, reason, provenance))
         except AlreadyDecidedError:
             return _decided_already(await question_of(self.store, question.request.id))
-        if self.ring is not None:
-            await self.ring.permission_raised(question.request.id, session.id)
+        if self.notifier is not None:
+            await self.notifier.permission_raised(question.request.id, session.id)
         return _outcome(await self._settled(question, wait_s), choice)
 
     def _row(self, question: Question, choice: Choice, reason: str, provenance: Provenance) -> Answer:
@@ -83,7 +85,7 @@ class Answering:
 
     def _hindrance(self, question: Question, session: Session, choice: Choice, home: str) -> str:
         """Say why this answer may not be given; the owner would refuse it, and the question would be lost."""
-        hindrance = why_not(session, self.settings.principal)
+        hindrance = refusal_reason(session, self.settings.principal)
         if hindrance or choice is not Choice.ALLOW_FOR_SESSION:
             return hindrance
         return no_grant(session, question, home)
@@ -113,7 +115,7 @@ def no_grant(session: Session, question: Question, home: str) -> str:
     return ""
 
 
-async def open_answering(settings: Settings) -> Answering:
+async def open_answering(settings: Settings) -> AnswerCommand:
     """Open the rows, and the ring of the living service if there is one.
 
     Raises:
@@ -123,28 +125,28 @@ async def open_answering(settings: Settings) -> Answering:
     store = await open_store(settings)
     known = await deployment(settings)
     if not known.redis_url:
-        return Answering(store, None, settings, closers=(store.close,))
+        return AnswerCommand(store, None, settings, closers=(store.close,))
     from soong.orchestrator.client.bootstrap import open_ring  # Redis, only where somebody could hear it
 
-    ring, closers = open_ring(known)
-    return Answering(store, ring, settings, closers=(*closers, store.close))
+    notifier, closers = open_ring(known)
+    return AnswerCommand(store, notifier, settings, closers=(*closers, store.close))
 
 
-def _decided_already(question: Question) -> Said:
-    sentence = visible(ending_of(question).sentence)
-    return Said(ExitCode.DECIDED, f"already decided: {short_id(question.request.id)} was {sentence}")
+def _decided_already(question: Question) -> AnswerOutcome:
+    sentence = visible(status_of_question(question).sentence)
+    return AnswerOutcome(AnswerExitCode.DECIDED, f"already decided: {short_id(question.request.id)} was {sentence}")
 
 
-def _outcome(question: Question, choice: Choice) -> Said:
+def _outcome(question: Question, choice: Choice) -> AnswerOutcome:
     """Say what the owner made of the answer."""
-    ending, request = ending_of(question), question.request
+    ending, request = status_of_question(question), question.request
     head = f"{short_id(request.id)} {visible(request.tool)}"
     if question.is_pending:
         later = f"it counts as soon as one runs ({program()} resume {request.identity.task_id})"
         said = f"{CHOICES[choice]}, and no orchestrator has acted on it yet; {later}"
-        return Said(ExitCode.DONE, f"{head}: {said}")
+        return AnswerOutcome(AnswerExitCode.DONE, f"{head}: {said}")
     if question.decision is None or (question.decision.author == "grant" and choice is Choice.DENY):
-        code = ExitCode.DECIDED
+        code = AnswerExitCode.DECIDED
     else:
-        code = ExitCode.DONE if ending.is_allowed is (choice is not Choice.DENY) else ExitCode.NOT_ALLOWED
-    return Said(code, f"{head}: {visible(ending.sentence)}")
+        code = AnswerExitCode.DONE if ending.is_allowed is (choice is not Choice.DENY) else AnswerExitCode.NOT_ALLOWED
+    return AnswerOutcome(code, f"{head}: {visible(ending.sentence)}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from soong.orchestrator.approvals.approval import Approval
-from soong.orchestrator.approvals.question_status import WAITS, ending_of
+from soong.orchestrator.approvals.question_status import WAITS, status_of_question
 from soong.orchestrator.cli.console import folded, is_terminal, visible
 from soong.orchestrator.cli.question_text import (
     age_text,
@@ -31,13 +31,13 @@ def list_text(questions: Sequence[Question], now_us: int) -> str:
     if not questions:
         return "no question waits"
     paragraphs = ["\n".join(_paragraph(question, now_us)) for question in questions]
-    waiting = sum(ending_of(question).word == WAITS for question in questions)
+    waiting = sum(status_of_question(question).word == WAITS for question in questions)
     count = f"{waiting} questions wait" if waiting > 1 else "1 question waits" if waiting else "no question waits"
     return "\n\n".join([*paragraphs, count])
 
 
 def _paragraph(question: Question, now_us: int) -> Iterator[str]:
-    request, ending = question.request, ending_of(question)
+    request, ending = question.request, status_of_question(question)
     who = request.identity
     age = age_text((now_us - request.created_us) / 1_000_000)
     danger = "  DANGEROUS" if request.is_dangerous else ""

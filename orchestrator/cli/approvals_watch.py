@@ -9,7 +9,7 @@ from typing import Final
 
 from soong.orchestrator.approvals.approval import question_json
 from soong.orchestrator.approvals.question_status import question_of
-from soong.orchestrator.approvals.remote_responder import why_not
+from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, say, visible
 from soong.orchestrator.cli.ids import deployment, open_store
@@ -84,7 +84,7 @@ async def _session(store: Store, session_id: str, principal: str) -> Session | N
     if not session_id:
         return None
     session = await store.session(session_id)
-    hindrance = why_not(session, principal)
+    hindrance = refusal_reason(session, principal)
     if hindrance:
         raise UsageError(f"session {session_id!r} cannot be answered for: {hindrance}")
     return session

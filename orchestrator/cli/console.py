@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TextIO, TypedDict
 
 from soong.orchestrator.cli.verbosity import Verbosity, chosen
-from soong.shared.core.errors import Offence
+from soong.shared.core.errors import Problem
 from soong.shared.core.inert import inert, inert_json
 from soong.shared.core.jsontext import Json
 
@@ -60,7 +60,7 @@ def emit(value: object, *, is_line: bool = False, is_ascii: bool = False) -> Non
     _write(sys.stdout, text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
-def emit_error(message: str, *, kind: str, exit_code: int, problems: Sequence[Offence] = ()) -> None:
+def emit_error(message: str, *, kind: str, exit_code: int, problems: Sequence[Problem] = ()) -> None:
     """Write the document of a ``--json`` command that came to nothing, unless it has written one already."""
     if not _emitted:
         error = {"type": kind, "message": message, "problems": [asdict(one) for one in problems]}

@@ -7,7 +7,7 @@ from typing import Protocol
 from soong.orchestrator.cli.console import cut, one_line, say, visible
 from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, pull_text, seconds_of, time_text
 from soong.orchestrator.cli.verbosity import Verbosity, chosen
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step
@@ -28,7 +28,7 @@ TOLD = frozenset(
 class Display(Protocol):
     """Shows views. ``hold`` takes it off the terminal while something else is written there."""
 
-    def show(self, view: View) -> None: ...
+    def show(self, view: TaskSnapshot) -> None: ...
 
     def hold(self, held: bool) -> None: ...
 
@@ -47,7 +47,7 @@ class Lines:
         self._workers = 0
         self._told_to_pull = ""
 
-    def show(self, view: View) -> None:
+    def show(self, view: TaskSnapshot) -> None:
         live = [worker for worker in view.workers if worker.state is ProcessState.LIVE]
         if len(live) != self._workers:
             self._workers = len(live)

@@ -10,7 +10,7 @@ import typer
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import deployment, open_store
-from soong.orchestrator.client.keys import OVERLAP, Ended, KeyRing
+from soong.orchestrator.client.keys import OVERLAP, EndedKey, KeyRing
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
@@ -58,7 +58,7 @@ def retire(
 
 
 @asynccontextmanager
-async def _ring(settings: Settings, change: str = "") -> AsyncIterator[KeyRing]:
+async def _keyring(settings: Settings, change: str = "") -> AsyncIterator[KeyRing]:
     """Open the keys; ``change`` is what is about to be done to them, which a person alone may."""
     store = await open_store(settings)
     try:
@@ -70,8 +70,8 @@ async def _ring(settings: Settings, change: str = "") -> AsyncIterator[KeyRing]:
 
 
 async def _list(*, is_json: bool) -> None:
-    async with _ring(load_settings()) as ring:
-        keys, current, now_us = await ring.keys(), ring.current(), ring.clock.now_us()
+    async with _keyring(load_settings()) as keyring:
+        keys, current, now_us = await keyring.keys(), keyring.current(), keyring.clock.now_us()
     rows: list[dict[str, Json]] = [
         {
             "id": key.id,
@@ -98,8 +98,8 @@ def _cells(row: dict[str, Json]) -> list[str]:
 
 
 async def _rotate(overlap: timedelta, reason: str) -> None:
-    async with _ring(load_settings(), "exchange the signing key") as ring:
-        ended = await ring.rotate(reason=reason, overlap=overlap)
+    async with _keyring(load_settings(), "exchange the signing key") as keyring:
+        ended = await keyring.rotate(reason=reason, overlap=overlap)
     output(ended.successor)
     if ended.key_id:
         say(f"{ended.key_id} signs for {overlap.total_seconds():g} s more; what it signed stays good until it expires")
@@ -109,21 +109,21 @@ async def _rotate(overlap: timedelta, reason: str) -> None:
 
 
 async def _adopt(reason: str) -> None:
-    async with _ring(load_settings(), "publish a signing key") as ring:
-        key_id = await ring.adopt(reason=reason)
+    async with _keyring(load_settings(), "publish a signing key") as keyring:
+        key_id = await keyring.adopt(reason=reason)
     output(key_id)
     say(f"{key_id} is published; orchestrators that have this key file sign with it from now on")
 
 
 async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
     settings = load_settings()
-    async with _ring(settings, "end a signing key") as ring:
-        found = [key.id for key in await ring.keys() if key.id.startswith(text)]
+    async with _keyring(settings, "end a signing key") as keyring:
+        found = [key.id for key in await keyring.keys() if key.id.startswith(text)]
         if not found:
             raise NotFoundError("key", text)
         if len(found) > 1:
             raise UsageError(f"{text!r} fits {len(found)} keys; type more of the id (soong keys list)")
-        ended = await ring.retire(found[0], is_revoked=is_revoked, reason=reason)
+        ended = await keyring.retire(found[0], is_revoked=is_revoked, reason=reason)
     if ended.successor:
         say(f"{ended.successor} signs in its place")
     say(f"{ended.key_id} is {'revoked' if is_revoked else 'retired'}")
@@ -132,7 +132,7 @@ async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
         await _tell(settings, ended)
 
 
-async def _tell(settings: Settings, ended: Ended) -> None:
+async def _tell(settings: Settings, ended: EndedKey) -> None:
     """Ring for what lapsed; without Redis the rows are looked at soon enough."""
     reachable = await deployment(settings)
     if not ended.lapsed or not reachable.redis_url:
@@ -141,6 +141,6 @@ async def _tell(settings: Settings, ended: Ended) -> None:
 
     client = await open_client(reachable)
     try:
-        await client.ring.wake_owners(sorted({one.session_id for one in ended.lapsed}))
+        await client.notifier.notify_owners(sorted({one.session_id for one in ended.lapsed}))
     finally:
         await client.close()

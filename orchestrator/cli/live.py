@@ -12,7 +12,7 @@ from rich.text import Text
 from soong.orchestrator.cli.console import cut, one_line, visible
 from soong.orchestrator.cli.prompt import terminal_console
 from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import program
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
@@ -45,7 +45,7 @@ class Live:
         self._is_closed = False
         self._live = self._started()
 
-    def show(self, view: View) -> None:
+    def show(self, view: TaskSnapshot) -> None:
         self._picture = self.picture(view)
         self._live.update(self._picture)
 
@@ -71,7 +71,7 @@ class Live:
         live.start()
         return live
 
-    def picture(self, view: View) -> RenderableType:
+    def picture(self, view: TaskSnapshot) -> RenderableType:
         """Return the picture of a view."""
         room = max(3, self.console.height - OTHER_LINES)
         parts: list[RenderableType] = [self._title(view), self._bar(view), _steps(view, room), _workers(view)]
@@ -86,7 +86,7 @@ class Live:
             parts.append(Text(f"  … and {more} more: {program()} approvals list", style="yellow"))
         return Group(*parts)
 
-    def _title(self, view: View) -> RenderableType:
+    def _title(self, view: TaskSnapshot) -> RenderableType:
         title = Table.grid(padding=(0, 1))
         spent = time_text(time.monotonic() - self._began)
         title.add_row(
@@ -94,7 +94,7 @@ class Live:
         )
         return title
 
-    def _bar(self, view: View) -> RenderableType:
+    def _bar(self, view: TaskSnapshot) -> RenderableType:
         done = sum(count for status, count in view.counts.items() if status.is_terminal)
         line = Table.grid(padding=(0, 1))
         counts = Text("  ").join(
@@ -106,7 +106,7 @@ class Live:
         return line
 
 
-def _steps(view: View, room: int) -> RenderableType:
+def _steps(view: TaskSnapshot, room: int) -> RenderableType:
     """Return the steps as they were planned when they fit, else those that something can be said about now."""
     steps = [step for step in view.steps if not step.map_key or step.status is not StepStatus.COMPLETED]
     if len(steps) > room:
@@ -119,7 +119,7 @@ def _steps(view: View, room: int) -> RenderableType:
     return Group(table, Text(f"    … and {left} steps more", style="dim")) if left else table
 
 
-def _row(step: Step, view: View) -> tuple[Text, ...]:
+def _row(step: Step, view: TaskSnapshot) -> tuple[Text, ...]:
     style = STYLES.get(step.status, "dim")
     indent = "    " if step.map_key else "  "
     said = view.lacks.get(step.key) or step.progress or (step.error.message if step.error is not None else "")
@@ -135,7 +135,7 @@ def _row(step: Step, view: View) -> tuple[Text, ...]:
     )
 
 
-def _workers(view: View) -> RenderableType:
+def _workers(view: TaskSnapshot) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for worker in view.workers[:8]:
         full = round(10 * worker.busy / worker.slots) if worker.slots else 0

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from soong.orchestrator.cli.console import one_line
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 
 
 @dataclass(slots=True)
@@ -13,7 +13,7 @@ class LostLeases:
 
     _seen: dict[str, int] | None = None
 
-    def news(self, view: View) -> list[str]:
+    def news(self, view: TaskSnapshot) -> list[str]:
         """Return a sentence for each worker that was lost since the last view, with what becomes of its steps."""
         before, self._seen = self._seen, {step.key: step.lost_leases for step in view.steps}
         if before is None:

@@ -58,13 +58,13 @@ def explain(
     from soong.orchestrator.cli.tool_arguments import read_arguments
     from soong.orchestrator.client.catalog import Catalogue
     from soong.orchestrator.client.explanation import Explainer
-    from soong.shared.toolsets.sources import Surroundings
+    from soong.shared.toolsets.sources import ToolEnvironment
 
     if name is None and (words or text is not None):
         raise UsageError("arguments of which tool? Name it with --tool")
     settings = load_settings()
     catalogue = Catalogue.of(settings)
-    paths = Surroundings.of(settings, catalogue.config).paths
+    paths = ToolEnvironment.of(settings, catalogue.config).paths
     explainer = Explainer(catalogue, paths, project, allow=tuple(allow), is_tainted=is_tainted)
     if task:
         if allow:

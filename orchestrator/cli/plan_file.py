@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from soong.shared.core.errors import UsageError
-from soong.shared.engine.tasks.plan.plan import Known, Plan
+from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
 
 
-def read_plan(path: Path, known: Known) -> Plan:
+def read_plan(path: Path, known: PlanNames) -> Plan:
     """Read and check a plan.
 
     Raises:

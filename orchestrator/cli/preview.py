@@ -14,7 +14,7 @@ from typing import Final
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, output, say
 from soong.shared.core.inert import inert
-from soong.shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
+from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 
 ALLOW: Final = frozenset({"1", "a", "y", "yes", "allow"})
@@ -22,7 +22,7 @@ LATER: Final = frozenset({"2", "l", "n", "no", "later", "ask"})
 STOP: Final = frozenset({"3", "s", "q", "stop", "quit"})
 
 
-class StoppedError(Exception):
+class PreviewStoppedError(Exception):
     """The person at the terminal wants nothing to be started."""
 
 
@@ -36,7 +36,7 @@ def consented(
 
     Raises:
         UsageError: a step of ``allowed`` is not there, or nothing of it can be allowed.
-        StoppedError: the person said so, or standard input ended.
+        PreviewStoppedError: the person said so, or standard input ended.
     """
     grants = preview.grants(allowed)
     if not is_shown:
@@ -74,7 +74,7 @@ def _asked(preview: Preview, settled: frozenset[str]) -> Iterator[StepGrant]:
         if _choice("  [1] allow this for the step  [2] ask when it runs  [3] stop") == "allow":
             yield step.grant
     if not open_steps and _choice("  nothing is to be allowed beforehand: [1] run it  [3] stop") != "allow":
-        raise StoppedError
+        raise PreviewStoppedError
 
 
 def _question(step: StepPreview, position: int, count: int) -> str:
@@ -88,7 +88,7 @@ def _rows(step: StepPreview, kind: AskKind) -> list[str]:
     return _table([asked for asked in step.asks if asked.kind is kind], str(kind))
 
 
-def _table(asks: Sequence[Asked], head: str) -> list[str]:
+def _table(asks: Sequence[CheckedPermission], head: str) -> list[str]:
     shown = [(_line(asked.shown or asked.given), asked) for asked in asks]
     width = max((len(text) for text, _ in shown), default=0)
     return [
@@ -97,7 +97,7 @@ def _table(asks: Sequence[Asked], head: str) -> list[str]:
     ]
 
 
-def _outcome(asked: Asked) -> str:
+def _outcome(asked: CheckedPermission) -> str:
     where = " (outside the write roots)" if asked.is_outside else ""
     why = _line(asked.reason)
     match asked.effect:
@@ -121,7 +121,7 @@ def _choice(question: str) -> str:
         line = sys.stdin.readline()
         word = line.strip().lower()
         if not line or word in STOP:
-            raise StoppedError
+            raise PreviewStoppedError
         if word in ALLOW:
             return "allow"
         if word in LATER:

@@ -19,8 +19,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from soong.orchestrator.approvals.full_input import WholeInput
-from soong.orchestrator.approvals.remote_responder import AnotherFirstError, NoMoreAnswersError
+from soong.orchestrator.approvals.full_input import FullInput
+from soong.orchestrator.approvals.remote_responder import ResponderClosedError, SkipQuestionError
 from soong.orchestrator.cli.console import cut, folded, visible
 from soong.orchestrator.cli.drawing import TerminalConsole
 from soong.orchestrator.cli.question_text import (
@@ -59,7 +59,7 @@ HELP: Final = """\
   n next        show another question first; no answer
   Ctrl-C        pause the task; the question stays open"""
 
-Whole = Callable[[PermissionRequest], Awaitable[WholeInput]]
+Whole = Callable[[PermissionRequest], Awaitable[FullInput]]
 """Reads a call's whole input. May raise SoongError."""
 ReadLine = Callable[[Callable[[], None]], Awaitable[str]]
 """Reads a line that is typed after the mark stands; it is given what shows the mark."""
@@ -88,8 +88,8 @@ class TerminalPrompt:
         """Ask until there is an answer.
 
         Raises:
-            AnotherFirstError: the person wants to see another question first.
-            NoMoreAnswersError: standard input ended.
+            SkipQuestionError: the person wants to see another question first.
+            ResponderClosedError: standard input ended.
         """
         self.hold(True)
         try:
@@ -139,9 +139,9 @@ class TerminalPrompt:
         return None
 
     def _leave(self, request: PermissionRequest) -> None:
-        """Raises: AnotherFirstError."""
+        """Raises: SkipQuestionError."""
         if self._others(request):
-            raise AnotherFirstError
+            raise SkipQuestionError
         self.console.print(Text("  no other question waits; this one is answered by 1, 2 or 3", style="dim"))
 
     async def _show_whole(self, request: PermissionRequest) -> None:
@@ -170,7 +170,7 @@ class Keyboard:
         self._descriptor = descriptor
 
     async def line(self, show_mark: Callable[[], None]) -> str:
-        """Return the next line that is typed at the mark. Raises: NoMoreAnswersError at the end of input."""
+        """Return the next line that is typed at the mark. Raises: ResponderClosedError at the end of input."""
         with suppress(termios.error):
             # Whatever was typed before was not typed at this question; what is typed once the mark stands counts.
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
@@ -194,7 +194,7 @@ class Keyboard:
             finally:
                 loop.remove_reader(descriptor)
         if not text:
-            raise NoMoreAnswersError("standard input ended: nothing more is answered here")
+            raise ResponderClosedError("standard input ended: nothing more is answered here")
         return text.decode(errors="replace").strip()
 
     @contextmanager

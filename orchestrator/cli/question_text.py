@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from soong.orchestrator.approvals.full_input import WholeInput, read_whole_input
+from soong.orchestrator.approvals.full_input import FullInput, read_full_input
 from soong.orchestrator.cli.console import compact, folded, visible
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.inert import inert
@@ -91,7 +91,7 @@ def cut_mark(text: str, missing: int) -> str:
     return f"{missing} of {len(text)} characters more (SHA-256 of all begins {checksum})"
 
 
-def input_lines(whole: WholeInput, *, max_chars: int = 0, columns: int = 0) -> list[str]:
+def input_lines(whole: FullInput, *, max_chars: int = 0, columns: int = 0) -> list[str]:
     """Return a call's input field by field: an argv a word a line, a text behind a margin, anything else as JSON."""
     lines = [f"input: {len(_json(whole.input))} characters of JSON; {whole.note}"]
     for name, value in whole.input.items():
@@ -99,11 +99,11 @@ def input_lines(whole: WholeInput, *, max_chars: int = 0, columns: int = 0) -> l
     return lines
 
 
-def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[WholeInput]]:
+def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[FullInput]]:
     """Return what reads a call's whole input from the rows, for a prompt."""
 
-    async def read(request: PermissionRequest) -> WholeInput:
-        return await read_whole_input(store, request)
+    async def read(request: PermissionRequest) -> FullInput:
+        return await read_full_input(store, request)
 
     return read
 

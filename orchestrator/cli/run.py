@@ -27,7 +27,7 @@ from soong.shared.engine.tasks.expansion import models_of
 from soong.shared.permissions.consent import Preview, StepGrant
 
 
-class Answer(StrEnum):
+class AnswerOption(StrEnum):
     """Who answers questions: the person at this terminal, anyone with the right at any time, or the rules alone."""
 
     ASK = "ask"
@@ -50,7 +50,7 @@ def command(
     allowed_steps: list[str] = typer.Option(
         [], "--allow-step", metavar="STEP", help="Allow what this step says it asks for, for it alone; may be repeated."
     ),
-    answer: Answer | None = typer.Option(
+    answer: AnswerOption | None = typer.Option(
         None,
         "--answer",
         help="Who answers questions: you, here; anyone, any time (soong approvals, HTTP); the rules alone "
@@ -98,11 +98,11 @@ def command(
 
 def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_json: bool) -> Sequence[StepGrant]:
     """Return what is consented to step by step; end here when nothing is to be run."""
-    from soong.orchestrator.cli.preview import StoppedError, consented
+    from soong.orchestrator.cli.preview import PreviewStoppedError, consented
 
     try:
         grants = consented(preview, steps, is_shown=is_shown, is_json=is_json)
-    except StoppedError:
+    except PreviewStoppedError:
         say("stopped before anything was started")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     if grants is None:
@@ -134,7 +134,7 @@ def read_inputs(given: list[str]) -> dict[str, str]:
     return inputs
 
 
-def answer_mode(answer: Answer | None, *, is_detached: bool, allows: bool) -> AnswerMode:
+def answer_mode(answer: AnswerOption | None, *, is_detached: bool, allows: bool) -> AnswerMode:
     """Settle who answers: the person at the terminal unless told otherwise; nobody where there is none.
 
     ``allows`` says that options of the command answer some questions beforehand.
@@ -146,11 +146,11 @@ def answer_mode(answer: Answer | None, *, is_detached: bool, allows: bool) -> An
     if allows:
         check_person_now("allow what a plan asks for")
     nobody = "--detach leaves nobody to ask" if is_detached else why_nobody_is_asked()
-    if answer is Answer.ASK and nobody:
+    if answer is AnswerOption.ASK and nobody:
         raise UsageError(f"--answer ask: {nobody}; use --allow TOOL:SCOPE for what is needed, or --answer inbox")
-    if answer is Answer.INBOX:
+    if answer is AnswerOption.INBOX:
         return AnswerMode.INBOX
-    return AnswerMode.NONE if answer is Answer.NONE or nobody else AnswerMode.ATTACHED
+    return AnswerMode.NONE if answer is AnswerOption.NONE or nobody else AnswerMode.ATTACHED
 
 
 async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, is_json: bool) -> int:

@@ -9,7 +9,7 @@ import typer
 from soong.orchestrator.cli.console import compact, emit, one_line, output, table
 from soong.orchestrator.cli.ids import deployment, find_run, find_task, open_store
 from soong.orchestrator.cli.step_words import time_text
-from soong.orchestrator.client.tail import Listen, RunTail, deaf
+from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
@@ -133,15 +133,15 @@ async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> N
 async def _listening(settings: Settings) -> AsyncIterator[Listen]:
     """Give what opens the ear of a run: over the service's Redis, or deaf where none is known."""
     if not settings.redis_url:
-        yield deaf
+        yield no_subscription
         return
     from soong.orchestrator.client.bootstrap import open_ears  # Redis, only for those who follow
 
-    ears = open_ears(settings)
+    subscriptions = open_ears(settings)
     try:
-        yield ears.run_ear
+        yield subscriptions.subscribe_run
     finally:
-        await ears.close()
+        await subscriptions.close()
 
 
 def _print_event(event: Event, *, is_json: bool) -> None:

@@ -17,7 +17,7 @@ from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import Figures
+from soong.shared.engine.tasks.metrics import Metrics
 from soong.shared.engine.tasks.step import Task
 
 TASKS_SHOWN = 5
@@ -46,11 +46,11 @@ class Status:
     home: str
     workers: Sequence[Worker] = ()
     owners: int = 0
-    figures: Figures | None = None
+    figures: Metrics | None = None
     open_tasks: Sequence[Task] = ()
 
     def as_json(self) -> dict[str, Json]:
-        figures = self.figures or Figures()
+        figures = self.figures or Metrics()
         return {
             "service": {
                 "state": self.service.state,

@@ -2,7 +2,7 @@
 
 import time
 
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import program
 from soong.shared.engine.tasks.pull_workers import waiting_for_a_puller
 from soong.shared.engine.tasks.status import StepStatus
@@ -27,7 +27,7 @@ WAITS_FOR_CONSENT = "waits for consent, without a slot"
 """What is said of a step whose run is parked."""
 
 
-def pull_text(view: View) -> str:
+def pull_text(view: TaskSnapshot) -> str:
     """Say what to do about steps that nobody is there to pull; empty when there are none."""
     number = 0 if view.task.status.is_terminal else waiting_for_a_puller(view.steps)
     if not number:

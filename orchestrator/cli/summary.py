@@ -3,7 +3,7 @@
 from soong.orchestrator.cli.console import compact, one_line, table, visible
 from soong.orchestrator.cli.display import status_text
 from soong.orchestrator.cli.step_words import SYMBOLS, pull_text, seconds_of, time_text
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
@@ -51,7 +51,7 @@ def _waiting(outcome: TaskOutcome) -> list[str]:
     return ["", sentence] if sentence else []
 
 
-def _row(step: Step, view: View) -> tuple[str, ...]:
+def _row(step: Step, view: TaskSnapshot) -> tuple[str, ...]:
     why = step.error.message if step.error is not None and step.status is StepStatus.FAILED else ""
     return (
         f"{'  ' if step.map_key else ''}{SYMBOLS[step.status]} {inert(step.step_id)}",

@@ -209,14 +209,14 @@ async def _list(limit: int, *, is_json: bool) -> None:
 async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     from soong.orchestrator.cli.step_results import results_text
     from soong.orchestrator.cli.summary import text_of
-    from soong.orchestrator.client.client import view_of
+    from soong.orchestrator.client.client import snapshot_of
     from soong.orchestrator.client.outcome import outcome_of
 
     settings = load_settings()
     store = await open_store(settings)
     try:
         task = await find_task(store, text)
-        outcome = await outcome_of(store, await view_of(store, task.id), settings.runs)
+        outcome = await outcome_of(store, await snapshot_of(store, task.id), settings.runs)
     finally:
         await store.close()
     if is_json:

@@ -40,7 +40,7 @@ def terminal_callback() -> PermissionCallback | None:
 
 
 @dataclass(slots=True)
-class Calling:
+class ToolCallCommand:
     """One call of one command: Ctrl-C ends it, and it is reported however it ended."""
 
     settings: Settings

@@ -11,7 +11,7 @@ from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
 from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.tools.docs import EVERY_CALL, Argument, arguments_of
+from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
 from soong.shared.tools.result import ArtifactRef, ToolResult
 from soong.shared.tools.results import codec
 from soong.shared.tools.results.rendering import for_person
@@ -102,7 +102,7 @@ def _output(tool: ToolDefinition, settings: Settings) -> str:
     return f"{tool.max_result_chars or settings.max_result_chars} characters, then an artifact with a preview"
 
 
-def _arguments(arguments: Sequence[Argument]) -> str:
+def _arguments(arguments: Sequence[ArgumentDoc]) -> str:
     if not arguments:
         return "It takes no arguments."
     rows = [

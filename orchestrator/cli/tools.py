@@ -132,7 +132,10 @@ def call(
     config, registry = _registered(settings)
     tool = _find(registry, name)
     arguments = read_arguments(tool.name, tool.input_schema, words or [], text)
-    from soong.orchestrator.cli.tool_call import Calling, terminal_callback  # the pipeline: only a call needs it
+    from soong.orchestrator.cli.tool_call import (  # the pipeline: only a call needs it
+        ToolCallCommand,
+        terminal_callback,
+    )
     from soong.orchestrator.direct.bootstrap import DirectRequest
 
     request = DirectRequest(
@@ -144,17 +147,17 @@ def call(
         channel="terminal",
         timeout=None if timeout_ms is None else timedelta(milliseconds=timeout_ms),
     )
-    calling = Calling(settings, config, registry, request, tool.name, arguments)
+    calling = ToolCallCommand(settings, config, registry, request, tool.name, arguments)
     raise typer.Exit(asyncio.run(calling.run(is_json=is_json)))
 
 
 def _registered(settings: Settings) -> "tuple[Config, ToolRegistry]":
     from soong.orchestrator.client.tool_registry import registry_of
     from soong.shared.core.config import load_config
-    from soong.shared.toolsets.sources import Surroundings
+    from soong.shared.toolsets.sources import ToolEnvironment
 
     config = load_config(settings.home)
-    return config, registry_of(Surroundings.of(settings, config))
+    return config, registry_of(ToolEnvironment.of(settings, config))
 
 
 def _surface(

@@ -7,7 +7,7 @@ import typer
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
-from soong.orchestrator.embedded.service import EmbeddedService, Owner
+from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
 from soong.shared.core.settings import Settings, load_settings
@@ -45,7 +45,7 @@ def command(
         raise typer.Exit(EXIT_HELD) from None
 
 
-async def build_owner(settings: Settings) -> tuple[Owner, Store]:
+async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store]:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
     from soong.orchestrator.owner.bootstrap import build
 

@@ -9,11 +9,11 @@ from soong.orchestrator.cli.console import emit, output, say, visible
 from soong.orchestrator.cli.display import Display, make_display
 from soong.orchestrator.cli.losses import LostLeases
 from soong.orchestrator.cli.summary import text_of
-from soong.orchestrator.client.client import Client, View
+from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.stall_reasons import Hindrances
-from soong.orchestrator.embedded.control import Ending
+from soong.orchestrator.embedded.control import ShutdownState
 from soong.orchestrator.embedded.starter import Attachment, attach, last_words
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
@@ -80,7 +80,7 @@ class Watch:
             return await self._interrupted(task_id)
         return await self._report(await outcome_of(self.client.store, view, self.settings.runs))
 
-    async def _until_ended(self, task_id: str) -> View | None:
+    async def _until_ended(self, task_id: str) -> TaskSnapshot | None:
         """Return the last view, or None when Ctrl-C came first."""
         following = asyncio.create_task(self._show(task_id))
         interrupted = asyncio.create_task(self.interrupts.wait(1))
@@ -97,9 +97,9 @@ class Watch:
                 task.cancel()
             await asyncio.gather(following, interrupted, alive, return_exceptions=True)
 
-    async def _show(self, task_id: str) -> View:
+    async def _show(self, task_id: str) -> TaskSnapshot:
         assert self._display is not None
-        last: View | None = None
+        last: TaskSnapshot | None = None
         losses = LostLeases()
         hindrances = Hindrances(self.client, lambda: self.attachment.record, self._display.note)
         async for view in self.client.follow(task_id):
@@ -112,12 +112,12 @@ class Watch:
         return last
 
     def _answer(self, session: Session) -> None:
-        from soong.orchestrator.approvals.remote_responder import why_not
+        from soong.orchestrator.approvals.remote_responder import refusal_reason
         from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
         from soong.orchestrator.cli.question_text import whole_reader
 
         assert self._display is not None
-        hindrance = why_not(session, self.client.settings.principal)
+        hindrance = refusal_reason(session, self.client.settings.principal)
         if hindrance:
             self._display.note(f"questions are not answered here: {hindrance}")
             return
@@ -149,9 +149,9 @@ class Watch:
                 await asyncio.Event().wait()
                 return
             ending = await self.attachment.control.ended()
-            if ending is Ending.STOPPING:
+            if ending is ShutdownState.STOPPING:
                 raise UnavailableError("the service was stopped; the task goes on when a service runs again")
-            if ending is Ending.HANDED_OVER:
+            if ending is ShutdownState.HANDED_OVER:
                 self._display.note("`soong up` takes over; going on with it …")
                 await self._attach_again(start_after_s=SUCCESSOR_S)
                 continue

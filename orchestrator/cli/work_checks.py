@@ -13,7 +13,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import Holding
+from soong.shared.engine.tasks.metrics import WorkerLoad
 from soong.shared.permissions.request import Question
 from soong.shared.storage.store import Store
 
@@ -111,7 +111,7 @@ async def _live(store: Store) -> list[Worker]:
 class _LateStep:
     """A step that is held beyond its time limit."""
 
-    holding: Holding
+    holding: WorkerLoad
     ran_s: float
     limit_s: float
 
@@ -134,7 +134,7 @@ async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
         await figures.close()
 
 
-async def _late(store: Store, holding: Holding, now_us: int) -> _LateStep | None:
+async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | None:
     try:
         step = await store.step(holding.step_key)
     except NotFoundError:
@@ -149,7 +149,7 @@ async def _late(store: Store, holding: Holding, now_us: int) -> _LateStep | None
     return _LateStep(holding, ran_s, limit_s) if ran_s > limit_s + GRACE_S else None
 
 
-async def _asking_s(store: Store, holding: Holding, now_us: int) -> float:
+async def _asking_s(store: Store, holding: WorkerLoad, now_us: int) -> float:
     """Return for how long the run has waited for people."""
     asked = await store.questions(session_id=holding.session_id, include_closed=True, limit=_MOST_QUESTIONS)
     own = [one for one in asked if one.request.identity.run_id == holding.run_id]

@@ -14,14 +14,14 @@ from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
 from soong.shared.engine.tasks.metrics import FigureSource
 from soong.shared.engine.tasks.retention import Retention
 from soong.shared.engine.wire.jobs import queue_of
-from soong.shared.engine.wire.notifier import Ear, Ring
+from soong.shared.engine.wire.notifier import Notifier, Subscription
 from soong.shared.permissions.access.database_rights import Standing
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.schema import prepare
@@ -47,20 +47,22 @@ async def open_client(settings: Settings) -> Client:
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
     clients = RedisClients.of(settings.redis_url, name="soong-client")
-    ring = RedisRing(clients.commands)
-    switchboard = RedisSwitchboard(clients.blocking)
-    return Client(store, ring, switchboard, SystemClock(), settings, closers=(ring.close, clients.close, store.close))
+    notifier = RedisNotifier(clients.commands)
+    subscriber = RedisSubscriber(clients.blocking)
+    return Client(
+        store, notifier, subscriber, SystemClock(), settings, closers=(notifier.close, clients.close, store.close)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Ears:
     """The ears of somebody who only listens; whoever made it closes it."""
 
-    switchboard: RedisSwitchboard
+    subscriber: RedisSubscriber
     clients: RedisClients
 
-    async def run_ear(self, run_id: str) -> Ear:
-        return await self.switchboard.run_ear(run_id)
+    async def subscribe_run(self, run_id: str) -> Subscription:
+        return await self.subscriber.subscribe_run(run_id)
 
     async def close(self) -> None:
         await self.clients.close()
@@ -69,14 +71,14 @@ class Ears:
 def open_ears(settings: Settings) -> Ears:
     """Return the ears of the Redis that the settings name; it may be away."""
     clients = RedisClients.of(settings.redis_url, name="soong-tail")
-    return Ears(RedisSwitchboard(clients.blocking), clients)
+    return Ears(RedisSubscriber(clients.blocking), clients)
 
 
-def open_ring(settings: Settings) -> tuple[Ring, Sequence[Callable[[], Awaitable[None]]]]:
+def open_ring(settings: Settings) -> tuple[Notifier, Sequence[Callable[[], Awaitable[None]]]]:
     """Return a ring alone, for who has one thing to say, and what closes it; its Redis may be away."""
     clients = RedisClients.of(settings.redis_url, name="soong-answer")
-    ring = RedisRing(clients.commands)
-    return ring, (ring.close, clients.close)
+    notifier = RedisNotifier(clients.commands)
+    return notifier, (notifier.close, clients.close)
 
 
 async def open_rows(settings: Settings) -> Store:

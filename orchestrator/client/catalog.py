@@ -15,17 +15,17 @@ from soong.shared.core.errors import NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
-from soong.shared.engine.tasks.plan.plan import Known, PlanStep
+from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.step import StepKind
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
-from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import ToolEnvironment
 
 
-def tools_of(surroundings: Surroundings) -> tuple[ToolDefinition, ...]:
+def tools_of(surroundings: ToolEnvironment) -> tuple[ToolDefinition, ...]:
     """Return every tool that a plan may name, in registry order."""
     return registry_of(surroundings).definitions()
 
@@ -34,7 +34,7 @@ def tools_of(surroundings: Surroundings) -> tuple[ToolDefinition, ...]:
 class Catalogue:
     """Built once a client. ``policy`` is what the configuration says, before any ``--allow``."""
 
-    tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(Surroundings()))
+    tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(ToolEnvironment()))
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     config: Config = field(default_factory=Config)
     needs_project: bool = False
@@ -52,7 +52,7 @@ class Catalogue:
             InvalidConfigError: the configuration or a module of tools is wrong; names the place.
             InvalidToolError: a tool is refused.
         """
-        surroundings = Surroundings.of(settings)
+        surroundings = ToolEnvironment.of(settings)
         return cls(tools_of(surroundings), config=surroundings.config, needs_project=not settings.is_embedded)
 
     @property
@@ -63,9 +63,9 @@ class Catalogue:
     def readonly_tools(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools if tool.permission is Permission.READONLY)
 
-    def known(self) -> Known:
+    def known(self) -> PlanNames:
         """Return what plans are checked against."""
-        return Known(
+        return PlanNames(
             tools=self.names,
             definitions=self.definitions.ids,
             check_script=check_script,

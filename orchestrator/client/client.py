@@ -22,9 +22,9 @@ from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import ClaimMode, NewTask, Step, Task, session_cap
 from soong.shared.engine.tasks.totals import check_total
-from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.request import PermissionCallback, PermissionRequest
-from soong.shared.storage.store import Store, insist
+from soong.shared.storage.store import Store, retry_until_confirmed
 
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
@@ -34,7 +34,7 @@ PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TaskSnapshot:
     """A task as it stands, for people who watch it."""
 
     task: Task
@@ -59,8 +59,8 @@ class Client:
     """One connection to a deployment. Whoever opened it closes it."""
 
     store: Store
-    ring: Ring
-    switchboard: Switchboard
+    notifier: Notifier
+    subscriber: Subscriber
     clock: Clock
     settings: Settings
     planner: Planner = field(default_factory=Planner)
@@ -71,7 +71,7 @@ class Client:
     def tasks(self) -> TaskService:
         """What tasks are made and asked through, here as everywhere."""
         who = self.settings.principal
-        return TaskService(self.store, self.ring, self.switchboard, self.clock, self.planner, who, may_approve=True)
+        return TaskService(self.store, self.notifier, self.subscriber, self.clock, self.planner, who, may_approve=True)
 
     async def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -94,8 +94,8 @@ class Client:
             UnavailableError: the database does not answer; it may have been written all the same.
         """
         check_total(0, len(task.steps), self.settings.max_children_per_run)
-        await insist(lambda: self._write(session, task, max_concurrent), what=f"submission of {task.id}")
-        await self.ring.wake_owners([session.id])
+        await retry_until_confirmed(lambda: self._write(session, task, max_concurrent), what=f"submission of {task.id}")
+        await self.notifier.notify_owners([session.id])
 
     async def _write(self, session: Session, task: NewTask, max_concurrent: int) -> None:
         await self.store.open_session(session)
@@ -116,14 +116,14 @@ class Client:
         """Fill the session's one callback from here until the returned task is cancelled or the client is closed.
 
         Without a session: of every session that the principal of the settings may answer for. Whoever attaches to one
-        has seen that it may be answered by that principal (``remote_responder.why_not``).
+        has seen that it may be answered by that principal (``remote_responder.refusal_reason``).
         """
         from soong.orchestrator.approvals.remote_responder import RemoteResponder  # most clients answer nothing
 
         responder = RemoteResponder(
             self.store,
-            self.ring,
-            self.switchboard,
+            self.notifier,
+            self.subscriber,
             "" if session is None else session.id,
             self.settings.principal,
             channel,
@@ -137,18 +137,18 @@ class Client:
         self._responders.append(task)
         return task
 
-    async def view(self, task_id: str) -> View:
+    async def view(self, task_id: str) -> TaskSnapshot:
         """Raises: NotFoundError."""
-        return await view_of(self.store, task_id)
+        return await snapshot_of(self.store, task_id)
 
-    async def follow(self, task_id: str) -> AsyncIterator[View]:
+    async def follow(self, task_id: str) -> AsyncIterator[TaskSnapshot]:
         """Yield how the task stands whenever something may have changed, until nothing more happens by itself.
 
         A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
         or Redis that is away for a while is waited for: the rows still say what happened.
         """
         session_id = (await self.store.task(task_id)).session_id
-        ear = await self.switchboard.session_ear(session_id)
+        subscription = await self.subscriber.subscribe_session(session_id)
         loop = asyncio.get_running_loop()
         ended_s: float | None = None
         try:
@@ -161,9 +161,9 @@ class Client:
                     return
                 # At most a few looks a second however many hints come: this is for eyes, nothing depends on it.
                 await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-                await ear.wait(LOOK_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
+                await subscription.wait(LOOK_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
         finally:
-            await ear.close()
+            await subscription.close()
 
     async def command(
         self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S
@@ -187,14 +187,14 @@ class Client:
         return True
 
     async def _until_nothing_held(self, task: Task) -> None:
-        ear = await self.switchboard.session_ear(task.session_id)
+        subscription = await self.subscriber.subscribe_session(task.session_id)
         try:
             while (await self.view(task.id)).held:
-                await ear.wait(LOOK_AT_MOST_EVERY_S / 2)
+                await subscription.wait(LOOK_AT_MOST_EVERY_S / 2)
         finally:
-            await ear.close()
+            await subscription.close()
 
-    async def _view_again(self, task_id: str) -> View:
+    async def _view_again(self, task_id: str) -> TaskSnapshot:
         while True:
             try:
                 return await self.view(task_id)
@@ -215,12 +215,12 @@ def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(ordered)
 
 
-async def view_of(store: Store, task_id: str) -> View:
+async def snapshot_of(store: Store, task_id: str) -> TaskSnapshot:
     """Read how a task stands. Raises: NotFoundError."""
     task = await store.task(task_id)
     questions = [one for one in await store.pending(task.session_id) if one.identity.task_id == task_id]
     steps, workers = in_plan_order(await store.steps(task_id)), tuple(await store.workers())
-    return View(task, steps, workers, tuple(questions), _lacks(task, steps, workers))
+    return TaskSnapshot(task, steps, workers, tuple(questions), _lacks(task, steps, workers))
 
 
 def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict[str, str]:
@@ -240,6 +240,6 @@ async def all_events(store: Store, run_id: str) -> list[Event]:
     return found
 
 
-def _has_ended(view: View) -> bool:
+def _has_ended(view: TaskSnapshot) -> bool:
     """Say whether nothing more will happen to the task by itself."""
     return view.task.status.is_terminal or (view.task.status is TaskStatus.PAUSED and not view.held)

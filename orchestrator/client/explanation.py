@@ -22,7 +22,7 @@ from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import Target, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, risk_of
@@ -66,7 +66,7 @@ class Explainer:
         )
 
     @property
-    def workplace(self) -> Workplace:
+    def workplace(self) -> RunDirs:
         """Return the folders that a run of this project would have; its own are named as in its row."""
         project, cwd = existing_folder(self.project), self.cwd or Path.cwd()
         run_dir = (self.paths.data or self.paths.agent_home or project) / RUNS / "<run-id>"
@@ -74,7 +74,7 @@ class Explainer:
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(self.catalogue.config))
         policy = self.policy
         by_rule = writable_by_rule(policy, self.catalogue.tools)
-        return Workplace(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+        return RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
 
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotFoundError, UsageError
-from soong.shared.permissions.keys import KeyStore, Lapsed, SigningKey
+from soong.shared.permissions.keys import ExpiredDecision, KeyStore, SigningKey
 from soong.shared.permissions.signing import Signer
 
 OVERLAP: Final = timedelta(seconds=60)
@@ -20,7 +20,7 @@ OVERLAP: Final = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedKey:
     """What became of a key. ``successor`` is the key that was made in its place, if it was the one that signs here.
 
     ``replaced`` is the key that the file held although it was never published; ``key_id`` is then empty.
@@ -28,7 +28,7 @@ class Ended:
 
     key_id: str
     successor: str
-    lapsed: tuple[Lapsed, ...] = ()
+    lapsed: tuple[ExpiredDecision, ...] = ()
     replaced: str = ""
 
 
@@ -48,7 +48,7 @@ class KeyRing:
     async def keys(self) -> list[SigningKey]:
         return list(await self.store.signing_keys())
 
-    async def rotate(self, *, reason: str, overlap: timedelta = OVERLAP) -> Ended:
+    async def rotate(self, *, reason: str, overlap: timedelta = OVERLAP) -> EndedKey:
         """Let a new key sign from now on; what the old one signed stays good until it expires.
 
         A key that is in the file and was never published is replaced, and never becomes good.
@@ -57,10 +57,10 @@ class KeyRing:
         is_published = bool(old) and await self.store.signing_key(old) is not None
         new = await self._exchange(reason)
         if not is_published:
-            return Ended("", new, replaced=old)
+            return EndedKey("", new, replaced=old)
         at_us = self.clock.now_us() + round(overlap.total_seconds() * 1_000_000)
         await self._end(old, is_revoked=False, at_us=at_us, reason=reason)
-        return Ended(old, new)
+        return EndedKey(old, new)
 
     async def adopt(self, *, reason: str) -> str:
         """Publish the key that the file holds, made when there is none, and return its id.
@@ -75,7 +75,7 @@ class KeyRing:
             raise UsageError(f"the key {key.id} is {key.state(self.clock.now_us())}; run `soong keys rotate`")
         return signer.key_id
 
-    async def retire(self, key_id: str, *, is_revoked: bool, reason: str) -> Ended:
+    async def retire(self, key_id: str, *, is_revoked: bool, reason: str) -> EndedKey:
         """End a key; one that signs here is exchanged first. Revoked: nothing that it signed counts any more.
 
         Raises:
@@ -85,7 +85,7 @@ class KeyRing:
             raise NotFoundError("key", key_id)
         successor = await self._exchange(reason) if key_id == self.current() else ""
         lapsed = await self._end(key_id, is_revoked=is_revoked, at_us=self.clock.now_us(), reason=reason)
-        return Ended(key_id, successor, lapsed)
+        return EndedKey(key_id, successor, lapsed)
 
     async def _exchange(self, reason: str) -> str:
         new = Signer.generate()
@@ -97,7 +97,7 @@ class KeyRing:
         said = {"principal": self.principal, "reason": reason}
         await self.store.publish_key(signer.key_id, signer.public_key, now_us=self.clock.now_us(), **said)
 
-    async def _end(self, key_id: str, *, is_revoked: bool, at_us: int, reason: str) -> tuple[Lapsed, ...]:
+    async def _end(self, key_id: str, *, is_revoked: bool, at_us: int, reason: str) -> tuple[ExpiredDecision, ...]:
         now_us, principal = self.clock.now_us(), self.principal
         ended = await self.store.retire_key(
             key_id, is_revoked=is_revoked, at_us=at_us, principal=principal, reason=reason, now_us=now_us

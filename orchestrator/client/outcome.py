@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from soong.orchestrator.approvals.question_status import denial_sentence
-from soong.orchestrator.client.client import View, all_events
+from soong.orchestrator.client.client import TaskSnapshot, all_events
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType
@@ -95,7 +95,7 @@ class StepReport:
 class TaskOutcome:
     """How a task stands, read from rows: final when the task has ended. ``reports`` are by step id."""
 
-    view: View
+    view: TaskSnapshot
     deliverables: tuple[Deliverable, ...]
     denials: tuple[Denial, ...]
     reports: Mapping[str, StepReport] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class TaskOutcome:
         }
 
 
-async def outcome_of(store: Store, view: View, runs: Path) -> TaskOutcome:
+async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcome:
     """Read what the steps' last runs wrote and were denied; ``runs`` is the folder of the run folders."""
     deliverables: list[Deliverable] = []
     denials: list[Denial] = []

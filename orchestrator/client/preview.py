@@ -16,7 +16,7 @@ from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.preview import Previewer
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.surface import Surface
-from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import ToolEnvironment
 
 
 def preview_of(
@@ -36,7 +36,9 @@ def preview_of(
         UsageError: the project is no folder, an input or a rule is wrong.
         InvalidConfigError: the configuration is.
     """
-    explainer = Explainer(catalogue, Surroundings.of(settings, catalogue.config).paths, project, allow=allow, cwd=cwd)
+    explainer = Explainer(
+        catalogue, ToolEnvironment.of(settings, catalogue.config).paths, project, allow=allow, cwd=cwd
+    )
     by_name = {tool.name: tool for tool in catalogue.tools}
 
     def tools_of(step: PlanStep) -> tuple[ToolDefinition, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from soong.orchestrator.client.client import Client, View
+from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.health import ServiceHealth, health_of, modules_text
 from soong.orchestrator.embedded.service_file import ServiceRecord
@@ -44,7 +44,7 @@ class Hindrances:
     _had_workers: bool = False
     """Whether a worker lived, or held a step of the task, at any time."""
 
-    async def look(self, view: View) -> None:
+    async def look(self, view: TaskSnapshot) -> None:
         """Say what the steps wait for.
 
         Raises:
@@ -89,7 +89,7 @@ class Hindrances:
             )
         self._is_compared = True
 
-    async def _give_up(self, view: View, reason: str) -> NoReturn:
+    async def _give_up(self, view: TaskSnapshot, reason: str) -> NoReturn:
         """Pause the task, so that nothing waits for it."""
         is_paused = await self.client.pause(view.task, reason="no worker can run it", limit_s=PAUSE_LIMIT_S)
         stands = "the task is paused" if is_paused else "the task still runs"
@@ -129,7 +129,7 @@ def _hopeless(health: ServiceHealth) -> str:
     return f"the workers do not start{words}{log}"
 
 
-def _without_function(view: View) -> list[Step]:
+def _without_function(view: TaskSnapshot) -> list[Step]:
     """Return the steps that are ready and need a function that no living worker has."""
     if not view.lacks:
         return []
@@ -137,7 +137,7 @@ def _without_function(view: View) -> list[Step]:
     return [step for step in ready if _missing(step, _functions(view))]
 
 
-def _functions(view: View) -> frozenset[str]:
+def _functions(view: TaskSnapshot) -> frozenset[str]:
     """Return the functions of all living workers."""
     live = [worker for worker in view.workers if worker.state is ProcessState.LIVE]
     words = (word for worker in live for word in worker.capabilities)
@@ -150,7 +150,7 @@ def _missing(step: Step, known: frozenset[str]) -> str:
     return next((name for name in needed if name not in known), "")
 
 
-def _unserved(steps: list[Step], health: ServiceHealth, view: View) -> str:
+def _unserved(steps: list[Step], health: ServiceHealth, view: TaskSnapshot) -> str:
     """Say which function no worker of the service has, once all of its workers are there."""
     if not steps or health.starting:
         return ""

@@ -12,26 +12,26 @@ from typing import Any, Final, TypeAlias
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.wire.notifier import DeafEar, Ear
+from soong.shared.engine.wire.notifier import NullSubscription, Subscription
 
-Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Ear]]
+Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Subscription]]
 """Opens the ear of a run."""
 
 LOOK_EVERY_S: Final = 1.0
 PAGE: Final = 1000
 
 
-async def deaf(_run_id: str) -> Ear:
+async def no_subscription(_run_id: str) -> Subscription:
     """Return an ear where there is no switchboard."""
-    return DeafEar()
+    return NullSubscription()
 
 
 @dataclass(frozen=True, slots=True)
 class RunTail:
-    """``listen`` opens the ear of a run (``Switchboard.run_ear``); it may take its time, or never hear a thing."""
+    """``listen`` opens the ear of a run (``Subscriber.subscribe_run``); it may take its time, or never hear a thing."""
 
     runs: RunStore
-    listen: Listen = deaf
+    listen: Listen = no_subscription
     look_every_s: float = LOOK_EVERY_S
 
     async def replay(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
@@ -72,7 +72,7 @@ class RunTail:
             await _close(opening)
 
 
-async def _close(opening: asyncio.Task[Ear]) -> None:
+async def _close(opening: asyncio.Task[Subscription]) -> None:
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     if not opening.cancelled() and opening.exception() is None:

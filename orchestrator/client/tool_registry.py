@@ -4,21 +4,21 @@ from typing import cast
 
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
 
-def registry_of(surroundings: Surroundings) -> ToolRegistry:
+def registry_of(surroundings: ToolEnvironment) -> ToolRegistry:
     """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
 
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
-    known = Known(definitions=builtin_definitions().ids)
+    known = PlanNames(definitions=builtin_definitions().ids)
     return make_registry(surroundings, (PlanTemplates(known), *run_sources()))
 
 
@@ -30,7 +30,7 @@ def run_sources() -> tuple[ToolAdapter, ...]:
     )
 
 
-def owner_registry(surroundings: Surroundings, service: TaskService, clock: Clock) -> ToolRegistry:
+def owner_registry(surroundings: ToolEnvironment, service: TaskService, clock: Clock) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
 
     Raises:

@@ -10,7 +10,7 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.metrics import CapFigures, FigureSource, Holding
+from soong.shared.engine.tasks.metrics import CapFigures, FigureSource, WorkerLoad
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, labels
 from soong.shared.engine.wire.jobs import queue_of
@@ -21,7 +21,7 @@ class WorkerView:
     """A worker that is not gone, and what it holds, oldest first."""
 
     worker: Worker
-    holds: tuple[Holding, ...] = ()
+    holds: tuple[WorkerLoad, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: Figure
     ``waiting`` counts what could be claimed within the caps, as the dispatcher does. Raises: UnavailableError.
     """
     workers = await sessions.workers()
-    held: dict[str, list[Holding]] = {}
+    held: dict[str, list[WorkerLoad]] = {}
     for holding in await figures.holdings():
         held.setdefault(holding.worker_id, []).append(holding)
     waiting = (await tasks.backlog()).ready

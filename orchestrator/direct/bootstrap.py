@@ -34,7 +34,7 @@ from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.shared.tools.definition import Permission, ToolAdapter, Workplace
+from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter
 from soong.shared.tools.definition_check import shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.hooks.command import hooks_of
@@ -44,7 +44,7 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ToolResult
 from soong.shared.tools.surface import RunMode, Surface, compute_surface
 from soong.shared.toolsets.modules import check_foreign, import_own
-from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import ToolEnvironment
 
 _OWN_OPTIONS = ("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "hooks", "tools")
 _OPTIONS = frozenset((*_OWN_OPTIONS, *Settings.model_fields))
@@ -125,7 +125,7 @@ async def open_tools(
     _check_names(settings)
     loaded = load_settings(**settings)
     config = load_config(loaded.home)
-    registry = registry_of(Surroundings.of(loaded, config))
+    registry = registry_of(ToolEnvironment.of(loaded, config))
     for definition in (each for source in tools for each in source.tools()):
         check_foreign(shaped(definition))
         registry.register(definition)
@@ -196,7 +196,7 @@ def _scope(settings: Settings, config: Config, session: Session, role: Role, reg
     policy = Policy.from_json(session.policy)
     by_rule = writable_by_rule(policy, registry.definitions())
     withheld = withheld_by_rule(policy, registry.definitions(), identity.step_key)
-    place = Workplace(
+    place = RunDirs(
         project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders, withheld=withheld
     )
     return RunScope(identity, 0, place)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from soong.orchestrator.approvals import decide
-from soong.orchestrator.approvals.decide import Ruling
+from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
 from soong.shared.core.clock import Clock
@@ -93,7 +93,7 @@ class DirectGate:
             self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
         return decision
 
-    async def _ruling(self, request: PermissionRequest) -> Ruling:
+    async def _ruling(self, request: PermissionRequest) -> UnsignedDecision:
         # The policy has been asked a moment ago, by decide; between owner and worker it is asked twice.
         may_grant = decide.offers_session(self.policy, request, self.home)
         grant = self.grants.find(request.tool, request.scope) if may_grant else None
@@ -131,10 +131,10 @@ class DirectGate:
         return NewEvent(EventType.PERMISSION_WITHDRAWN, data, self.clock.now_us())
 
 
-def _nobody(request: PermissionRequest) -> Ruling:
+def _nobody(request: PermissionRequest) -> UnsignedDecision:
     if request.is_dangerous or request.risk == "critical":
         remedy = "no rule can say yes to it; call it where a person or a callback can be asked"
     else:
         remedy = "no rule allows it; add one, for example --allow, or call it where somebody can be asked"
     reason = f"{request.risk_summary}; nobody is there to be asked and {remedy}"
-    return Ruling(Choice.DENY, "system", reason=reason, error=ErrorType.PERMISSION_NO_CALLBACK)
+    return UnsignedDecision(Choice.DENY, "system", reason=reason, error=ErrorType.PERMISSION_NO_CALLBACK)

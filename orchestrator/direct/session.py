@@ -13,7 +13,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.tools.definition import ToolDefinition, Workplace
+from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.registry import ToolRegistry
@@ -51,7 +51,7 @@ class DirectSession:
         return self.scope.workplace.run_dir
 
     @property
-    def workplace(self) -> Workplace:
+    def workplace(self) -> RunDirs:
         return self.scope.workplace
 
     def tools(self) -> tuple[ToolDefinition, ...]:

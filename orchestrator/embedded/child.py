@@ -32,7 +32,7 @@ ChildState = Literal["starting", "running", "dead"]
 
 
 @dataclass(slots=True)
-class Child:
+class ServiceChild:
     """A process that is kept running. ``deaths`` counts those in a row; it spaces out the starts.
 
     A worker runs under a keeper, so that everything that it starts ends with it; ``control`` is then the pipe that

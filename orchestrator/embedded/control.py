@@ -20,7 +20,7 @@ LINE_LIMIT_BYTES = 64 * 1024
 HAND_OVER = "hand_over"
 
 
-class Ending(StrEnum):
+class ShutdownState(StrEnum):
     """How a service ended, as its clients see it. What is not ``DIED`` is the event that was sent before."""
 
     DIED = "died"
@@ -29,9 +29,9 @@ class Ending(StrEnum):
     """Another service takes the home: attach to that one."""
 
 
-_ENDINGS = {str(ending): ending for ending in Ending}
+_ENDINGS = {str(ending): ending for ending in ShutdownState}
 
-Answer = Mapping[str, Json]
+ControlReply = Mapping[str, Json]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class ControlServer:
     """
 
     path: Path
-    status: Callable[[], Answer]
+    status: Callable[[], ControlReply]
     stop: Callable[[], None]
     hand_over: Callable[[], bool]
     attached: int = 0
@@ -65,7 +65,7 @@ class ControlServer:
         self.is_closing = self.is_closing or not self.attached
         return self.is_closing
 
-    async def refuse(self, ending: Ending) -> None:
+    async def refuse(self, ending: ShutdownState) -> None:
         """Let nobody else attach, and tell the attached how it ends: the end of the connection is then no accident."""
         self.is_closing = True
         self.path.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ class ControlServer:
         self.ever_attached = True
         self.changed.set()
 
-    def _answer(self, operation: str, *, is_attached: bool) -> Answer:
+    def _answer(self, operation: str, *, is_attached: bool) -> ControlReply:
         match operation:
             case "hello" | "status":
                 return {"ok": True, **self.status()}
@@ -158,9 +158,9 @@ class ControlClient:
             raise UnavailableError("the service closed the connection")
         return answer
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> ShutdownState:
         """Return how the service ended, when it has closed the connection."""
-        ending = Ending.DIED
+        ending = ShutdownState.DIED
         with suppress(OSError, ValueError):
             while line := await self.reader.readline():
                 event = json.loads(line).get("event")
@@ -187,5 +187,5 @@ def _operation(line: bytes) -> str:
     return str(value.get("op", "")) if isinstance(value, dict) else ""
 
 
-def _line(value: Answer) -> bytes:
+def _line(value: ControlReply) -> bytes:
     return json.dumps({"v": CONTROL_VERSION, **value}).encode() + b"\n"

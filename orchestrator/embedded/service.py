@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
-from soong.orchestrator.embedded.control import ControlServer, Ending
+from soong.orchestrator.embedded.control import ControlServer, ShutdownState
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
 from soong.orchestrator.embedded.handover import take_home
 from soong.orchestrator.embedded.http_port import HttpLock, listen_after_former
@@ -41,7 +41,7 @@ STOP_MARGIN_S = 15.0
 State = Literal["starting", "ready", "stopping"]
 
 
-class Owner(Protocol):
+class ServiceOwner(Protocol):
     """What the service needs of its orchestrator (soong.orchestrator.owner.service)."""
 
     async def start(self) -> None: ...
@@ -58,19 +58,19 @@ class EmbeddedService:
     """One run of the service. ``build`` opens the store and makes the orchestrator of the settings it is given."""
 
     settings: Settings
-    build: Callable[[Settings], Awaitable[tuple[Owner, Store]]]
+    build: Callable[[Settings], Awaitable[tuple[ServiceOwner, Store]]]
     is_ephemeral: bool = False
     log: str = ""
     """The file that its words go to; empty when that is a terminal or for its starter to know."""
     state: State = "starting"
-    _owner: Owner | None = None
+    _owner: ServiceOwner | None = None
     _store: Store | None = None
     _supervisor: Supervisor | None = None
     _control: ControlServer | None = None
     _listener: socket.socket | None = None
     _http_lock: HttpLock | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
-    _ending: Ending = Ending.STOPPING
+    _ending: ShutdownState = ShutdownState.STOPPING
     _signals: int = 0
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -132,7 +132,7 @@ class EmbeddedService:
     def _hand_over(self) -> bool:
         """Begin to stop for a staying service; say whether we do."""
         if self.is_ephemeral:
-            self._ending = Ending.HANDED_OVER
+            self._ending = ShutdownState.HANDED_OVER
             self._stop.set()
         return self.is_ephemeral
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
-from soong.orchestrator.embedded.child import STEADY_AFTER_S, Child, exit_words
+from soong.orchestrator.embedded.child import STEADY_AFTER_S, ServiceChild, exit_words
 from soong.orchestrator.embedded.environment import child_environment, module_command
 from soong.orchestrator.embedded.folders import REDIS_SOCKET
 from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
@@ -41,9 +41,9 @@ class Supervisor:
     settings: Settings
     folder: Path
     worker_died: Callable[[int, str], Awaitable[None]]
-    _redis: Child | None = None
-    _http: Child | None = None
-    _workers: list[Child] = field(default_factory=list)
+    _redis: ServiceChild | None = None
+    _http: ServiceChild | None = None
+    _workers: list[ServiceChild] = field(default_factory=list)
     _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _pipe: tuple[int, int] | None = None
     _redis_log: int = -1
@@ -56,7 +56,7 @@ class Supervisor:
         log_file = self.settings.home / "logs" / "redis.log"
         log_file.parent.mkdir(mode=0o700, exist_ok=True)
         self._redis_log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        self._redis = Child("redis", argv, {"PATH": os.defpath, "LC_ALL": "C"}, output=self._redis_log)
+        self._redis = ServiceChild("redis", argv, {"PATH": os.defpath, "LC_ALL": "C"}, output=self._redis_log)
         self._keep(self._redis, self._nobody_told)
         await self._answering(self._redis)
 
@@ -66,7 +66,7 @@ class Supervisor:
         environment = child_environment(self.settings, **{PARENT_FD: str(pipe)})
         for number in range(1, count + 1):
             argv = module_command("soong.worker", "--name", f"worker-{number}", "--slots", str(slots))
-            child = Child(f"worker-{number}", argv, environment, (pipe,), is_worker=True, control=pipe)
+            child = ServiceChild(f"worker-{number}", argv, environment, (pipe,), is_worker=True, control=pipe)
             self._workers.append(child)
             self._keep(child, self.worker_died)
 
@@ -78,7 +78,7 @@ class Supervisor:
         """
         pipe = self._parent_pipe()
         argv = module_command("soong.orchestrator.http", str(listener), str(pipe), str(lock))
-        self._http = Child("http", argv, child_environment(self.settings), (listener, pipe, lock))
+        self._http = ServiceChild("http", argv, child_environment(self.settings), (listener, pipe, lock))
         self._keep(self._http, self._nobody_told)
 
     async def stop_http(self, grace_s: float) -> None:
@@ -138,10 +138,10 @@ class Supervisor:
                 os.close(descriptor)
         self._pipe, self._redis_log = None, -1
 
-    def _keep(self, child: Child, died: Callable[[int, str], Awaitable[None]]) -> None:
+    def _keep(self, child: ServiceChild, died: Callable[[int, str], Awaitable[None]]) -> None:
         self._keepers[child.name] = asyncio.get_running_loop().create_task(self._run(child, died))
 
-    async def _run(self, child: Child, died: Callable[[int, str], Awaitable[None]]) -> None:
+    async def _run(self, child: ServiceChild, died: Callable[[int, str], Awaitable[None]]) -> None:
         while not self._is_stopping:
             started = asyncio.get_running_loop().time()
             try:
@@ -169,7 +169,7 @@ class Supervisor:
     async def _nobody_told(self, _pid: int, _words: str) -> None:
         """Tell nobody: the owner's sweep rings again from the rows, and nothing hangs on the HTTP API."""
 
-    async def _answering(self, child: Child) -> None:
+    async def _answering(self, child: ServiceChild) -> None:
         deadline = asyncio.get_running_loop().time() + REDIS_START_LIMIT_S
         while not await answers(self.folder / REDIS_SOCKET):
             if child.deaths >= 3 or asyncio.get_running_loop().time() > deadline:
@@ -179,7 +179,7 @@ class Supervisor:
                 )
             await asyncio.sleep(0.01)
 
-    async def _wait_for(self, children: Sequence[Child], grace_s: float) -> None:
+    async def _wait_for(self, children: Sequence[ServiceChild], grace_s: float) -> None:
         keepers = [self._keepers[child.name] for child in children if child.name in self._keepers]
         for child, keeper in zip(children, keepers, strict=False):
             if not child.is_running:
@@ -212,5 +212,5 @@ async def answers(socket_path: Path) -> bool:
         writer.close()
 
 
-def _ending(child: Child) -> str:
+def _ending(child: ServiceChild) -> str:
     return "no answer" if child.last_exit is None else exit_words(child.last_exit)

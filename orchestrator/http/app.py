@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from soong.orchestrator.http import approval_routes, run_routes, service_routes, session_routes, task_routes
 from soong.orchestrator.http.context import Api, Needs
-from soong.orchestrator.http.edge import Gate
+from soong.orchestrator.http.edge import EdgeMiddleware
 from soong.orchestrator.http.front_page import POLICY, front_page
-from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Peers
-from soong.orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemShape, add_handlers
+from soong.orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
 from soong.orchestrator.http.schemas import respond
 from soong.shared.permissions.access.token import Right
 
@@ -30,12 +30,12 @@ refused. Problems are RFC 9457 documents with a stable `code`."""
 _ROUTERS: Final = (service_routes, session_routes, task_routes, run_routes, approval_routes)
 
 
-def make_app(api: Api, borders: Borders) -> Gate:
+def make_app(api: Api, borders: RequestPolicy) -> EdgeMiddleware:
     """Return what is served. ``api`` is closed by whoever made it."""
     app = _routes()
     app.state.api = api
     add_handlers(app)
-    return Gate(app, borders, api.authenticator, Peers(api.client.store), api.limits, api.requests)
+    return EdgeMiddleware(app, borders, api.authenticator, Peers(api.client.store), api.limits, api.requests)
 
 
 def description() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     components = document.setdefault("components", {})
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schemas = components.setdefault("schemas", {})
-    schemas["Problem"] = ProblemShape.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas["Problem"] = ProblemSchema.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schemas["Problem"].pop("$defs", {}))
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -113,10 +113,10 @@ def _describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _in_plain_names(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document with ``Session`` for what is called ``SessionShape`` among classes."""
+    """Return the document with ``Session`` for what is called ``SessionSchema`` among classes."""
     text = json.dumps(document)
     for name in document["components"]["schemas"]:
-        plain = name.replace("Shape_", "_").removesuffix("Shape")
+        plain = name.replace("Schema_", "_").removesuffix("Schema")
         text = text.replace(f'"{name}"', f'"{plain}"').replace(f'/schemas/{name}"', f'/schemas/{plain}"')
     renamed: dict[str, Any] = json.loads(text)
     return renamed

@@ -18,13 +18,13 @@ from starlette.responses import Response
 
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.question_status import question_of
-from soong.orchestrator.approvals.remote_responder import why_not
-from soong.orchestrator.approvals.target_check import Lookout
+from soong.orchestrator.approvals.remote_responder import refusal_reason
+from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
 from soong.orchestrator.http.problems import Problem, ProblemError
-from soong.orchestrator.http.questions import ApprovalDetail, ApprovalShape, Shown, who_answered
+from soong.orchestrator.http.questions import ApprovalDetail, ApprovalSchema, ApprovalView, who_answered
 from soong.orchestrator.http.responder_leases import CHANNEL
 from soong.orchestrator.http.schemas import Page, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
@@ -64,7 +64,7 @@ class AnswerBody(Body):
 
 
 @dataclass(slots=True)
-class Wanted:
+class ApprovalsQuery:
     """One page of the list, as its caller wants it. ``seen`` is the tag of the page that the caller has."""
 
     api: Api
@@ -110,7 +110,7 @@ class Wanted:
             self._sessions[session_id] = await self.api.client.store.session(session_id)
         sessions = (self._sessions[session_id] for session_id in session_ids)
         attached = (one for one in sessions if one.answer_mode is AnswerMode.ATTACHED)
-        ours = [one.id for one in attached if not why_not(one, self.caller.principal)]
+        ours = [one.id for one in attached if not refusal_reason(one, self.caller.principal)]
         self.api.attending.stay(self.caller.principal, ours)
 
     @property
@@ -126,7 +126,7 @@ class Wanted:
 
 @router.get(
     "/v1/approvals",
-    response_model=Page[ApprovalShape],
+    response_model=Page[ApprovalSchema],
     responses={304: {"description": "Nothing has changed within `wait` seconds."}},
 )
 async def list_approvals(
@@ -148,14 +148,14 @@ async def list_approvals(
     api = api_of(request)
     if attend:
         caller.require(Right.APPROVE)
-    wanted = Wanted(api, caller, state, session, cursor, limit, if_none_match, attend)
+    wanted = ApprovalsQuery(api, caller, state, session, cursor, limit, if_none_match, attend)
     if wait:
         with api.held_open(caller):
-            ear = await api.ears.question_ear()
+            subscription = await api.subscriptions.subscribe_questions()
             try:
-                await until_changed(request, api, ear, wanted.is_new, wait)
+                await until_changed(request, api, subscription, wanted.is_new, wait)
             finally:
-                await ear.close()
+                await subscription.close()
     return await wanted.response()
 
 
@@ -168,13 +168,13 @@ async def show_approval(request: Request, request_id: RequestId, wait: Wait = 0,
     api = api_of(request)
     question = await _settled(request, api, caller, request_id, wait)
     shown = await _shown(api, question, caller)
-    approval = await approval_of(api.client.store, question, Lookout((), Path()))
+    approval = await approval_of(api.client.store, question, TargetChecker((), Path()))
     return respond(shown.detail(approval))
 
 
 @router.post(
     "/v1/approvals/{request_id}/answer",
-    response_model=ApprovalShape,
+    response_model=ApprovalSchema,
     responses={
         409: {"description": "Somebody was first, or the input is another."},
         410: {"description": "Withdrawn."},
@@ -197,12 +197,12 @@ async def answer_approval(
         await store.answer(_row(api, caller, question, body))
     except AlreadyDecidedError:
         raise _too_late(await question_of(store, request_id)) from None
-    await api.client.ring.permission_raised(request_id, shown.session.id)
+    await api.client.notifier.permission_raised(request_id, shown.session.id)
     settled = await _settled(request, api, caller, request_id, wait)
     return respond((await _shown(api, settled, caller)).shape())
 
 
-def _check_answer(shown: Shown, body: AnswerBody) -> None:
+def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
     """Refuse what the owner would refuse. Raises: ProblemError."""
     if shown.hindrance:
         log.warning("http_answer_refused", principal=shown.caller.principal, request=shown.question.request.id)
@@ -239,9 +239,9 @@ def _too_late(question: Question) -> ProblemError:
     return ProblemError(Problem.ALREADY_DECIDED, f"somebody was first: {told['sentence']}", told)
 
 
-async def _shown(api: Api, question: Question, caller: Caller) -> Shown:
+async def _shown(api: Api, question: Question, caller: Caller) -> ApprovalView:
     session = await api.client.store.session(question.request.identity.session_id)
-    return Shown(question, session, caller, api.home)
+    return ApprovalView(question, session, caller, api.home)
 
 
 async def _settled(request: Request, api: Api, caller: Caller, request_id: str, wait_s: int) -> Question:
@@ -251,7 +251,7 @@ async def _settled(request: Request, api: Api, caller: Caller, request_id: str, 
     if not wait_s or not question.is_pending:
         return question
     with api.held_open(caller):
-        ear = await api.ears.session_ear(question.request.identity.session_id)
+        subscription = await api.subscriptions.subscribe_session(question.request.identity.session_id)
 
         async def is_closed() -> bool:
             nonlocal question
@@ -260,7 +260,7 @@ async def _settled(request: Request, api: Api, caller: Caller, request_id: str, 
 
         try:
             async with asyncio.timeout(wait_s + 1):
-                await until_changed(request, api, ear, is_closed, wait_s)
+                await until_changed(request, api, subscription, is_closed, wait_s)
         finally:
-            await ear.close()
+            await subscription.close()
     return question

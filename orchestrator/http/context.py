@@ -12,15 +12,15 @@ from fastapi import Request
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.http.authentication import Authenticator, Caller
-from soong.orchestrator.http.edge import CALLER, Room
+from soong.orchestrator.http.edge import CALLER, ConcurrencyLimit
 from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.problems import Problem, ProblemError
-from soong.orchestrator.http.responder_leases import Attending
-from soong.orchestrator.http.subscriptions import SharedEars
+from soong.orchestrator.http.responder_leases import ResponderLeases
+from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import FigureSource
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.wire.notifier import Ear
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
 
 READY_FOR_S: Final = 1.0
@@ -36,21 +36,21 @@ class Api:
     limits: Limits = field(default_factory=Limits)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     authenticator: Authenticator = field(init=False)
-    ears: SharedEars = field(init=False)
-    attending: Attending = field(init=False)
-    requests: Room = field(init=False)
-    streams: Room = field(init=False)
+    subscriptions: SubscriptionPool = field(init=False)
+    attending: ResponderLeases = field(init=False)
+    requests: ConcurrencyLimit = field(init=False)
+    streams: ConcurrencyLimit = field(init=False)
     large_plans: asyncio.Semaphore = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.authenticator = Authenticator(self.client.store, self.client.clock)
-        self.requests = Room(self.limits.requests, self.limits.requests)
-        self.streams = Room(self.limits.streams, self.limits.streams_each)
+        self.requests = ConcurrencyLimit(self.limits.requests, self.limits.requests)
+        self.streams = ConcurrencyLimit(self.limits.streams, self.limits.streams_each)
         self.large_plans = asyncio.Semaphore(self.limits.large_plans)
-        self.ears = SharedEars(self.client.switchboard)
-        self.attending = Attending(self.client)
+        self.subscriptions = SubscriptionPool(self.client.subscriber)
+        self.attending = ResponderLeases(self.client)
 
     async def catalogue(self) -> Catalogue:
         """Return what plans may name; made when it is first asked for, which takes a moment."""
@@ -69,8 +69,8 @@ class Api:
         client = self.client
         return TaskService(
             client.store,
-            client.ring,
-            client.switchboard,
+            client.notifier,
+            client.subscriber,
             client.clock,
             client.planner,
             caller.principal,
@@ -86,7 +86,7 @@ class Api:
             self._catalogue.cancel()
             await asyncio.gather(self._catalogue, return_exceptions=True)
         await self.attending.close()
-        await self.ears.close()
+        await self.subscriptions.close()
         await self.figures.close()
         await self.client.close()
 
@@ -126,7 +126,7 @@ def check_own(caller: Caller, session: Session) -> None:
 
 
 async def until_changed(
-    request: Request, api: Api, ear: Ear, is_enough: Callable[[], Awaitable[bool]], wait_s: float
+    request: Request, api: Api, subscription: Subscription, is_enough: Callable[[], Awaitable[bool]], wait_s: float
 ) -> None:
     """Return when ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops."""
     loop = asyncio.get_running_loop()
@@ -135,4 +135,4 @@ async def until_changed(
         left_s = deadline_s - loop.time()
         if left_s <= 0 or api.stopping.is_set() or await request.is_disconnected():
             return
-        await ear.wait(min(1.0, left_s))
+        await subscription.wait(min(1.0, left_s))

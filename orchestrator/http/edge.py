@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from soong.orchestrator.http.authentication import Authenticator
 from soong.orchestrator.http.limits import Limits
-from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Address, Peers
 from soong.orchestrator.http.problems import TOLD, Problem, ProblemError, problem_of
 from soong.shared.permissions.access.token import Right
@@ -49,7 +49,7 @@ HEADERS: Final = (
 
 
 @dataclass(slots=True)
-class Room:
+class ConcurrencyLimit:
     """How much is held at once. What finds no room is told so at once: nothing waits in line unseen."""
 
     most: int
@@ -72,15 +72,15 @@ class Room:
 
 
 @dataclass(slots=True)
-class Gate:
+class EdgeMiddleware:
     """The outermost application; ``inner`` sees only requests that may come in."""
 
     inner: App
-    borders: Borders
+    borders: RequestPolicy
     authenticator: Authenticator
     peers: Peers
     limits: Limits
-    room: Room
+    room: ConcurrencyLimit
     underway: set[asyncio.Timeout] = field(default_factory=set)
     ends_s: float | None = None
     """When what is under way ends, on the loop's clock; None while the server serves."""
@@ -211,7 +211,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _is_preflight(scope: Scope, borders: Borders) -> bool:
+def _is_preflight(scope: Scope, borders: RequestPolicy) -> bool:
     """Say whether a browser asks whether a page may ask; the page's origin has been checked."""
     names = {name for name, _ in scope["headers"]}
     is_asked = {b"origin", b"access-control-request-method"} <= names

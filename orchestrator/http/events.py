@@ -45,7 +45,7 @@ async def run_frames(events: AsyncIterator[Event]) -> AsyncGenerator[str]:
 
 async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
     """Yield how a session stands, at once and after every change, until it is closed and nothing of it goes on."""
-    ear = await api.ears.session_ear(session_id)
+    subscription = await api.subscriptions.subscribe_session(session_id)
     last: Json = None
     try:
         while True:
@@ -57,9 +57,9 @@ async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
                 yield END
                 return
             await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-            await ear.wait(LOOK_EVERY_S)
+            await subscription.wait(LOOK_EVERY_S)
     finally:
-        await ear.close()
+        await subscription.close()
 
 
 async def _standing(api: Api, session_id: str) -> dict[str, Json]:
@@ -87,7 +87,7 @@ async def _standing(api: Api, session_id: str) -> dict[str, Json]:
 
 
 @dataclass(slots=True)
-class KeptAlive:
+class SseStream:
     """Frames with comments between them; ends when the caller may not go on or the server stops.
 
     The next frame is waited for in a task of its own, so that whatever cancels the sending leaves it whole; ``close``
@@ -138,7 +138,7 @@ class EventStream(StreamingResponse):
     """A stream of events. It holds one of its caller's places from before its first byte until its end."""
 
     def __init__(self, frames: AsyncGenerator[str], api: Api, caller: Caller) -> None:
-        self._kept = KeptAlive(frames, api, caller)
+        self._kept = SseStream(frames, api, caller)
         super().__init__(
             aiter(self._kept), headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream; charset=utf-8"
         )

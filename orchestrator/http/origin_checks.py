@@ -25,14 +25,14 @@ Scope = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Borders:
+class RequestPolicy:
     """``hosts`` are names without ports, lower case; ``origins`` are written out whole (``https://console.example``)."""
 
     hosts: frozenset[str] = LOOPBACK_NAMES
     origins: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, allow_hosts: Sequence[str], origins: Sequence[str]) -> "Borders":
+    def of(cls, allow_hosts: Sequence[str], origins: Sequence[str]) -> "RequestPolicy":
         """Return the borders of a server that is also called by these names, and from these pages.
 
         Raises: UsageError.

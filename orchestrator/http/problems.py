@@ -104,7 +104,7 @@ _BY_STATUS: Final[Mapping[int, Problem]] = {
 """What a status of the framework's own means here; any other is an invalid request."""
 
 
-class ErrorShape(BaseModel):
+class ErrorSchema(BaseModel):
     """One thing wrong with a request."""
 
     place: str = Field(description="Where: `body.inputs.path`, `query.limit`, a line of the plan.")
@@ -112,7 +112,7 @@ class ErrorShape(BaseModel):
     remedy: str = Field(default="", description="What to do about it.")
 
 
-class ProblemShape(BaseModel):
+class ProblemSchema(BaseModel):
     """A problem document (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow", title="Problem")
@@ -122,7 +122,7 @@ class ProblemShape(BaseModel):
     status: int
     detail: str = Field(description="A sentence for a person: what is wrong and what to do.")
     code: Problem
-    errors: list[ErrorShape] | None = None
+    errors: list[ErrorSchema] | None = None
 
 
 class ProblemError(HTTPException):

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from soong.orchestrator.approvals.approval import Approval, question_json
 from soong.orchestrator.approvals.decide import offers_session
-from soong.orchestrator.approvals.question_status import ending_of
+from soong.orchestrator.approvals.question_status import status_of_question
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.schemas import AnyObject, Instant, Shape
+from soong.orchestrator.http.schemas import AnyObject, Instant, Schema
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -18,7 +18,7 @@ from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Choice, Question
 
 
-class IdentityShape(Shape):
+class IdentitySchema(Schema):
     """Who asks, read from the run's row and never from what the worker said."""
 
     session_id: str
@@ -36,13 +36,13 @@ class IdentityShape(Shape):
     is_foreign: bool = Field(description="That was another side than the session's: no grant or rule answers for it.")
 
 
-class TargetShape(Shape):
+class TargetSchema(Schema):
     kind: str
     shown: str = Field(description="The resolved target: a path, a command, a host.")
     host: str
 
 
-class AnswerShape(Shape):
+class AnswerSchema(Schema):
     choice: str | None = Field(description="Null when the responder failed instead of answering.")
     principal: str
     channel: str
@@ -52,7 +52,7 @@ class AnswerShape(Shape):
     metadata: AnyObject
 
 
-class DecisionShape(Shape):
+class DecisionSchema(Schema):
     id: str
     choice: str
     author: str = Field(description="`rule`, `grant`, `person` or `system`.")
@@ -63,7 +63,7 @@ class DecisionShape(Shape):
     expires: Instant
 
 
-class ApprovalShape(Shape):
+class ApprovalSchema(Schema):
     """A permission question. An answer names `input_digest`, so that what was shown is what is answered."""
 
     id: str
@@ -71,14 +71,14 @@ class ApprovalShape(Shape):
     ending: str = Field(description="How it stands, in a word: `waits`, `answered`, `denied`, `timed out` …")
     sentence: str = Field(description="The same as a sentence.")
     asked: Instant
-    identity: IdentityShape
+    identity: IdentitySchema
     tool_call_id: str
     tool: str
     permission: str
     tags: list[str]
     arguments: AnyObject = Field(description="The input, redacted; long texts are cut, with a mark.")
     input_digest: str = Field(description="SHA-256 of the real input's canonical form.")
-    target: TargetShape
+    target: TargetSchema
     session_grant: str = Field(description="What `allow_for_session` would cover; empty: it is not offered.")
     precondition: str = Field(description="The target as it was when it was asked about; if it changed, nothing runs.")
     cwd: str
@@ -93,21 +93,21 @@ class ApprovalShape(Shape):
     unknown_effects: list[AnyObject] = Field(
         default_factory=list, description="Earlier calls of the run that may or may not have happened."
     )
-    answer: AnswerShape | None
-    decision: DecisionShape | None
+    answer: AnswerSchema | None
+    decision: DecisionSchema | None
     choices: list[str] = Field(description="The answers that are offered; none once it is answered.")
     may_answer: bool
     may_not_because: str = Field(description="Why the caller may not answer it; empty when it may.")
 
 
-class SessionFacts(Shape):
+class SessionFacts(Schema):
     id: str
     principal: str
     answer_mode: str
     project: str
 
 
-class WholeShape(Shape):
+class FullInputSchema(Schema):
     """The input as far as it is kept: every byte of it exactly when `is_exact`."""
 
     input: AnyObject
@@ -116,17 +116,17 @@ class WholeShape(Shape):
     note: str
 
 
-class ApprovalDetail(ApprovalShape):
+class ApprovalDetail(ApprovalSchema):
     withdrawn: str = Field(description="Why it was withdrawn, if it was.")
     session: SessionFacts
     task_title: str
-    parents: list[IdentityShape] = Field(description="From the asking run's parent up to the session's first run.")
-    whole: WholeShape
+    parents: list[IdentitySchema] = Field(description="From the asking run's parent up to the session's first run.")
+    whole: FullInputSchema
     is_tainted: bool = Field(description="The run has read, or inherited, untrusted content.")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ApprovalView:
     """A question in its session, for one caller. No grant ever covers a folder around ``home``."""
 
     question: Question
@@ -163,15 +163,15 @@ class Shown:
             return f"the session is attached: only {session.principal!r} answers in it"
         return ""
 
-    def shape(self) -> ApprovalShape:
-        return ApprovalShape.model_validate(_known(ApprovalShape, question_json(self.question), self._answering()))
+    def shape(self) -> ApprovalSchema:
+        return ApprovalSchema.model_validate(_known(ApprovalSchema, question_json(self.question), self._answering()))
 
     def detail(self, approval: Approval) -> ApprovalDetail:
         # Not among it: how the target is now. That is told from where the person is, which this server need not be.
         return ApprovalDetail.model_validate(_known(ApprovalDetail, approval.as_json(), self._answering()))
 
     def _answering(self) -> dict[str, Json]:
-        hindrance = self.hindrance or ("" if self.is_open else f"it is {ending_of(self.question).word}")
+        hindrance = self.hindrance or ("" if self.is_open else f"it is {status_of_question(self.question).word}")
         return {
             "choices": [str(choice) for choice in self.choices] if self.is_open else [],
             "may_answer": not hindrance,
@@ -179,7 +179,7 @@ class Shown:
         }
 
 
-def _known(shape: type[Shape], *told: JsonObject) -> JsonObject:
+def _known(shape: type[Schema], *told: JsonObject) -> JsonObject:
     """Return what is told that the shape has a field for."""
     return {name: value for one in told for name, value in one.items() if name in shape.model_fields}
 
@@ -187,7 +187,7 @@ def _known(shape: type[Shape], *told: JsonObject) -> JsonObject:
 def who_answered(question: Question) -> dict[str, Json]:
     """Return by whom, how and when a question was answered or decided, for whoever comes second (PER-15)."""
     answer, decision = question.answer, question.decision
-    told: dict[str, Json] = {"state": str(question.state), "sentence": ending_of(question).sentence}
+    told: dict[str, Json] = {"state": str(question.state), "sentence": status_of_question(question).sentence}
     if answer is not None:
         choice = None if answer.choice is None else str(answer.choice)
         told |= {"by": answer.principal, "channel": answer.channel, "at": rfc3339(answer.answered_us), "choice": choice}

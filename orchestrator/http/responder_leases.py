@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.orchestrator.approvals.leases import Attendance
+from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.client import Client
 
 CHANNEL: Final = "http"
@@ -20,7 +20,7 @@ LOOK_EVERY_S: Final = 1.0
 class _Seat:
     """One principal's presence: until when, by session, on the loop's clock."""
 
-    attendance: Attendance
+    attendance: ResponderLease
     until_s: dict[str, float] = field(default_factory=dict)
     keeping: asyncio.Task[None] | None = None
 
@@ -39,7 +39,7 @@ class _Seat:
 
 
 @dataclass(slots=True)
-class Attending:
+class ResponderLeases:
     """Who is there to answer through one server."""
 
     client: Client
@@ -53,7 +53,7 @@ class Attending:
             return
         seat = self._seats.get(principal)
         if seat is None:
-            seat = _Seat(Attendance(self.client.store, self.client.ring, principal, CHANNEL, lease_s))
+            seat = _Seat(ResponderLease(self.client.store, self.client.notifier, principal, CHANNEL, lease_s))
             self._seats[principal] = seat
         seat.until_s.update(until_s)
         if seat.keeping is None or seat.keeping.done():

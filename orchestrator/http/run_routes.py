@@ -12,7 +12,7 @@ from soong.orchestrator.http.context import Needs, api_of
 from soong.orchestrator.http.events import EventStream, run_frames
 from soong.orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
 from soong.orchestrator.http.problems import Problem, ProblemError
-from soong.orchestrator.http.schemas import EventShape, NodeShape, Page, RunDetail, RunShape, page_of, respond
+from soong.orchestrator.http.schemas import EventSchema, NodeSchema, Page, RunDetail, RunSchema, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.shared.permissions.access.token import Right
 
@@ -24,14 +24,14 @@ After = Annotated[int, Query(ge=0, le=2**53, description="Begin after the entry 
 LastEventId = Annotated[str, Header(pattern=r"^([0-9]{1,16})?$", description="As `after`; readers send it.")]
 
 
-@router.get("/v1/runs", response_model=Page[RunShape], dependencies=[READER])
+@router.get("/v1/runs", response_model=Page[RunSchema], dependencies=[READER])
 async def list_runs(
     request: Request, session: InSession = "", task: InTask = "", cursor: Cursor = "", limit: Limit = 50
 ) -> Response:
     """List runs, newest first."""
     store = api_of(request).client.store
     found = await store.run_page(session_id=session, task_id=task, before=cursor, limit=limit)
-    return respond(page_of([RunShape.of(run) for run in found], limit, found[-1].id if found else ""))
+    return respond(page_of([RunSchema.of(run) for run in found], limit, found[-1].id if found else ""))
 
 
 @router.get("/v1/runs/{run_id}", response_model=RunDetail, dependencies=[READER])
@@ -40,22 +40,22 @@ async def show_run(request: Request, run_id: RunId) -> Response:
     return respond(RunDetail.of(await api_of(request).client.store.run(run_id)))
 
 
-@router.get("/v1/runs/{run_id}/nodes", response_model=Page[NodeShape], dependencies=[READER])
+@router.get("/v1/runs/{run_id}/nodes", response_model=Page[NodeSchema], dependencies=[READER])
 async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
     """Read a run's context tree: what the model was told, what it said, what tools answered."""
     store = api_of(request).client.store
     await store.run(run_id)
     found = await store.node_page(run_id, after=after, limit=limit)
-    return respond(page_of([NodeShape.of(one) for one in found], limit, str(found[-1].number) if found else ""))
+    return respond(page_of([NodeSchema.of(one) for one in found], limit, str(found[-1].number) if found else ""))
 
 
-@router.get("/v1/runs/{run_id}/events", response_model=Page[EventShape], dependencies=[READER])
+@router.get("/v1/runs/{run_id}/events", response_model=Page[EventSchema], dependencies=[READER])
 async def list_events(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
     """Read a run's log as CloudEvents; `id` is the event's number, without gaps from 1 on."""
     store = api_of(request).client.store
     await store.run(run_id)
     found = await store.events(run_id, after_seq=after, limit=limit)
-    events = [EventShape.model_validate(event.envelope()) for event in found]
+    events = [EventSchema.model_validate(event.envelope()) for event in found]
     return respond(page_of(events, limit, str(found[-1].seq) if found else ""))
 
 
@@ -87,5 +87,5 @@ async def stream_events(
         raise ProblemError(Problem.INVALID_INPUT, detail)
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)
-    tail = RunTail(api.client.store, api.ears.run_ear)
+    tail = RunTail(api.client.store, api.subscriptions.subscribe_run)
     return EventStream(run_frames(tail.follow(run_id, from_seq=seen + 1)), api, caller)

@@ -28,20 +28,20 @@ AnyObject = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperti
 Instant = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
-class Shape(BaseModel):
+class Schema(BaseModel):
     """A document that is sent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Page(Shape, Generic[T]):
+class Page(Schema, Generic[T]):
     """One page of a list. ``next`` is the ``cursor`` of the page after it; null: there is none."""
 
     items: list[T]
     next: str | None
 
 
-class SessionShape(Shape):
+class SessionSchema(Schema):
     id: str
     principal: str
     project: str
@@ -52,7 +52,7 @@ class SessionShape(Shape):
     is_closed: bool
 
     @classmethod
-    def of(cls, session: Session) -> "SessionShape":
+    def of(cls, session: Session) -> "SessionSchema":
         return cls(
             id=session.id,
             principal=session.principal,
@@ -65,13 +65,13 @@ class SessionShape(Shape):
         )
 
 
-class SessionDetail(SessionShape):
+class SessionDetail(SessionSchema):
     policy: AnyObject = Field(description="The session's rules, those of `allow` among them.")
     tasks: list[str] = Field(description="The newest 100 tasks, newest first.")
     approvals: list[str] = Field(description="Questions that wait for an answer, oldest first.")
 
 
-class TaskShape(Shape):
+class TaskSchema(Schema):
     id: str
     session: str
     title: str
@@ -82,7 +82,7 @@ class TaskShape(Shape):
     steps: dict[str, int] = Field(description="How many steps stand in which status.")
 
     @classmethod
-    def of(cls, task: Task, counts: Mapping[StepStatus, int]) -> "TaskShape":
+    def of(cls, task: Task, counts: Mapping[StepStatus, int]) -> "TaskSchema":
         return cls(
             id=task.id,
             session=task.session_id,
@@ -95,7 +95,7 @@ class TaskShape(Shape):
         )
 
 
-class StepShape(Shape):
+class StepSchema(Schema):
     id: str
     status: str
     outcome: str | None = Field(description="`clean`, or `partial` after denials or unknown effects.")
@@ -114,7 +114,7 @@ class StepShape(Shape):
     error: AnyJson
 
     @classmethod
-    def of(cls, step: Step) -> "StepShape":
+    def of(cls, step: Step) -> "StepSchema":
         return cls(
             id=step.step_id,
             status=str(step.status),
@@ -135,14 +135,14 @@ class StepShape(Shape):
         )
 
 
-class TaskDetail(TaskShape):
+class TaskDetail(TaskSchema):
     root_run: str
     inputs: AnyObject
-    step_list: list[StepShape] = Field(description="The steps as planned, items of a map below it.")
+    step_list: list[StepSchema] = Field(description="The steps as planned, items of a map below it.")
     approvals: list[str] = Field(description="Questions of the task that wait for an answer.")
 
 
-class TaskResult(Shape):
+class TaskResult(Schema):
     """What a task came to, as `soong tasks show --json` says it."""
 
     model_config = ConfigDict(extra="allow")
@@ -155,12 +155,12 @@ class TaskResult(Shape):
     denials: list[AnyObject]
 
 
-class Submitted(Shape):
-    session: SessionShape
-    task: TaskShape
+class Submitted(Schema):
+    session: SessionSchema
+    task: TaskSchema
 
 
-class PlanShape(Shape):
+class PlanSchema(Schema):
     """A plan that could become a task."""
 
     title: str
@@ -169,7 +169,7 @@ class PlanShape(Shape):
     mermaid: str = Field(description="Its graph as Mermaid text.")
 
 
-class PreviewStep(Shape):
+class PreviewStep(Schema):
     """What one step will ask for."""
 
     id: str
@@ -181,7 +181,7 @@ class PreviewStep(Shape):
     grant_digest: str | None = Field(description="What a yes to it names in `step_grants`; null: none can be given.")
 
 
-class PreviewShape(Shape):
+class PreviewSchema(Schema):
     """What a plan will ask for, as `soong run --preview --json` says it."""
 
     v: int = Field(description="Grows when a field changes its meaning.")
@@ -190,7 +190,7 @@ class PreviewShape(Shape):
     steps: list[PreviewStep]
 
 
-class RunShape(Shape):
+class RunSchema(Schema):
     id: str
     status: str
     end_reason: str | None
@@ -250,11 +250,11 @@ class RunShape(Shape):
         }
 
     @classmethod
-    def of(cls, run: Run) -> "RunShape":
+    def of(cls, run: Run) -> "RunSchema":
         return cls(**cls.fields_of(run))
 
 
-class ToolVerdict(Shape):
+class ToolVerdict(Schema):
     """Why a run has a tool, or has it not (ETS-08)."""
 
     tool: str
@@ -262,7 +262,7 @@ class ToolVerdict(Shape):
     rule: str
 
 
-class RunDetail(RunShape):
+class RunDetail(RunSchema):
     tools: list[str] = Field(description="The tools that the run may call.")
     surface: list[ToolVerdict] = Field(description="Every tool, and the rule that decided.")
 
@@ -274,7 +274,7 @@ class RunDetail(RunShape):
         return cls(**cls.fields_of(run), tools=[one.tool for one in verdicts if one.is_in], surface=verdicts)
 
 
-class NodeShape(Shape):
+class NodeSchema(Schema):
     number: int
     parent: int
     kind: str
@@ -282,7 +282,7 @@ class NodeShape(Shape):
     created: Instant
 
     @classmethod
-    def of(cls, node: Node) -> "NodeShape":
+    def of(cls, node: Node) -> "NodeSchema":
         return cls(
             number=node.number,
             parent=node.parent,
@@ -292,7 +292,7 @@ class NodeShape(Shape):
         )
 
 
-class EventShape(Shape):
+class EventSchema(Schema):
     """An event of a run in its CloudEvents 1.0 envelope; `id` is its number, without gaps from 1 on."""
 
     specversion: str
@@ -304,14 +304,14 @@ class EventShape(Shape):
     data: AnyObject
 
 
-class CallerShape(Shape):
+class CallerSchema(Schema):
     principal: str
     token: str = Field(description="The id of the token that was sent; not the token.")
     rights: list[str] = Field(description="What it may do, implied rights among them.")
     expires: Instant | None
 
 
-class HealthShape(Shape):
+class HealthSchema(Schema):
     status: str
 
 

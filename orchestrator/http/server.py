@@ -18,7 +18,7 @@ from soong.orchestrator.http.app import make_app
 from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.edge import HEADERS
 from soong.orchestrator.http.limits import Limits
-from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.problems import Problem, ProblemError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -117,7 +117,7 @@ async def serve(
 
     Raises: UsageError when a host or an origin of the settings is not valid.
     """
-    app = make_app(api, Borders.of(settings.http_allow_hosts, settings.http_origins))
+    app = make_app(api, RequestPolicy.of(settings.http_allow_hosts, settings.http_origins))
     config = uvicorn.Config(
         cast(Any, app),
         http=type("Connection", (BoundedConnection,), {"limits": api.limits}),

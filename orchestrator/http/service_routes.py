@@ -8,7 +8,7 @@ from starlette.responses import Response
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
-from soong.orchestrator.http.schemas import AnyObject, CallerShape, HealthShape, Shape, respond
+from soong.orchestrator.http.schemas import AnyObject, CallerSchema, HealthSchema, Schema, respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.shared.core.clock import rfc3339
 from soong.shared.permissions.access.token import Right
@@ -18,7 +18,7 @@ router = APIRouter(route_class=StrictRoute)
 READER = Depends(Needs(Right.READ))
 
 
-class WorkersShape(Shape):
+class WorkersSchema(Schema):
     """Who works, on what, and what waits, as `soong workers list --json` says it."""
 
     workers: list[AnyObject]
@@ -27,25 +27,25 @@ class WorkersShape(Shape):
     parked: int = Field(description="Runs that wait for consent and hold no slot.")
 
 
-@router.get("/v1/health", response_model=HealthShape, tags=["service"])
+@router.get("/v1/health", response_model=HealthSchema, tags=["service"])
 async def health() -> Response:
     """Say that this process answers; nothing is asked of anybody. Needs no token."""
-    return respond(HealthShape(status="ok"))
+    return respond(HealthSchema(status="ok"))
 
 
-@router.get("/v1/ready", response_model=HealthShape, tags=["service"])
+@router.get("/v1/ready", response_model=HealthSchema, tags=["service"])
 async def ready(request: Request) -> Response:
     """Say whether the database answers: 200 or 503. Needs no token."""
     await api_of(request).look_at_rows()
-    return respond(HealthShape(status="ok"))
+    return respond(HealthSchema(status="ok"))
 
 
-@router.get("/v1/me", response_model=CallerShape, tags=["service"])
+@router.get("/v1/me", response_model=CallerSchema, tags=["service"])
 async def me(caller: Caller = READER) -> Response:
     """Say who the token speaks for, and what it may do."""
     expires_us = caller.token.expires_us
     return respond(
-        CallerShape(
+        CallerSchema(
             principal=caller.principal,
             token=caller.token.id,
             rights=[str(right) for right in Right if caller.may(right)],
@@ -54,7 +54,7 @@ async def me(caller: Caller = READER) -> Response:
     )
 
 
-@router.get("/v1/workers", response_model=WorkersShape, tags=["service"], dependencies=[READER])
+@router.get("/v1/workers", response_model=WorkersSchema, tags=["service"], dependencies=[READER])
 async def workers(request: Request) -> Response:
     """List the workers that are not gone, with what each holds, and the queues."""
     api = api_of(request)

@@ -10,7 +10,7 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of, check_steering
 from soong.orchestrator.http.events import TASKS_TOLD, EventStream, session_frames
 from soong.orchestrator.http.parameters import Cursor, Limit, SessionId
-from soong.orchestrator.http.schemas import Page, SessionDetail, SessionShape, page_of, respond
+from soong.orchestrator.http.schemas import Page, SessionDetail, SessionSchema, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.shared.permissions.access.token import Right
 
@@ -20,7 +20,7 @@ READER = Depends(Needs(Right.READ))
 RUNNER = Depends(Needs(Right.RUN))
 
 
-@router.get("/v1/sessions", response_model=Page[SessionShape], dependencies=[READER])
+@router.get("/v1/sessions", response_model=Page[SessionSchema], dependencies=[READER])
 async def list_sessions(
     request: Request,
     closed: Annotated[bool, Query(description="Closed ones too.")] = False,
@@ -30,7 +30,7 @@ async def list_sessions(
     """List sessions, newest first."""
     store = api_of(request).client.store
     found = await store.session_page(include_closed=closed, before=cursor, limit=limit)
-    return respond(page_of([SessionShape.of(one) for one in found], limit, found[-1].id if found else ""))
+    return respond(page_of([SessionSchema.of(one) for one in found], limit, found[-1].id if found else ""))
 
 
 @router.get("/v1/sessions/{session_id}", response_model=SessionDetail, dependencies=[READER])
@@ -40,7 +40,7 @@ async def show_session(request: Request, session_id: SessionId) -> Response:
     session = await store.session(session_id)
     waiting = await store.questions(session_id=session_id)
     detail = SessionDetail(
-        **SessionShape.of(session).model_dump(),
+        **SessionSchema.of(session).model_dump(),
         policy=dict(session.policy),
         tasks=[task.id for task in await store.tasks(session_id=session_id, limit=TASKS_TOLD)],
         approvals=[question.request.id for question in waiting if question.answer is None],
@@ -63,7 +63,7 @@ async def stream_session(request: Request, session_id: SessionId, caller: Caller
     return EventStream(session_frames(api, session_id), api, caller)
 
 
-@router.post("/v1/sessions/{session_id}/close", response_model=SessionShape)
+@router.post("/v1/sessions/{session_id}/close", response_model=SessionSchema)
 async def close_session(request: Request, session_id: SessionId, caller: Caller = RUNNER) -> Response:
     """Close a session: it is looked at no more once its tasks have ended. Its owner's word is waited for."""
     api = api_of(request)
@@ -71,4 +71,4 @@ async def close_session(request: Request, session_id: SessionId, caller: Caller 
     check_steering(caller, session)
     if not session.is_closed:
         await api.tasks_of(caller).close_session(session_id)
-    return respond(SessionShape.of(await api.client.store.session(session_id)))
+    return respond(SessionSchema.of(await api.client.store.session(session_id)))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.engine.wire.notifier import DeafEar, Ear, Switchboard
+from soong.shared.engine.wire.notifier import NullSubscription, Subscriber, Subscription
 
 LOOK_EVERY_S: Final = 1.0
 MOST_SUBJECTS: Final = 40
@@ -20,22 +20,22 @@ MOST_SUBJECTS: Final = 40
 class _Subject:
     """One ear and all who listen with it."""
 
-    ear: Ear
-    listeners: dict["SharedEar", None] = field(default_factory=dict)
-    pump: asyncio.Task[None] | None = None
+    subscription: Subscription
+    listeners: dict["SharedSubscription", None] = field(default_factory=dict)
+    claim_loop: asyncio.Task[None] | None = None
 
     async def listen(self) -> None:
         while True:
-            if await self.ear.wait(60.0):
+            if await self.subscription.wait(60.0):
                 for listener in self.listeners:
                     listener.rung.set()
 
 
 @dataclass(slots=True, eq=False)
-class SharedEar:
-    """One listener's part in an ear. Implements ``soong.shared.engine.wire.notifier.Ear``."""
+class SharedSubscription:
+    """One listener's part in an ear. Implements ``soong.shared.engine.wire.notifier.Subscription``."""
 
-    leave: Callable[["SharedEar"], Awaitable[None]]
+    leave: Callable[["SharedSubscription"], Awaitable[None]]
     rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
@@ -52,50 +52,50 @@ class SharedEar:
 
 
 @dataclass(slots=True)
-class SharedEars:
+class SubscriptionPool:
     """Ears by subject; the first listener opens one, the last one closes it."""
 
-    switchboard: Switchboard
+    subscriber: Subscriber
     _subjects: dict[str, _Subject] = field(default_factory=dict)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def run_ear(self, run_id: str) -> Ear:
-        return await self._ear(run_id, lambda: self.switchboard.run_ear(run_id))
+    async def subscribe_run(self, run_id: str) -> Subscription:
+        return await self._ear(run_id, lambda: self.subscriber.subscribe_run(run_id))
 
-    async def session_ear(self, session_id: str) -> Ear:
-        return await self._ear(session_id, lambda: self.switchboard.session_ear(session_id))
+    async def subscribe_session(self, session_id: str) -> Subscription:
+        return await self._ear(session_id, lambda: self.subscriber.subscribe_session(session_id))
 
-    async def question_ear(self) -> Ear:
+    async def subscribe_questions(self) -> Subscription:
         """Hear that some question was raised, in whichever session."""
-        return await self._ear("", self.switchboard.permission_ear)
+        return await self._ear("", self.subscriber.subscribe_permissions)
 
     async def close(self) -> None:
         subjects, self._subjects = self._subjects, {}
         for subject in subjects.values():
             await _hang_up(subject)
 
-    async def _ear(self, name: str, opened: Callable[[], Awaitable[Ear]]) -> Ear:
+    async def _ear(self, name: str, opened: Callable[[], Awaitable[Subscription]]) -> Subscription:
         async with self._opening:
             subject = self._subjects.get(name)
             if subject is None:
                 if len(self._subjects) >= MOST_SUBJECTS:
-                    return DeafEar()
+                    return NullSubscription()
                 subject = self._subjects[name] = _Subject(await opened())
-                subject.pump = asyncio.get_running_loop().create_task(subject.listen())
+                subject.claim_loop = asyncio.get_running_loop().create_task(subject.listen())
 
-            async def leave(listener: SharedEar) -> None:
+            async def leave(listener: SharedSubscription) -> None:
                 subject.listeners.pop(listener, None)
                 if not subject.listeners and self._subjects.get(name) is subject:
                     del self._subjects[name]
                     await _hang_up(subject)
 
-            ear = SharedEar(leave)
-            subject.listeners[ear] = None
-            return ear
+            subscription = SharedSubscription(leave)
+            subject.listeners[subscription] = None
+            return subscription
 
 
 async def _hang_up(subject: _Subject) -> None:
-    if subject.pump is not None:
-        subject.pump.cancel()
-        await asyncio.gather(subject.pump, return_exceptions=True)
-    await subject.ear.close()
+    if subject.claim_loop is not None:
+        subject.claim_loop.cancel()
+        await asyncio.gather(subject.claim_loop, return_exceptions=True)
+    await subject.subscription.close()

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.client import view_of
+from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.submission import Ids
 from soong.orchestrator.http.authentication import Caller
@@ -17,14 +17,14 @@ from soong.orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
 from soong.orchestrator.http.problems import Problem, ProblemError
 from soong.orchestrator.http.schemas import (
     Page,
-    PlanShape,
-    PreviewShape,
-    SessionShape,
-    StepShape,
+    PlanSchema,
+    PreviewSchema,
+    SessionSchema,
+    StepSchema,
     Submitted,
     TaskDetail,
     TaskResult,
-    TaskShape,
+    TaskSchema,
     page_of,
     respond,
 )
@@ -57,11 +57,11 @@ RUNNER = Depends(Needs(Right.RUN))
 Reason = Annotated[str, Field(max_length=2_000, description="Why, for whoever reads it later.")]
 
 
-class Asked(Body):
+class CommandBody(Body):
     reason: Reason = ""
 
 
-class RetryAsked(Asked):
+class RetryAsked(CommandBody):
     start: str = Field(
         default="", alias="from", max_length=64, description="Run this step and all that came of it again, too."
     )
@@ -87,7 +87,7 @@ class DispatchAsked(Body):
         return any(getattr(self, name) not in ("", None) for name in SAYS_WHAT_TO_DO)
 
 
-NO_REASON = Asked()
+NO_REASON = CommandBody()
 
 IdempotencyKey = Annotated[
     str,
@@ -131,7 +131,7 @@ async def submit_task(
     return await _submitted(api, Ids(ready.session.id, ready.task.id), status=201)
 
 
-@router.post("/v1/tasks/preview", response_model=PreviewShape, dependencies=[RUNNER])
+@router.post("/v1/tasks/preview", response_model=PreviewSchema, dependencies=[RUNNER])
 async def preview_plan(request: Request, body: PreviewBody) -> Response:
     """Show what the steps of a plan will ask for, resolved and judged, and write nothing.
 
@@ -142,7 +142,7 @@ async def preview_plan(request: Request, body: PreviewBody) -> Response:
     return respond(preview_document(preview))
 
 
-@router.post("/v1/tasks/validate", response_model=PlanShape, dependencies=[READER])
+@router.post("/v1/tasks/validate", response_model=PlanSchema, dependencies=[READER])
 async def validate_plan(request: Request, body: PlanBody) -> Response:
     """Check a plan and write nothing. Every offence is named with its place and what to do."""
     plan = await asyncio.to_thread(read_plan, body.plan, await api_of(request).catalogue())
@@ -154,10 +154,10 @@ async def validate_plan(request: Request, body: PlanBody) -> Response:
         {"id": one.id, "kind": str(one.kind), "title": one.title, "depends_on": list(one.depends_on)}
         for one in plan.steps
     ]
-    return respond(PlanShape(title=plan.title, inputs=inputs, steps=steps, mermaid=mermaid(plan)))
+    return respond(PlanSchema(title=plan.title, inputs=inputs, steps=steps, mermaid=mermaid(plan)))
 
 
-@router.get("/v1/tasks", response_model=Page[TaskShape], dependencies=[READER])
+@router.get("/v1/tasks", response_model=Page[TaskSchema], dependencies=[READER])
 async def list_tasks(request: Request, session: InSession = "", cursor: Cursor = "", limit: Limit = 50) -> Response:
     """List tasks, newest first, with how many steps stand in which status."""
     api = api_of(request)
@@ -169,12 +169,12 @@ async def list_tasks(request: Request, session: InSession = "", cursor: Cursor =
 async def show_task(request: Request, task_id: TaskId) -> Response:
     """Show a task: its inputs, every step with its output or error, what waits for an answer."""
     api = api_of(request)
-    view = await view_of(api.client.store, task_id)
+    view = await snapshot_of(api.client.store, task_id)
     detail = TaskDetail(
-        **TaskShape.of(view.task, view.counts).model_dump(),
+        **TaskSchema.of(view.task, view.counts).model_dump(),
         root_run=view.task.root_run_id,
         inputs=dict(view.task.inputs),
-        step_list=[StepShape.of(step) for step in view.steps],
+        step_list=[StepSchema.of(step) for step in view.steps],
         approvals=[question.id for question in view.questions],
     )
     return respond(detail)
@@ -184,7 +184,7 @@ async def show_task(request: Request, task_id: TaskId) -> Response:
 async def task_result(request: Request, task_id: TaskId) -> Response:
     """Say what a task came to: outputs, what was written, denied and unknown; as `soong tasks show --json` does."""
     client = api_of(request).client
-    outcome = await outcome_of(client.store, await view_of(client.store, task_id), client.settings.runs)
+    outcome = await outcome_of(client.store, await snapshot_of(client.store, task_id), client.settings.runs)
     return respond(outcome.as_json())
 
 
@@ -212,31 +212,37 @@ async def task_graph(
     return Response(await asyncio.to_thread(draw), media_type=media_type)
 
 
-@router.post("/v1/tasks/{task_id}/pause", response_model=TaskShape)
-async def pause_task(request: Request, task_id: TaskId, body: Asked = NO_REASON, caller: Caller = RUNNER) -> Response:
+@router.post("/v1/tasks/{task_id}/pause", response_model=TaskSchema)
+async def pause_task(
+    request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
+) -> Response:
     """Let nothing of a task start; what runs is handed back."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.pause(task, reason=body.reason)
     return respond(await _shape(api, await api.client.store.task(task_id)))
 
 
-@router.post("/v1/tasks/{task_id}/resume", response_model=TaskShape)
-async def resume_task(request: Request, task_id: TaskId, body: Asked = NO_REASON, caller: Caller = RUNNER) -> Response:
+@router.post("/v1/tasks/{task_id}/resume", response_model=TaskSchema)
+async def resume_task(
+    request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
+) -> Response:
     """Let a paused task go on, or run what did not complete of an ended one again."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.resume(task, reason=body.reason or "resumed")
     return respond(await _shape(api, await api.client.store.task(task_id)))
 
 
-@router.post("/v1/tasks/{task_id}/cancel", response_model=TaskShape)
-async def cancel_task(request: Request, task_id: TaskId, body: Asked = NO_REASON, caller: Caller = RUNNER) -> Response:
+@router.post("/v1/tasks/{task_id}/cancel", response_model=TaskSchema)
+async def cancel_task(
+    request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
+) -> Response:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.cancel(task, reason=body.reason)
     return respond(await _shape(api, await api.client.store.task(task_id)))
 
 
-@router.post("/v1/tasks/{task_id}/retry", response_model=TaskShape)
+@router.post("/v1/tasks/{task_id}/retry", response_model=TaskSchema)
 async def retry_task(
     request: Request, task_id: TaskId, body: RetryAsked | None = None, caller: Caller = RUNNER
 ) -> Response:
@@ -247,7 +253,7 @@ async def retry_task(
     return respond(await _shape(api, await api.client.store.task(task_id)))
 
 
-@router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskShape)
+@router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskSchema)
 async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchAsked, caller: Caller = RUNNER) -> Response:
     """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
 
@@ -282,7 +288,7 @@ def _reused() -> ProblemError:
 async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:
     store = api.client.store
     session, task = await store.session(ids.session), await store.task(ids.task)
-    shape = Submitted(session=SessionShape.of(session), task=await _shape(api, task))
+    shape = Submitted(session=SessionSchema.of(session), task=await _shape(api, task))
     return respond(shape, status=status, headers={"Location": f"/v1/tasks/{ids.task}"})
 
 
@@ -294,5 +300,5 @@ async def _steered(request: Request, task_id: str, caller: Caller) -> tuple[Api,
     return api, task, api.tasks_of(caller)
 
 
-async def _shape(api: Api, task: Task) -> TaskShape:
-    return TaskShape.of(task, (await api.client.store.counts(task.id)).by_status)
+async def _shape(api: Api, task: Task) -> TaskSchema:
+    return TaskSchema.of(task, (await api.client.store.counts(task.id)).by_status)

@@ -7,14 +7,14 @@ from functools import partial
 
 import redis as redis_sync
 
-from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.run_archive import RunFolders
+from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
@@ -28,8 +28,8 @@ from soong.shared.storage.celery.app import make_celery
 from soong.shared.storage.celery.broker import CeleryBroker
 from soong.shared.storage.celery.events import CeleryRunEvents
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 
 BROKER_TIMEOUT_S = 5.0
@@ -68,27 +68,29 @@ async def build(settings: Settings) -> Orchestrator:
         await store.close()
         raise
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
-    ring = RedisRing(clients.commands)
-    switchboard = RedisSwitchboard(clients.blocking)
+    notifier = RedisNotifier(clients.commands)
+    subscriber = RedisSubscriber(clients.blocking)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
-    folders = RunFolders(store, artifacts, RootedFolder(settings.data, RUNS), clock)
+    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock)
     client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
     broker = CeleryBroker(make_celery(settings.redis_url), client)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
     parts = Parts(
         store=store,
-        ring=ring,
-        switchboard=switchboard,
+        notifier=notifier,
+        subscriber=subscriber,
         clock=clock,
         scheduler=Scheduler(
             store, store, Expander(store, store, clock, settings.max_children_per_run, asyncio.to_thread), clock
         ),
-        commands=Commands(store, store, store, ring, clock, planner),
+        commands=Commands(store, store, store, notifier, clock, planner),
         dispatcher=Dispatcher(store, store, broker),
-        desk=Desk(store, ring, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events),
+        broker=ApprovalBroker(
+            store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
+        ),
         recorder=folders,
-        closers=(folders.close, ring.close, clients.close),
+        closers=(folders.close, notifier.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)

@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import TaskEvent
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.capabilities import project_needed
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.wire.notifier import Notifier
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Commands:
     sessions: SessionStore
     tasks: TaskStore
     runs: RunStore
-    ring: Ring
+    notifier: Notifier
     clock: Clock
     planner: Planner = field(default_factory=Planner)
 
@@ -47,7 +47,7 @@ class Commands:
             else:
                 await self.sessions.end_command(command.id)
         if commands:
-            await self.ring.wake_session(ownership.session_id)
+            await self.notifier.notify_session(ownership.session_id)
         return any(command.kind is CommandKind.CLOSE for command in commands)
 
     async def _do(self, ownership: Ownership, command: Command) -> None:
@@ -144,7 +144,7 @@ class Commands:
 
     async def _wake(self, worker_ids: frozenset[str]) -> None:
         for worker_id in sorted(worker_ids):
-            await self.ring.wake_worker(worker_id)
+            await self.notifier.notify_worker(worker_id)
 
 
 def _check_side(command: Command, session: Session, what: str) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from soong.orchestrator.client.workers import free_slots
 from soong.shared.core.clock import Clock
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import CapFigures, Figures, FigureSource, PoolFigures
+from soong.shared.engine.tasks.metrics import CapFigures, FigureSource, Metrics, PoolFigures
 from soong.shared.storage.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,7 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Snapshot:
     """One look. ``claimable`` is by pool what the caps leave of the ready steps: what more workers could take."""
 
-    figures: Figures
+    figures: Metrics
     workers: Sequence[Worker]
     claimable: Mapping[str, int]
     owners: int

@@ -67,7 +67,7 @@ class RecordedStore(RunStore, Protocol):
 
 
 @dataclass(slots=True)
-class RunFolders:
+class RunArchive:
     """Writes in the background, one task after the other; :meth:`close` waits for what is under way.
 
     A task is marked when all its folders are written. An owner that ends before that leaves the task to the next one,

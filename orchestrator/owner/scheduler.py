@@ -30,7 +30,7 @@ BACKOFF_LIMIT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedTask:
     """A task that this look ended."""
 
     task_id: str
@@ -38,10 +38,10 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReconcileResult:
     """What one look did and when the session's next retry is due."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[FinishedTask, ...]
     due_us: int | None
 
 
@@ -56,14 +56,14 @@ class Scheduler:
     _agents: dict[str, str] = field(default_factory=dict)
     """By task: the run that plans it, empty for none. It never changes."""
 
-    async def look(self, ownership: Ownership) -> Look:
+    async def look(self, ownership: Ownership) -> ReconcileResult:
         """Do all that is due in the session."""
         due = await self._promote(ownership)
         await self.expander.expand_all(ownership)
         while failed := await self._undecided(ownership):
             retries = [await self._settle_still(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
-        return Look(tuple(await self._finish(ownership)), due)
+        return ReconcileResult(tuple(await self._finish(ownership)), due)
 
     async def _undecided(self, ownership: Ownership) -> list[Step]:
         """Return the failures that are ours to settle: those that no agent is still to decide."""
@@ -116,14 +116,14 @@ class Scheduler:
         await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
         return None
 
-    async def _finish(self, ownership: Ownership) -> list[Ended]:
+    async def _finish(self, ownership: Ownership) -> list[FinishedTask]:
         ended = []
         for task in await self.tasks.open_tasks(ownership):
             if await self._is_planned_by_an_agent(task.id):
                 continue
             status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
             if status is not None:
-                ended.append(Ended(task.id, status))
+                ended.append(FinishedTask(task.id, status))
                 self._agents.pop(task.id, None)
         return ended
 

@@ -18,7 +18,7 @@ from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.scheduler import Scheduler
-from soong.orchestrator.owner.unschedulable import UnclaimableSteps
+from soong.orchestrator.owner.unschedulable import UnschedulableSteps
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
@@ -26,9 +26,9 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.notifier import Ear, Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.permissions.request import PermissionCallback
-from soong.shared.storage.store import Store, insist
+from soong.shared.storage.store import Store, retry_until_confirmed
 
 T = TypeVar("T")
 
@@ -61,13 +61,13 @@ class Parts:
     """What bootstrap builds and the service drives."""
 
     store: Store
-    ring: Ring
-    switchboard: Switchboard
+    notifier: Notifier
+    subscriber: Subscriber
     clock: Clock
     scheduler: Scheduler
     commands: Commands
     dispatcher: Dispatcher
-    desk: PermissionDesk
+    broker: PermissionDesk
     recorder: Recorder
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
@@ -86,12 +86,12 @@ class Orchestrator:
     _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """In the order they began: they are stopped in it."""
     _reaper: Reaper = field(init=False)
-    _unclaimable: UnclaimableSteps = field(init=False)
+    _unclaimable: UnschedulableSteps = field(init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         store = self.parts.store
-        self._unclaimable = UnclaimableSteps(store, store, self.parts.clock, self.settings.no_worker_s)
+        self._unclaimable = UnschedulableSteps(store, store, self.parts.clock, self.settings.no_worker_s)
 
     async def start(self) -> None:
         """Register as an owner, adopt what is free and begin to listen."""
@@ -125,7 +125,7 @@ class Orchestrator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.parts.desk.close()
+        await self.parts.broker.close()
 
     async def _close(self) -> None:
         await asyncio.to_thread(self.parts.dispatcher.close)
@@ -150,10 +150,10 @@ class Orchestrator:
 
     def attach_callback(self, session_id: str, callback: PermissionCallback) -> None:
         """Let an SDK callback in this process fill the session's one callback."""
-        self.parts.desk.attach(session_id, callback)
+        self.parts.broker.attach(session_id, callback)
 
     def detach_callback(self, session_id: str) -> None:
-        self.parts.desk.detach(session_id)
+        self.parts.broker.detach(session_id)
 
     async def look(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
@@ -174,7 +174,7 @@ class Orchestrator:
     async def _register(self) -> None:
         """Begin as a new owner; until the row stands, the old name is kept."""
         owner = Owner(new_id("own"), socket.gethostname(), os.getpid(), self.parts.clock.now_us())
-        await insist(lambda: self.parts.store.register_owner(owner), what=f"registration of {owner.id}")
+        await retry_until_confirmed(lambda: self.parts.store.register_owner(owner), what=f"registration of {owner.id}")
         self.owner_id = owner.id
         self._reaper = Reaper(
             self.parts.store,
@@ -208,12 +208,12 @@ class Orchestrator:
         if is_closed and not open_tasks:
             self._forget(ownership)
         else:
-            await self.parts.desk.review([session_id])
+            await self.parts.broker.review([session_id])
         self._look_later(session_id, look.due_us)
         for end in look.ended:
             await self.parts.recorder.write(end.task_id)
         if look.ended:
-            await self.parts.ring.wake_session(session_id)
+            await self.parts.notifier.notify_session(session_id)
 
     def _forget(self, ownership: Ownership) -> None:
         """Look at a session no more, unless it has become ours again in the meantime."""
@@ -278,22 +278,22 @@ class Orchestrator:
         return set(busy)
 
     async def _hear_owners(self) -> None:
-        async with _listening(self.parts.switchboard.owner_ear()) as ear:
+        async with _listening(self.parts.subscriber.subscribe_owner()) as subscription:
             while True:
-                heard = await ear.wait(self.settings.sweep_s)
+                heard = await subscription.wait(self.settings.sweep_s)
                 if heard:
                     # An empty id: slots to fill, or an ear that was away; the sweep looks at what it missed.
                     await self._safely(self.look(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
-        async with _listening(self.parts.switchboard.permission_ear()) as ear:
+        async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:
             while True:
                 # An empty id says that the ear was away: the sweep looks at what it missed. Whoever forges hints makes
                 # us look at sessions of ours, each once however many there are.
-                heard = await ear.wait(self.settings.sweep_s)
+                heard = await subscription.wait(self.settings.sweep_s)
                 asking = [session_id for session_id in heard if session_id in self._owned]
                 if asking:
-                    await self._safely(self.parts.desk.review(asking))
+                    await self._safely(self.parts.broker.review(asking))
 
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""
@@ -311,10 +311,10 @@ class Orchestrator:
 
 
 @asynccontextmanager
-async def _listening(opening: Awaitable[Ear]) -> AsyncIterator[Ear]:
+async def _listening(opening: Awaitable[Subscription]) -> AsyncIterator[Subscription]:
     """Hold an ear open and close it however the listening ends."""
-    ear = await opening
+    subscription = await opening
     try:
-        yield ear
+        yield subscription
     finally:
-        await ear.close()
+        await subscription.close()

@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class UnclaimableSteps:
+class UnschedulableSteps:
     """Remembers since when each kind of step has waited in vain; each is told of once, as long as that lasts."""
 
     tasks: TaskStore

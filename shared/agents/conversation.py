@@ -23,7 +23,7 @@ from soong.shared.agents.messages import (
     results_of,
     user_node,
 )
-from soong.shared.agents.ports import Transcript
+from soong.shared.agents.ports import RunTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
@@ -42,7 +42,7 @@ class Conversation:
     crash of one whose node is without its secrets. ``raw_ids`` are the providers' own call ids where ours differ.
     """
 
-    transcript: Transcript
+    transcript: RunTranscript
     clock: Clock
     messages: list[ModelMessage] = field(default_factory=list)
     answered: list[ToolResult] = field(default_factory=list)

@@ -17,7 +17,7 @@ def stop_of(result: ToolResult) -> str:
 
 
 @dataclass(slots=True)
-class UntilStopped:
+class StopAfterHook:
     """A turn's executor until a hook stops the run; calls that had begun by then run to their end (EXE-05)."""
 
     executor: Executor

@@ -14,15 +14,15 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model
 
 from soong.shared.agents.conversation import Conversation
-from soong.shared.agents.hook_stop import UntilStopped, stop_of
+from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, opening_nodes
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.ports import AgentEnd, AgentTask, Transcript
+from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures
 from soong.shared.agents.turn import (
     FINAL_TOOL,
-    Answer,
+    ModelAnswer,
     ProviderFailedError,
     Sleep,
     add,
@@ -38,7 +38,7 @@ from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow, CallStatus
-from soong.shared.engine.tasks.failure_report import Suffered
+from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.engine.tasks.step import Outcome, StepError
 from soong.shared.tools.naming import NameTable, unmangle
 from soong.shared.tools.ports import CallLog, ToolCall
@@ -57,12 +57,12 @@ async def run_agent(
     task: AgentTask,
     model: Model[Any],
     executor: Executor,
-    transcript: Transcript,
+    transcript: RunTranscript,
     log: CallLog,
     clock: Clock,
     *,
     sleep: Sleep = asyncio.sleep,
-    suffered: Suffered | None = None,
+    suffered: StepIncidents | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
@@ -72,7 +72,7 @@ async def run_agent(
         LeaseLostError: the run is no longer ours.
         asyncio.CancelledError: it was interrupted.
     """
-    found = Suffered() if suffered is None else suffered
+    found = StepIncidents() if suffered is None else suffered
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
     loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, suffered=found)
@@ -90,7 +90,7 @@ class _Loop:
     sleep: Sleep
     repeats: RepeatedFailures
     usage: Usage = NOTHING_USED
-    suffered: Suffered = field(default_factory=Suffered)
+    suffered: StepIncidents = field(default_factory=StepIncidents)
     reasks: int = 0
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
@@ -101,7 +101,7 @@ class _Loop:
     def max_turns(self) -> int:
         return self.task.limits.max_turns * (1 + self.steps_done)
 
-    async def run(self, transcript: Transcript) -> AgentEnd:
+    async def run(self, transcript: RunTranscript) -> AgentEnd:
         try:
             names = names_for(self.model, self.task.tools)
             parameters = parameters_of(self.task.tools, names, self.task.output_schema)
@@ -130,7 +130,7 @@ class _Loop:
                 return end
 
     # -- beginning
-    async def _begin(self, transcript: Transcript, names: NameTable) -> None:
+    async def _begin(self, transcript: RunTranscript, names: NameTable) -> None:
         task = self.task
         nodes = await transcript.nodes() if task.is_resumed else ()
         if not nodes:
@@ -144,7 +144,7 @@ class _Loop:
                 self.usage = add(self.usage, usage_of(message))
         await self._settle_unfinished(transcript, names)
 
-    async def _settle_unfinished(self, transcript: Transcript, names: NameTable) -> None:
+    async def _settle_unfinished(self, transcript: RunTranscript, names: NameTable) -> None:
         """After a crash: a write that had started may have happened, so it ends as unknown and is not repeated.
 
         Calls after it in its turn are not run. Everything else without a result is run by the loop as usual.
@@ -209,7 +209,7 @@ class _Loop:
         # The answer as it was taken in: call ids may have been made unique.
         return self.talk.answer or response
 
-    async def _follow(self, answer: Answer, names: NameTable) -> AgentEnd | None:
+    async def _follow(self, answer: ModelAnswer, names: NameTable) -> AgentEnd | None:
         """Do what an answer asks for; return the run's end when that is what it asks for."""
         if answer.calls:
             results = await self._run_calls(answer.calls, names)
@@ -232,7 +232,7 @@ class _Loop:
         calls = [self._call(part, names) for part in parts if part.tool_call_id not in done]
         # From here on things happen outside: what led to them is written first.
         await self.talk.flush(calls)
-        executor = UntilStopped(self.executor, self.stop)
+        executor = StopAfterHook(self.executor, self.stop)
         limit = self.task.limits.parallel_reads
         results = await run_turn(calls, executor, note=self.log.note, parallel_limit=limit) if calls else []
         for call, result in zip(calls, results, strict=True):

@@ -34,7 +34,7 @@ class AgentTask:
     is_resumed: bool = False
 
 
-class Transcript(Protocol):
+class RunTranscript(Protocol):
     """The run's context tree and log, under its fence."""
 
     async def nodes(self) -> Sequence[Node]:

@@ -126,7 +126,7 @@ def _pause_s(error: Exception, attempt: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """What an answer means. With ``calls`` the turn goes on; else it ends with ``output``, or ``problem`` says why not.
 
     ``finals`` are the calls of FINAL_TOOL among the answer's.
@@ -138,35 +138,37 @@ class Answer:
     problem: str = ""
 
 
-def judge(response: ModelResponse, schema: JsonObject | None) -> Answer:
+def judge(response: ModelResponse, schema: JsonObject | None) -> ModelAnswer:
     """Say what a model's answer means."""
     asked = calls_of(response)
     finals = tuple(part for part in asked if part.tool_name == FINAL_TOOL and schema is not None)
     calls = tuple(part for part in asked if part not in finals)
     if calls:
-        return Answer(calls, finals, problem=f"call {FINAL_TOOL} alone, after you have seen the other calls' results")
+        return ModelAnswer(
+            calls, finals, problem=f"call {FINAL_TOOL} alone, after you have seen the other calls' results"
+        )
     if finals and schema is not None:
         return _judged(finals, arguments_of(finals[0]), schema)
     text = text_of(response).strip()
     if schema is None:
-        return Answer((), (), _output_of(text)) if text else Answer((), (), problem="your answer was empty")
+        return ModelAnswer((), (), _output_of(text)) if text else ModelAnswer((), (), problem="your answer was empty")
     try:
         value = parse_strict(text)
     except InvalidJsonError:
-        return Answer((), (), problem=f"give the result by calling {FINAL_TOOL}")
+        return ModelAnswer((), (), problem=f"give the result by calling {FINAL_TOOL}")
     return _judged((), value, schema)
 
 
-def _judged(finals: tuple[ToolCallPart, ...], value: Json, schema: JsonObject) -> Answer:
+def _judged(finals: tuple[ToolCallPart, ...], value: Json, schema: JsonObject) -> ModelAnswer:
     if isinstance(value, str):
         try:
             value = parse_strict(value)
         except InvalidJsonError as error:
-            return Answer((), finals, problem=f"the result is not JSON: {error}")
+            return ModelAnswer((), finals, problem=f"the result is not JSON: {error}")
     violations = validate(schema, value)
     if violations:
-        return Answer((), finals, problem="the result breaks its schema: " + "; ".join(map(str, violations)))
-    return Answer((), finals, value)
+        return ModelAnswer((), finals, problem="the result breaks its schema: " + "; ".join(map(str, violations)))
+    return ModelAnswer((), finals, value)
 
 
 def _output_of(text: str) -> Json:

@@ -48,7 +48,7 @@ class InvalidJsonError(UsageError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Offence:
+class Problem:
     """One thing wrong with a document: where, what, and what to do about it."""
 
     place: str
@@ -65,7 +65,7 @@ class InvalidPlanError(UsageError):
     ``offences`` has at least one entry, in document order; ``total`` is their number with those that are not listed.
     """
 
-    def __init__(self, offences: Sequence[Offence], *, total: int = 0) -> None:
+    def __init__(self, offences: Sequence[Problem], *, total: int = 0) -> None:
         self.offences = tuple(offences)
         self.total = max(total, len(self.offences))
         super().__init__("\n".join(self.lines))

@@ -7,7 +7,7 @@ YOUNG_OBJECTS: Final = 50_000
 """New objects that are looked through for cycles at once; Python's own 700 suit a program without modules."""
 
 
-def collect_seldom() -> None:
+def tune_gc() -> None:
     """Look for cyclic garbage seldom. Call it first.
 
     Importing makes some hundred thousand objects of which none is garbage: looking through them again and again is a

@@ -29,7 +29,7 @@ class AskKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckedPermission:
     """One scope that a step names, as it stands now.
 
     ``given`` is the plan's word for it, ``shown`` the exact thing: a resolved path, a host, a program with its argv;
@@ -94,11 +94,11 @@ class StepPreview:
     step_id: str
     title: str
     kind: str
-    asks: tuple[Asked, ...] = ()
+    asks: tuple[CheckedPermission, ...] = ()
     may_ask: tuple[str, ...] = ()
 
     @property
-    def grantable(self) -> tuple[Asked, ...]:
+    def grantable(self) -> tuple[CheckedPermission, ...]:
         return tuple(one for one in self.asks if one.scope is not None)
 
     @property
@@ -125,9 +125,9 @@ class Preview:
     title: str
     steps: tuple[StepPreview, ...]
 
-    def union(self, kind: AskKind) -> tuple[Asked, ...]:
+    def union(self, kind: AskKind) -> tuple[CheckedPermission, ...]:
         """Return what all steps together ask for, each thing once; the hardest verdict of those that name it."""
-        found: dict[str, Asked] = {}
+        found: dict[str, CheckedPermission] = {}
         for one in (one for step in self.steps for one in step.asks if one.kind is kind):
             before = found.setdefault(one.shown or one.given, one)
             if _SEVERITY[one.effect] > _SEVERITY[before.effect]:
@@ -177,9 +177,9 @@ def _is_narrow(scope: Scope, home: str) -> bool:
     return scope.kind is not ScopeKind.PATH or (is_normal(scope.value) and not is_too_wide(scope.value, home))
 
 
-def distinct(asks: Sequence[Asked]) -> tuple[Asked, ...]:
+def distinct(asks: Sequence[CheckedPermission]) -> tuple[CheckedPermission, ...]:
     """Return each thing once: the items of a map may name the same."""
-    found: dict[tuple[AskKind, str], Asked] = {}
+    found: dict[tuple[AskKind, str], CheckedPermission] = {}
     for one in asks:
         found.setdefault((one.kind, one.shown or one.given), one)
     return tuple(found.values())

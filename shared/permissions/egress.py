@@ -7,13 +7,13 @@ have been allowed without asking.
 from dataclasses import replace
 
 from soong.shared.permissions.policy import Policy, judge
-from soong.shared.permissions.rules import Effect, Facts, Rule, is_of_step
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
 from soong.shared.permissions.scope import ScopeKind
-from soong.shared.sandbox.egress import Reachable
+from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.sandbox.hosts import is_host_within
 
 
-def reachable(policy: Policy, facts: Facts) -> Reachable:
+def reachable(policy: Policy, facts: CallFacts) -> EgressPolicy:
     """Return what a call with these facts, once permitted, may connect to; for the handler that connects."""
 
     def may_follow(host: str) -> bool:
@@ -29,9 +29,9 @@ def reachable(policy: Policy, facts: Facts) -> Reachable:
     # A pattern was not written with the machines of one's own network in mind.
     hosts = (*policy.network.hosts, *policy.network.allowed, *written)
     named = tuple(host for host in hosts if not host.startswith("*."))
-    return Reachable(facts.target.host, may_follow, is_named)
+    return EgressPolicy(facts.target.host, may_follow, is_named)
 
 
-def _speaks(rule: Rule, facts: Facts) -> bool:
+def _speaks(rule: Rule, facts: CallFacts) -> bool:
     """Say whether a rule is about the call's step: what was allowed for one step opens nothing to another (PER-17)."""
     return not rule.step or (is_of_step(facts.step, rule.step) and not facts.is_tainted)

@@ -11,7 +11,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.permissions.policy import Policy, PolicyVerdict
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest
-from soong.shared.permissions.rules import Effect, Facts
+from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.scope import offered_scope
 from soong.shared.permissions.signing import prove
 from soong.shared.sandbox.redact import Redactor
@@ -44,7 +44,7 @@ def request_of(
     ``env`` names the variables that programs of the run get; only a command is asked for with them. Of more
     ``unknown_effects`` of the run than are shown the last ones are.
     """
-    facts = Facts.of(call)
+    facts = CallFacts.of(call)
     target = call.target
     summary = _summary(redactor.mapping(call.permission_input), MAX_DEPTH)
     request = PermissionRequest(
@@ -79,7 +79,7 @@ def request_of(
 
 def scope_of(call: GateCall, policy: Policy, home: str) -> str:
     """Return what a session grant for this call would cover; empty where none may be given (PER-08, PER-20)."""
-    if policy.asks_each_time(Facts.of(call)):
+    if policy.asks_each_time(CallFacts.of(call)):
         return ""
     target = call.target
     if target.is_sensitive and target.kind == "path" and target.scope:
@@ -93,7 +93,7 @@ def _without_secret(scope: str, redactor: Redactor) -> str:
     return scope if redactor.text(scope) == scope else ""
 
 
-def facts_of(request: PermissionRequest) -> Facts:
+def facts_of(request: PermissionRequest) -> CallFacts:
     """Return what a policy may know of a request; for the owner, who looks at its deny rules again."""
     kind = request.target_kind
     target = Target(
@@ -102,7 +102,7 @@ def facts_of(request: PermissionRequest) -> Facts:
         shown=request.shown,
         host=request.host,
     )
-    return Facts(
+    return CallFacts(
         tool=request.tool,
         tags=frozenset(request.tags),
         is_read=False,

@@ -46,7 +46,7 @@ class SigningKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Lapsed:
+class ExpiredDecision:
     """A question whose decision a revoked key took away before it was used; it is asked anew."""
 
     session_id: str
@@ -79,7 +79,7 @@ class KeyStore(Protocol):
 
     async def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
-    ) -> Sequence[Lapsed]:
+    ) -> Sequence[ExpiredDecision]:
         """End a key from ``at_us`` on, or, revoked, for all that it ever signed; a second time changes nothing.
 
         Revoking closes the question of every decision by it that was not used, as expired, with permission_expired in

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
-from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.hosts import is_host_within
 
@@ -47,7 +47,7 @@ class NetworkPolicy:
     def asks_each_time(self) -> bool:
         return self.is_each_time or self.mode is NetworkMode.CONFIRM
 
-    def refusal(self, facts: Facts) -> str:
+    def refusal(self, facts: CallFacts) -> str:
         """Return why these facts are refused, or nothing."""
         host = facts.target.host
         if not facts.is_outward:

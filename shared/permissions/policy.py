@@ -17,7 +17,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.permissions.network import NetworkPolicy
-from soong.shared.permissions.rules import Effect, Facts, Rule, read_rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, read_rule
 from soong.shared.permissions.scope import ScopeKind, is_within
 from soong.shared.tools.definition import Risk
 from soong.shared.tools.ports import GateCall
@@ -74,7 +74,7 @@ class Policy:
             read_roots=_in_both(self.read_roots, other.read_roots),
         )
 
-    def asks_each_time(self, facts: Facts) -> bool:
+    def asks_each_time(self, facts: CallFacts) -> bool:
         """Say whether no grant is used for such a call and none is offered (PER-09, PER-20)."""
         is_each_time = self.mode is Mode.STRICT or facts.risk is Risk.CRITICAL
         return is_each_time or (facts.is_outward and self.network.asks_each_time)
@@ -161,10 +161,10 @@ class PolicyVerdict:
 
 def evaluate(policy: Policy, call: GateCall, *, is_tainted: bool = False) -> PolicyVerdict:
     """Judge a call by the policy alone."""
-    return judge(policy, replace(Facts.of(call), is_tainted=is_tainted))
+    return judge(policy, replace(CallFacts.of(call), is_tainted=is_tainted))
 
 
-def judge(policy: Policy, facts: Facts) -> PolicyVerdict:
+def judge(policy: Policy, facts: CallFacts) -> PolicyVerdict:
     """Judge facts: deny, then ask, then the defaults, of which allow rules may answer some."""
     denied = _denied(policy, facts)
     if denied is not None:
@@ -181,7 +181,7 @@ def judge(policy: Policy, facts: Facts) -> PolicyVerdict:
     return default
 
 
-def _denied(policy: Policy, facts: Facts) -> PolicyVerdict | None:
+def _denied(policy: Policy, facts: CallFacts) -> PolicyVerdict | None:
     rule = _first(policy.rules, Effect.DENY, facts)
     if rule is not None:
         return _by_rule(rule, f"the rule {str(rule)!r} of {rule.source} refuses it", ErrorType.PERMISSION_DENIED)
@@ -195,7 +195,7 @@ def _denied(policy: Policy, facts: Facts) -> PolicyVerdict | None:
     return None
 
 
-ASKS: Final[tuple[tuple[str, Callable[[Facts], bool]], ...]] = (
+ASKS: Final[tuple[tuple[str, Callable[[CallFacts], bool]], ...]] = (
     (DANGEROUS_ASK, lambda facts: facts.is_dangerous),
     ("its risk is critical", lambda facts: facts.risk is Risk.CRITICAL),
     ("a hook or the tool itself wants it to be asked", lambda facts: facts.hook_asks),
@@ -209,7 +209,7 @@ ASKS: Final[tuple[tuple[str, Callable[[Facts], bool]], ...]] = (
 STRICT_ASK: Final = "strict mode asks for everything above reading"
 
 
-def _default(mode: Mode, facts: Facts) -> PolicyVerdict:
+def _default(mode: Mode, facts: CallFacts) -> PolicyVerdict:
     why = next((why for why, applies in ASKS if applies(facts)), "")
     if not why and mode is Mode.STRICT and facts.risk > Risk.READ:
         why = STRICT_ASK
@@ -218,12 +218,12 @@ def _default(mode: Mode, facts: Facts) -> PolicyVerdict:
     return PolicyVerdict(Effect.ALLOW, "default", "runtime", "it only reads")
 
 
-def _may_be_allowed(mode: Mode, facts: Facts) -> bool:
+def _may_be_allowed(mode: Mode, facts: CallFacts) -> bool:
     """Say whether a rule could replace a person's yes: never for dangerous or critical calls, never in strict mode."""
     return not (facts.is_dangerous or facts.risk is Risk.CRITICAL or facts.hook_asks or mode is Mode.STRICT)
 
 
-def _answers(rule: Rule, facts: Facts) -> bool:
+def _answers(rule: Rule, facts: CallFacts) -> bool:
     if rule.step and (facts.target.is_sensitive or (facts.is_outward and facts.is_tainted)):
         # A person's word given before the run began is a grant: none covers a key, nor what strangers made of the run.
         return False
@@ -236,7 +236,7 @@ def _answers(rule: Rule, facts: Facts) -> bool:
     return rule.scope is not None or facts.is_read
 
 
-def _matching(rules: Iterable[Rule], effect: Effect, facts: Facts) -> list[Rule]:
+def _matching(rules: Iterable[Rule], effect: Effect, facts: CallFacts) -> list[Rule]:
     """Return the matching rules in an order of their own, so that the order of writing decides nothing."""
     return sorted(
         (rule for rule in rules if rule.effect is effect and rule.matches(facts)),
@@ -244,7 +244,7 @@ def _matching(rules: Iterable[Rule], effect: Effect, facts: Facts) -> list[Rule]
     )
 
 
-def _first(rules: Iterable[Rule], effect: Effect, facts: Facts) -> Rule | None:
+def _first(rules: Iterable[Rule], effect: Effect, facts: CallFacts) -> Rule | None:
     return next(iter(_matching(rules, effect, facts)), None)
 
 

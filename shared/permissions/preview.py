@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.plan.budget import MIB, Budget
 from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import (
     REFERENCE,
-    Offence,
+    PermissionProblem,
     host_offence,
     looked_up,
     run_offence,
@@ -30,14 +30,14 @@ from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render
 from soong.shared.engine.tasks.step import StepKind
-from soong.shared.permissions.consent import Asked, AskKind, Preview, StepPreview, distinct
+from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepPreview, distinct
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
-from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import normal_host
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits, Workplace
+from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.results.normalize import failure_of
@@ -72,7 +72,7 @@ class Previewer:
 
     policy: Policy
     paths: PathPolicy
-    workplace: Workplace
+    workplace: RunDirs
     tools_of: Callable[[PlanStep], Sequence[ToolDefinition]]
     home: str
 
@@ -87,7 +87,7 @@ class Previewer:
         if work.kind is not StepKind.AGENT:
             return StepPreview(step.id, step.title, str(step.kind))
         tools = self.tools_of(work)
-        found: list[Asked] = []
+        found: list[CheckedPermission] = []
         for names in _names_of(step, scope):
             found += self._asks(work, names, tools, budget)
             if budget.is_spent:
@@ -99,12 +99,14 @@ class Previewer:
 
     def _asks(
         self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: Budget
-    ) -> Iterator[Asked]:
+    ) -> Iterator[CheckedPermission]:
         for kind, words in _wishes(work):
             given = shlex.join(words) if kind is AskKind.RUN else words[0]
             known = words if "${" not in given else None if names is None else _known(words, names, budget)
             if known is None:
-                yield Asked(kind, given, "", Effect.ASK, _LATER, tools=tuple(t.name for t in _users(kind, tools)))
+                yield CheckedPermission(
+                    kind, given, "", Effect.ASK, _LATER, tools=tuple(t.name for t in _users(kind, tools))
+                )
                 continue
             offence = _OFFENCES[kind](known)
             if offence is not None:
@@ -117,7 +119,7 @@ class Previewer:
                 yield self._run(given, known, tools)
 
     # -- one scope
-    def _write(self, given: str, path: str, tools: Sequence[ToolDefinition]) -> Asked:
+    def _write(self, given: str, path: str, tools: Sequence[ToolDefinition]) -> CheckedPermission:
         try:
             located = self.paths.locate(self.workplace, path)
         except PathRefusedError as error:
@@ -136,17 +138,17 @@ class Previewer:
         asked = self._judged(AskKind.WRITE, given, target, Scope(ScopeKind.PATH, shown), users)
         return _with_reason(asked, self._refused_within(shown))
 
-    def _host(self, given: str, host: str, tools: Sequence[ToolDefinition]) -> Asked:
+    def _host(self, given: str, host: str, tools: Sequence[ToolDefinition]) -> CheckedPermission:
         name = normal_host(host)
         target = Target("host", name, name, name)
         users = [(tool, _facts(tool, target)) for tool in _users(AskKind.HOSTS, tools)]
         asked = self._judged(AskKind.HOSTS, given, target, Scope(ScopeKind.HOST, name), users)
         return _with_reason(asked, _TAINT) if asked.scope is not None else asked
 
-    def _run(self, given: str, words: Sequence[str], tools: Sequence[ToolDefinition]) -> Asked:
+    def _run(self, given: str, words: Sequence[str], tools: Sequence[ToolDefinition]) -> CheckedPermission:
         """Let the tools say what the program is; a declared tool is spoken of when it starts that very program."""
-        users: list[tuple[ToolDefinition, Facts]] = []
-        problem: Asked | None = None
+        users: list[tuple[ToolDefinition, CallFacts]] = []
+        problem: CheckedPermission | None = None
         for tool in _users(AskKind.RUN, tools):
             is_general = tool.name == COMMAND_TOOL
             target = self._target(tool, {"argv": list(words)} if is_general else {}, given)
@@ -160,7 +162,7 @@ class Previewer:
         target = users[0][1].target if users else Target("command", "", shlex.join(words))
         return self._judged(AskKind.RUN, given, target, Scope(ScopeKind.EXACT, target.scope), users)
 
-    def _target(self, tool: ToolDefinition, call_input: JsonObject, given: str) -> Target | Asked:
+    def _target(self, tool: ToolDefinition, call_input: JsonObject, given: str) -> Target | CheckedPermission:
         assert tool.target is not None
         try:
             return call_foreign(tool.target, self._context, call_input)
@@ -169,7 +171,7 @@ class Previewer:
             if failure.type is ErrorType.FILE_NOT_FOUND:
                 # Another machine may have it: the worker's own look decides.
                 reason = f"not found here: {failure.message}"
-                return Asked(AskKind.RUN, given, given, Effect.ASK, reason, tools=(tool.name,))
+                return CheckedPermission(AskKind.RUN, given, given, Effect.ASK, reason, tools=(tool.name,))
             return _refused(AskKind.RUN, given, given, failure.message)
 
     def _judged(
@@ -178,17 +180,19 @@ class Previewer:
         given: str,
         target: Target,
         scope: Scope,
-        users: Sequence[tuple[ToolDefinition, Facts]],
-    ) -> Asked:
+        users: Sequence[tuple[ToolDefinition, CallFacts]],
+    ) -> CheckedPermission:
         if not users:
             reason = "the step has no tool that could do it: `allowed_tools` asks for one, the configuration lets it in"
-            return Asked(kind, given, target.shown, Effect.ASK, reason, is_outside=not target.is_inside_roots)
+            return CheckedPermission(
+                kind, given, target.shown, Effect.ASK, reason, is_outside=not target.is_inside_roots
+            )
         verdicts = [(tool, judge(self.policy, facts)) for tool, facts in users]
         told = _told([verdict for _, verdict in verdicts])
         is_wide = not scope.value or (scope.kind is ScopeKind.PATH and is_too_wide(scope.value, self.home))
         grantable = () if is_wide else tuple(tool.name for tool, facts in users if self._would_answer(scope, facts))
         reason = "too wide to be allowed beforehand" if is_wide and told.effect is Effect.ASK else told.reason
-        return Asked(
+        return CheckedPermission(
             kind,
             given,
             target.shown,
@@ -202,7 +206,7 @@ class Previewer:
             grantable,
         )
 
-    def _would_answer(self, scope: Scope, facts: Facts) -> bool:
+    def _would_answer(self, scope: Scope, facts: CallFacts) -> bool:
         """Say whether a rule of the step is what turns ask into allow; and no such answer is asked for each time."""
         rule = Rule(Effect.ALLOW, facts.tool, scope=scope, source="step consent", step=_STEP)
         if judge(self.policy, facts).effect is not Effect.ASK or self.policy.asks_each_time(facts):
@@ -241,7 +245,7 @@ def _wishes(work: PlanStep) -> Iterator[tuple[AskKind, Sequence[str]]]:
     yield from ((AskKind.RUN, words) for words in work.asks.run)
 
 
-_OFFENCES: Final[Mapping[AskKind, Callable[[Sequence[str]], Offence | None]]] = {
+_OFFENCES: Final[Mapping[AskKind, Callable[[Sequence[str]], PermissionProblem | None]]] = {
     AskKind.WRITE: lambda words: write_offence(words[0]),
     AskKind.HOSTS: lambda words: host_offence(words[0]),
     AskKind.RUN: run_offence,
@@ -306,7 +310,7 @@ def _starts(line: str, words: Sequence[str]) -> bool:
     return words[0] in (program, Path(program).name) and (len(words) == 1 or list(words[1:]) == arguments)
 
 
-def _facts(tool: ToolDefinition, target: Target, *, asks: bool = False) -> Facts:
+def _facts(tool: ToolDefinition, target: Target, *, asks: bool = False) -> CallFacts:
     """Return the mildest facts that a call of a tool on this target can have: the call itself may only be worse."""
     is_readonly = tool.permission is Permission.READONLY
     traits = Traits(is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world=tool.reaches_out)
@@ -323,7 +327,7 @@ def _facts(tool: ToolDefinition, target: Target, *, asks: bool = False) -> Facts
         cwd="",
         hook_result="ask" if asks else "none",
     )
-    return Facts.of(call)
+    return CallFacts.of(call)
 
 
 def _told(verdicts: Sequence[PolicyVerdict]) -> PolicyVerdict:
@@ -335,9 +339,9 @@ def _told(verdicts: Sequence[PolicyVerdict]) -> PolicyVerdict:
     return verdicts[0]
 
 
-def _refused(kind: AskKind, given: str, shown: str, reason: str) -> Asked:
-    return Asked(kind, given, shown, Effect.DENY, reason, rule="refused", source="sandbox")
+def _refused(kind: AskKind, given: str, shown: str, reason: str) -> CheckedPermission:
+    return CheckedPermission(kind, given, shown, Effect.DENY, reason, rule="refused", source="sandbox")
 
 
-def _with_reason(asked: Asked, more: str) -> Asked:
+def _with_reason(asked: CheckedPermission, more: str) -> CheckedPermission:
     return replace(asked, reason=asked.reason + more) if more else asked

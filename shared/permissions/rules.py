@@ -27,7 +27,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CallFacts:
     """What a policy may know of a call, from the call itself or from the request that was made of it.
 
     Two are of the run rather than of the call: ``is_tainted``, it has read what strangers wrote (PER-21), and ``step``,
@@ -46,7 +46,7 @@ class Facts:
     step: str = ""
 
     @classmethod
-    def of(cls, call: GateCall) -> "Facts":
+    def of(cls, call: GateCall) -> "CallFacts":
         """Read a call. Its traits raise it above its definition and never lower it (REG-05)."""
         tags = call.definition.tags
         return cls(
@@ -81,7 +81,7 @@ class Rule:
     source: str = "config"
     step: str = ""
 
-    def matches(self, facts: Facts) -> bool:
+    def matches(self, facts: CallFacts) -> bool:
         return (
             (not self.step or is_of_step(facts.step, self.step))
             and fnmatchcase(facts.tool, self.pattern)

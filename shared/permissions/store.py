@@ -27,7 +27,7 @@ class OpenQuestions:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class ClosedQuestion:
     """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known."""
 
     decision: Decision | None = None
@@ -35,7 +35,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecisionReceipt:
     """What a decision found: whether the run was parked (there is work to dispatch now), and who holds it if not."""
 
     was_parked: bool
@@ -81,7 +81,7 @@ class ConsentStore(KeyStore, Protocol):
         """
         ...
 
-    async def settled(self, request_id: str) -> Settled | None:
+    async def settled(self, request_id: str) -> ClosedQuestion | None:
         """Return how a request was closed, None while it is pending; whether a signature holds is for the reader.
 
         Raises:
@@ -125,7 +125,7 @@ class ConsentStore(KeyStore, Protocol):
 
     async def decide(
         self, ownership: Ownership, decision: Decision, *, state: RequestState, events: Sequence[NewEvent], now_us: int
-    ) -> Decided:
+    ) -> DecisionReceipt:
         """Write the decision, close the request as ``state``, and append events to the run's log, in one transaction.
 
         A run that is parked goes on with it: its step is ready again, to be claimed before what has not begun.

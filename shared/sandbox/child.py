@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from typing import Final, cast
 
-from soong.shared.sandbox.command import Command, Ended, Finished, Stream
+from soong.shared.sandbox.command import ChildCommand, CommandEnd, Finished, Stream
 
 _STREAMS: Final[dict[int, Stream]] = {1: "stdout", 2: "stderr"}
 
@@ -19,10 +19,10 @@ _PAUSE_S: Final = 0.001
 """Whoever has said more than the first and fills its pipe again is read once a pause: 64 MB/s, and our loop is free."""
 
 
-class Child(asyncio.SubprocessProtocol):
+class ChildProcess(asyncio.SubprocessProtocol):
     """Collects output by the bounds of its command. ``exited`` is set when the process itself has ended."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: ChildCommand) -> None:
         self._command = command
         self._limits = {1: command.max_stdout_bytes, 2: command.max_stderr_bytes}
         self._kept = {1: bytearray(), 2: bytearray()}
@@ -55,7 +55,7 @@ class Child(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         self.exited.set()
 
-    async def end(self) -> Ended:
+    async def end(self) -> CommandEnd:
         """Wait for the exit, the time or the amount, whichever comes first."""
         waiting = [asyncio.ensure_future(event.wait()) for event in (self.exited, self._full)]
         try:
@@ -85,7 +85,7 @@ class Child(asyncio.SubprocessProtocol):
         """The exit code; negative for a signal."""
         return self._transport.get_returncode() or 0
 
-    def finished(self, ended: Ended, code: int) -> Finished:
+    def finished(self, ended: CommandEnd, code: int) -> Finished:
         """Return how it ended, with what it said."""
         if ended == "exited" and self._full.is_set():
             ended = "output_limit"  # the rest came between the exit and the end of the pipe

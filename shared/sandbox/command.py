@@ -10,12 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-Ended: TypeAlias = Literal["exited", "timeout", "output_limit"]
+CommandEnd: TypeAlias = Literal["exited", "timeout", "output_limit"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ChildCommand:
     """What to run. ``argv[0]`` is an absolute path; nothing is looked up, no shell is between.
 
     ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; where the system cannot
@@ -49,7 +49,7 @@ class Finished:
     code: int
     stdout: bytes
     stderr: bytes
-    ended: Ended
+    ended: CommandEnd
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     left_running: int = 0
@@ -62,7 +62,7 @@ class CommandRunner(Protocol):
     before the cancellation goes on.
     """
 
-    async def run(self, command: Command) -> Finished:
+    async def run(self, command: ChildCommand) -> Finished:
         """Run it.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from soong.shared.sandbox.hosts import HostRefusedError, Reach, host_of_url, normal_host, reach_of
+from soong.shared.sandbox.hosts import AddressClass, HostRefusedError, host_of_url, normal_host, reach_of
 
 MAX_ADDRESSES: Final = 8
 """Addresses of one name that are tried, one after another."""
@@ -21,7 +21,7 @@ def _nobody(_host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reachable:
+class EgressPolicy:
     """What one call may connect to. ``host`` is the one it was permitted for.
 
     ``may_follow`` says of another host whether a redirect may lead there without anybody being asked. ``is_named`` says
@@ -52,19 +52,19 @@ class Reachable:
             HostRefusedError: it leads where this host may not.
         """
         reach = reach_of(address)
-        if reach is Reach.PUBLIC:
+        if reach is AddressClass.PUBLIC:
             return
-        if reach is Reach.NEAR and self.is_named(host):
+        if reach is AddressClass.NEAR and self.is_named(host):
             return
         if normal_host(address) == host and self.is_named(host):
             return
-        where = "a private" if reach is Reach.NEAR else "a special"
+        where = "a private" if reach is AddressClass.NEAR else "a special"
         raise HostRefusedError(
             f"{host!r} leads to {where} address, {address}; only a host that the policy names may lead there"
         )
 
 
-async def checked_addresses(reachable: Reachable, host: str, port: int, resolver: Resolver) -> tuple[str, ...]:
+async def checked_addresses(reachable: EgressPolicy, host: str, port: int, resolver: Resolver) -> tuple[str, ...]:
     """Resolve a host and judge every address: one that may not be reached condemns the name.
 
     Raises:

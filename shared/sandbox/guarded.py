@@ -4,7 +4,7 @@ import asyncio
 
 import httpx2
 
-from soong.shared.sandbox.egress import Reachable, Resolver, checked_addresses
+from soong.shared.sandbox.egress import EgressPolicy, Resolver, checked_addresses
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
@@ -14,7 +14,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     where the certificate is checked against it.
     """
 
-    def __init__(self, reachable: Reachable, resolver: Resolver) -> None:
+    def __init__(self, reachable: EgressPolicy, resolver: Resolver) -> None:
         self._reachable = reachable
         self._resolver = resolver
         # A kept connection is found again by its address, which two hosts may share.

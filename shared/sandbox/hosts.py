@@ -30,7 +30,7 @@ class HostRefusedError(SoongError):
     """A host or URL that nothing is asked for and nothing connects to; the message says why."""
 
 
-class Reach(StrEnum):
+class AddressClass(StrEnum):
     """Where an address leads. A policy that names a host opens NEAR ones; SPECIAL ones only by the address itself."""
 
     PUBLIC = "public"
@@ -136,7 +136,7 @@ def host_of_url(url: str) -> str:
     return normal_host(host)
 
 
-def reach_of(address: str) -> Reach:
+def reach_of(address: str) -> AddressClass:
     """Say where an address leads, whatever it is wrapped in.
 
     Raises:
@@ -148,13 +148,13 @@ def reach_of(address: str) -> Reach:
         raise HostRefusedError(f"{address!r} is not an address") from error
     if isinstance(inner, IPv4Address):
         if any(inner in network for network in _SPECIAL):
-            return Reach.SPECIAL
-        return Reach.NEAR if any(inner in network for network in _NEAR) else Reach.PUBLIC
+            return AddressClass.SPECIAL
+        return AddressClass.NEAR if any(inner in network for network in _NEAR) else AddressClass.PUBLIC
     if any(inner in network for network in _SPECIAL_6):
-        return Reach.SPECIAL
+        return AddressClass.SPECIAL
     if any(inner in network for network in _NEAR_6):
-        return Reach.NEAR
-    return Reach.PUBLIC if inner in _PUBLIC_6 else Reach.SPECIAL
+        return AddressClass.NEAR
+    return AddressClass.PUBLIC if inner in _PUBLIC_6 else AddressClass.SPECIAL
 
 
 def _unwrapped(address: Address) -> Address:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from soong.shared.sandbox.egress import Reachable, Resolver
+from soong.shared.sandbox.egress import EgressPolicy, Resolver
 
 if TYPE_CHECKING:
     import httpx2
@@ -32,7 +32,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 @asynccontextmanager
 async def open_client(
-    reachable: Reachable, *, timeout: timedelta, resolver: Resolver = resolve, user_agent: str = "soong"
+    reachable: EgressPolicy, *, timeout: timedelta, resolver: Resolver = resolve, user_agent: str = "soong"
 ) -> "AsyncIterator[httpx2.AsyncClient]":
     """Open an HTTP client for one call. It follows redirects as far as ``reachable`` goes; beyond, a request raises
     HostRefusedError and nothing has been sent there.

@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Final
 
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.child import Child
-from soong.shared.sandbox.command import Command, Finished
-from soong.shared.sandbox.subreaper_pipes import Leash
+from soong.shared.sandbox.child import ChildProcess
+from soong.shared.sandbox.command import ChildCommand, Finished
+from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
 HAS_KEEPER: Final = sys.platform.startswith("linux")
 
@@ -33,7 +33,7 @@ _KEEPER_GRACE_S: Final = 5.0
 """How much later than we the keeper itself counts the time as over: it acts when we are stuck."""
 
 
-async def run(command: Command) -> Finished:
+async def run(command: ChildCommand) -> Finished:
     """Run a child to its end or to one of its bounds, then kill its process group.
 
     Raises:
@@ -51,7 +51,7 @@ async def run(command: Command) -> Finished:
 class ProcessRunner:
     """The :class:`soong.shared.sandbox.command.CommandRunner` without an operating system sandbox."""
 
-    async def run(self, command: Command) -> Finished:
+    async def run(self, command: ChildCommand) -> Finished:
         """Run it, under a keeper where there can be one.
 
         Raises:
@@ -60,11 +60,11 @@ class ProcessRunner:
         """
         if not HAS_KEEPER:
             return await run(command)
-        with Leash() as leash:
+        with SubreaperPipes() as leash:
             return await _run_kept(command, leash)
 
 
-async def _run_kept(command: Command, leash: Leash) -> Finished:
+async def _run_kept(command: ChildCommand, leash: SubreaperPipes) -> Finished:
     limit_s = command.timeout.total_seconds() + _KEEPER_GRACE_S
     # By path and isolated: neither the current folder nor the environment decides what it imports.
     argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, leash.far_ends), str(limit_s), *command.argv)
@@ -80,11 +80,11 @@ async def _run_kept(command: Command, leash: Leash) -> Finished:
     return replace(child.finished(ended, report.code), left_running=report.left)
 
 
-async def _started(command: Command, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> Child:
+async def _started(command: ChildCommand, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> ChildProcess:
     loop = asyncio.get_running_loop()
     with _input(command.stdin) as stdin:
         _, child = await loop.subprocess_exec(
-            lambda: Child(command),
+            lambda: ChildProcess(command),
             *argv,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
@@ -110,13 +110,13 @@ def _input(stdin: int | bytes | None) -> Iterator[int]:
         yield file.fileno()
 
 
-async def _leave(child: Child) -> None:
+async def _leave(child: ChildProcess) -> None:
     _kill_group(child.pid)
     await child.exited.wait()
     await child.close()
 
 
-async def _leave_kept(child: Child, leash: Leash) -> None:
+async def _leave_kept(child: ChildProcess, leash: SubreaperPipes) -> None:
     """Have the keeper end its family, and do what can be done where it was killed or stopped by it."""
     leash.let_go()
     child.send(signal.SIGCONT)

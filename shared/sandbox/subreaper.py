@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         os.set_inheritable(descriptor, False)
     if os.read(control, 1) == b"":
         return 1  # let go before anything began
-    family = Family(_woken_by(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    family = ProcessTree(_woken_by(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         mark_family()
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     """Stand between a program that serves and whoever started it; return the exit code when no signal ended it."""
-    family, pulse = Family(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), Pulse()
+    family, pulse = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), Pulse()
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         mark_family()
@@ -111,7 +111,7 @@ def mark_family() -> None:
             resource.setrlimit(RLIMIT_LOCKS, (RUN_MARK, RUN_MARK))
 
 
-class Family:
+class ProcessTree:
     """The program and all that comes from it. ``code`` is the program's own end, None while it lives."""
 
     def __init__(self, wake: int) -> None:

@@ -31,7 +31,7 @@ class Report:
         return cls(program, problem, code, left, is_complete="ended" in words or "failed" in words)
 
 
-class Leash:
+class SubreaperPipes:
     """Two pipes, open for one run. When our end of the first is closed, by us or by our death, the keeper ends all."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Leash:
         self.report = Report()
         self._open = {control, status, self._control, self._status}
 
-    def __enter__(self) -> "Leash":
+    def __enter__(self) -> "SubreaperPipes":
         return self
 
     def __exit__(self, *_: object) -> None:

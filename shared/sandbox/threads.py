@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class StoppedError(Exception):
+class WorkStoppedError(Exception):
     """Raised by the work itself when it was asked to stop; seen by nobody but :func:`run_blocking`."""
 
 
@@ -21,10 +21,10 @@ def check(stop: Event) -> None:
     """End the work here if it was asked to stop.
 
     Raises:
-        StoppedError: it was.
+        WorkStoppedError: it was.
     """
     if stop.is_set():
-        raise StoppedError
+        raise WorkStoppedError
 
 
 async def run_blocking(work: Callable[[Event], T], *, keep_result: bool = False) -> T:
@@ -44,7 +44,7 @@ async def run_blocking(work: Callable[[Event], T], *, keep_result: bool = False)
     except asyncio.CancelledError:
         stop.set()
         await _wait_for(thread)
-        if keep_result and not isinstance(thread.exception(), StoppedError):
+        if keep_result and not isinstance(thread.exception(), WorkStoppedError):
             return thread.result()
         raise
 

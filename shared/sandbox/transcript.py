@@ -18,7 +18,7 @@ _MARGIN_CHARS: Final = 16 * 1024
 """No token or key is longer. What begins before a border ends within as much behind it."""
 
 
-class Transcript:
+class OutputTranscript:
     """Collects both streams of one command. ``hear`` takes the pieces as they come; all else may be asked any time.
 
     ``max_bytes`` bounds the beginnings of both streams together.

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunPages, RunStore
-from soong.shared.engine.sessions.store import Heart, SessionStore
+from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.audit_log.store import AuditStore
@@ -21,14 +21,14 @@ AGAIN_S: Final = (0.05, 0.2, 0.5)
 class Store(SessionStore, TaskStore, RunStore, RunPages, ConsentStore, AccessStore, AuditStore, Protocol):
     """Sessions, tasks, runs, consent, API tokens and the audit log of one deployment."""
 
-    def heart(self) -> Heart:
+    def heart(self) -> HeartbeatWriter:
         """Return a heartbeat with a connection of its own."""
         ...
 
     async def close(self) -> None: ...
 
 
-async def insist(write: Callable[[], Awaitable[None]], *, what: str) -> None:
+async def retry_until_confirmed(write: Callable[[], Awaitable[None]], *, what: str) -> None:
     """Write something that may be written twice; again, a few times, where the answer is an error.
 
     A commit may have been applied although its answer was lost: whoever gave up then would leave behind what it

@@ -86,7 +86,7 @@ class Withheld:
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class RunDirs:
     """The folders of a run. All absolute and resolved.
 
     ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
@@ -125,7 +125,7 @@ class ToolContext:
     """
 
     identity: RunIdentity
-    workplace: Workplace
+    workplace: RunDirs
     tool_call_id: str
     effect_id: str
     fence: int

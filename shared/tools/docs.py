@@ -46,7 +46,7 @@ _BOUNDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ArgumentDoc:
     """One argument, or a field inside one (``edits[].old_text``). ``says`` is its type with its bounds, for people."""
 
     name: str
@@ -56,7 +56,7 @@ class Argument:
     description: str
 
 
-def arguments_of(schema: JsonObject) -> tuple[Argument, ...]:
+def arguments_of(schema: JsonObject) -> tuple[ArgumentDoc, ...]:
     """Return the arguments of an input schema in its order, each before the fields inside it."""
     return tuple(_fields(schema, ""))
 
@@ -73,7 +73,7 @@ def may_end_in(tool: ToolDefinition, error: ErrorType) -> bool:
     return error in tool.errors or any(error in errors for errors in EVERY_CALL.values())
 
 
-def _fields(schema: JsonObject, prefix: str) -> Iterator[Argument]:
+def _fields(schema: JsonObject, prefix: str) -> Iterator[ArgumentDoc]:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping):
         return
@@ -82,11 +82,11 @@ def _fields(schema: JsonObject, prefix: str) -> Iterator[Argument]:
         if isinstance(part, Mapping):
             place = f"{prefix}{name}"
             description = " ".join(str(part.get("description") or "").split())
-            yield Argument(place, _says(part), name in names, part.get("default"), description)
+            yield ArgumentDoc(place, _says(part), name in names, part.get("default"), description)
             yield from _inner(part, place)
 
 
-def _inner(part: JsonObject, place: str) -> Iterator[Argument]:
+def _inner(part: JsonObject, place: str) -> Iterator[ArgumentDoc]:
     items = part.get("items")
     if isinstance(items, Mapping):
         yield from _fields(items, f"{place}[].")

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Course:
+class CallState:
     """How far one call has come; the only thing here that changes. ``signal`` is an abort that waited for its end."""
 
     call: ToolCall
@@ -95,7 +95,7 @@ class CallProgress:
 
     log: CallLog
     redactor: Redactor
-    course: Course
+    course: CallState
     clock: Clock = field(default_factory=SystemClock)
     _room: float = PROGRESS_BURST
     _filled_s: float = 0.0
@@ -180,7 +180,7 @@ def _named(error: ForeignError) -> Exception:
             return error
 
 
-async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: Course) -> HandlerOutput:
+async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: CallState) -> HandlerOutput:
     """Run a handler that asked not to be cut: an abort meanwhile waits in ``course.signal`` until it has ended."""
     task = asyncio.ensure_future(running)
     while True:
@@ -208,14 +208,14 @@ async def unbroken(work: Coroutine[object, object, T]) -> T:
     return task.result()
 
 
-def aborted(course: Course, signal: asyncio.CancelledError) -> ToolResult:
+def aborted(course: CallState, signal: asyncio.CancelledError) -> ToolResult:
     reason = str(signal.args[0]) if signal.args else "the run was interrupted"
     failure = ToolFailure(ErrorType.ABORTED, reason)
     result = refusal(course.call.id, failure, None, aborted=True, partial=bool(course.partial), abort_reason=reason)
     return _with_partial(result, course.partial)
 
 
-def timed_out(course: Course, error: HandlerTimeoutError) -> ToolResult:
+def timed_out(course: CallState, error: HandlerTimeoutError) -> ToolResult:
     failure = ToolFailure(ErrorType.TIMEOUT, str(error), "narrow the call so that it ends sooner")
     return _with_partial(refusal(course.call.id, failure, None, partial=bool(course.partial)), course.partial)
 
@@ -226,7 +226,7 @@ def _with_partial(result: ToolResult, partial: str) -> ToolResult:
     return replace(result, content=(*result.content, TextBlock(f"until then:\n{partial}")))
 
 
-def withheld(course: Course, result: ToolResult) -> ToolResult:
+def withheld(course: CallState, result: ToolResult) -> ToolResult:
     """Return what is kept of an allowed sensitive read: where it was, not what it said (RES-03)."""
     if result.is_error:
         return result

@@ -18,10 +18,10 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
-from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import HandlerOutput, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.execution import (
     CallProgress,
-    Course,
+    CallState,
     HandlerTimeoutError,
     SelfCancelledError,
     aborted,
@@ -31,7 +31,15 @@ from soong.shared.tools.execution import (
     unbroken,
     withheld,
 )
-from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, HookWires, PreResult, derived_fields, with_context
+from soong.shared.tools.hooks.chain import (
+    NO_HOOKS,
+    HookCall,
+    Hooks,
+    HookServices,
+    PreResult,
+    derived_fields,
+    with_context,
+)
 from soong.shared.tools.permission_check import (
     REFUSED_BY_TOOL,
     check_rewrite,
@@ -75,7 +83,7 @@ class RunScope:
 
     identity: RunIdentity
     fence: int
-    workplace: Workplace
+    workplace: RunDirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,7 @@ class ToolPipeline:
             asyncio.CancelledError: the run was interrupted; the call's aborted result has been recorded.
         """
         call, definition = self._looked_up(call)
-        course = Course(call, self._run.fence, call.arguments)
+        course = CallState(call, self._run.fence, call.arguments)
         try:
             result = await self._attempt(course, definition)
         except asyncio.CancelledError as signal:
@@ -151,7 +159,7 @@ class ToolPipeline:
         if type is ErrorType.ABORTED:
             metadata = {"aborted": True, "partial": False, "abort_reason": message}
         result = refusal(call.id, ToolFailure(type, message), None, **metadata)
-        return await unbroken(self._end(Course(call, self._run.fence, call.arguments), definition, result))
+        return await unbroken(self._end(CallState(call, self._run.fence, call.arguments), definition, result))
 
     def _looked_up(self, call: ToolCall) -> tuple[ToolCall, ToolDefinition | None]:
         """Return the call under its canonical name, with its tool (REG-03, REG-10)."""
@@ -160,7 +168,7 @@ class ToolPipeline:
             call = replace(call, tool=definition.name, raw={**call.raw, "alias": call.tool})
         return call, definition
 
-    async def _attempt(self, course: Course, definition: ToolDefinition | None) -> ToolResult:
+    async def _attempt(self, course: CallState, definition: ToolDefinition | None) -> ToolResult:
         if definition is None:
             known = ", ".join(self.tools) or "none"
             problem = f"there is no tool {course.call.tool[:200]!r} in this run"
@@ -175,7 +183,7 @@ class ToolPipeline:
         return await self._invoked(course, definition, context, pre)
 
     # -- hooks before
-    async def _before(self, course: Course, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
+    async def _before(self, course: CallState, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
         course.hook_input = model_input
         if not self._hooks.pre:
             return PreResult("none", "", model_input)
@@ -201,7 +209,7 @@ class ToolPipeline:
             raise ToolError(ErrorType.INVALID_INPUT, problem, details=error.failure.details) from error
         return replace(pre, call_input=call_input)
 
-    def _wires(self, course: Course, definition: ToolDefinition) -> HookWires:
+    def _wires(self, course: CallState, definition: ToolDefinition) -> HookServices:
         async def note(type: str, data: JsonObject) -> None:
             await self._note(course, type, self._redactor.mapping(data))
 
@@ -212,10 +220,10 @@ class ToolPipeline:
                 target = None  # the call ends with this error after the hooks, unless one of them mends it
             return derived_fields(target, self._run.workplace)
 
-        return HookWires(note, derive, self._clock)
+        return HookServices(note, derive, self._clock)
 
     # -- permission
-    def _context(self, course: Course) -> ToolContext:
+    def _context(self, course: CallState) -> ToolContext:
         run, call = self._run, course.call
         progress = CallProgress(self._log, self._redactor, course, self._clock)
         effect_id = effect_id_of(run.identity.run_id, call.id)
@@ -223,7 +231,9 @@ class ToolPipeline:
             run.identity, run.workplace, call.id, effect_id, run.fence, progress, keep_partial=course.keep_partial
         )
 
-    async def _judged(self, course: Course, definition: ToolDefinition, pre: PreResult) -> tuple[ToolContext, GateCall]:
+    async def _judged(
+        self, course: CallState, definition: ToolDefinition, pre: PreResult
+    ) -> tuple[ToolContext, GateCall]:
         """Gather what permission is asked about; the handler's context is bound to what was computed here."""
         course.permission_input = pre.call_input
         context = self._context(course)
@@ -239,7 +249,7 @@ class ToolPipeline:
         # Reached by the handler only after permission; what was shown is what it may touch.
         return replace(context, target=target, precondition=target.precondition, allowed_outside=is_beyond), gate_call
 
-    def _decided(self, course: Course, verdict: Verdict) -> Verdict:
+    def _decided(self, course: CallState, verdict: Verdict) -> Verdict:
         """Keep the decision apart from the facts (PER-19); the gate has written its event."""
         course.verdict, course.decision = verdict, verdict.as_json(self._redactor.text)
         if not verdict.is_allowed:
@@ -249,7 +259,7 @@ class ToolPipeline:
         return verdict
 
     # -- execution
-    async def _start(self, course: Course, gate_call: GateCall, verdict: Verdict, context: ToolContext) -> None:
+    async def _start(self, course: CallState, gate_call: GateCall, verdict: Verdict, context: ToolContext) -> None:
         call_input = gate_call.permission_input
         course.call_input = call_input
         record = self._record(course, course.next_event())
@@ -264,7 +274,7 @@ class ToolPipeline:
             raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again to be asked anew") from error
 
     async def _invoked(
-        self, course: Course, definition: ToolDefinition, context: ToolContext, pre: PreResult
+        self, course: CallState, definition: ToolDefinition, context: ToolContext, pre: PreResult
     ) -> ToolResult:
         course.started_s = self._clock.monotonic_s()
         call_id = course.call.id
@@ -287,7 +297,7 @@ class ToolPipeline:
         return self._normalised(course, definition, result)
 
     async def _handled(
-        self, course: Course, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
+        self, course: CallState, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
     ) -> HandlerOutput:
         limit_s = self._limit_s(definition, call_input)
         running = timed(lambda: definition.handler(context, call_input), limit_s)
@@ -304,7 +314,7 @@ class ToolPipeline:
         return limit.total_seconds()
 
     async def _after(
-        self, course: Course, definition: ToolDefinition, pre: PreResult, result: ToolResult
+        self, course: CallState, definition: ToolDefinition, pre: PreResult, result: ToolResult
     ) -> ToolResult:
         """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
         workplace = self._run.workplace
@@ -316,7 +326,7 @@ class ToolPipeline:
         return post.applied_to(result)
 
     # -- the end
-    def _normalised(self, course: Course, definition: ToolDefinition, result: ToolResult) -> ToolResult:
+    def _normalised(self, course: CallState, definition: ToolDefinition, result: ToolResult) -> ToolResult:
         """Hold the result to what the tool promised and may add; hooks are foreign code like the handler."""
         is_alone = course.gate_call is None or not course.gate_call.traits.is_concurrency_safe
         try:
@@ -325,7 +335,7 @@ class ToolPipeline:
         except ToolError as error:
             return refusal(course.call.id, error.failure)
 
-    async def _end(self, course: Course, definition: ToolDefinition | None, result: ToolResult) -> ToolResult:
+    async def _end(self, course: CallState, definition: ToolDefinition | None, result: ToolResult) -> ToolResult:
         if course.is_withheld:
             result = replace(result, context_nodes=())  # a node would be kept
         kept = self._fitter.redact(withheld(course, result) if course.is_withheld else result)
@@ -343,13 +353,13 @@ class ToolPipeline:
         return kept
 
     # -- what is recorded
-    async def _note(self, course: Course, type: str, data: JsonObject) -> None:
+    async def _note(self, course: CallState, type: str, data: JsonObject) -> None:
         call = course.call
         await self._log.note(
             type, {"tool_call_id": call.id, "tool": call.tool, **data, "event_id": course.next_event()}
         )
 
-    def _record(self, course: Course, event_id: str) -> CallRecord:
+    def _record(self, course: CallState, event_id: str) -> CallRecord:
         gate_call, verdict = course.gate_call, course.verdict
         return CallRecord(
             inputs=course.shown_inputs(self._redactor),

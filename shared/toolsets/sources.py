@@ -29,7 +29,7 @@ from soong.shared.toolsets.skills.toolset import SkillTools
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ToolEnvironment:
     """What tools need of the process they are registered in. ``home`` is Soong's own folder; None: there is none.
 
     ``modules`` are those of ``SOONG_TOOLS``. ``redactor`` knows the secrets of the process.
@@ -52,7 +52,7 @@ class Surroundings:
     """The modules of ``SOONG_FUNCTIONS``: workers import them."""
 
     @classmethod
-    def of(cls, settings: Settings, config: Config | None = None) -> "Surroundings":
+    def of(cls, settings: Settings, config: Config | None = None) -> "ToolEnvironment":
         """Return the surroundings of a process; ``config`` is what it has read already.
 
         Raises:
@@ -82,14 +82,14 @@ class Surroundings:
         return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files, import_guard())
 
 
-def builtin_sources(surroundings: Surroundings) -> tuple[ToolAdapter, ...]:
+def builtin_sources(surroundings: ToolEnvironment) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
     config, known = surroundings.config, surroundings.redactor
     code = CodeTools(surroundings.paths, config, surroundings.runner, known, surroundings.max_timeout)
     return (code, SkillTools(surroundings.home, config))
 
 
-def make_registry(surroundings: Surroundings, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
+def make_registry(surroundings: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
     """Return a registry of all tools; ``more`` are built-in sources that need what only the caller has (a store).
 
     Raises:

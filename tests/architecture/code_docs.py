@@ -23,10 +23,10 @@ from soong.shared.engine.runs.status import RUN_TRANSITIONS, RunStatus
 from soong.shared.engine.tasks.plan.schema import plan_schema
 from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from soong.shared.tools.definition import ToolDefinition
-from soong.shared.tools.docs import EVERY_CALL, Argument, arguments_of
+from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
 from soong.shared.tools.result import RESERVED, ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
-from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import ToolEnvironment
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
 from tests.spec_document import ROOT
 
@@ -70,7 +70,7 @@ def settings() -> str:
 
 def tools() -> str:
     """Return every tool that a run can have: what for, arguments, permission, tags, holders, ends."""
-    registered = registry_of(Surroundings()).definitions()
+    registered = registry_of(ToolEnvironment()).definitions()
     shown = (tool for tool in registered if tool.name not in _RESERVED_TOOLS)
     return "\n\n".join(_tool(tool, _holders(registered, tool)) for tool in shown)
 
@@ -171,7 +171,7 @@ def _tool(tool: ToolDefinition, holders: str) -> str:
     )
 
 
-def _arguments(arguments: Sequence[Argument]) -> str:
+def _arguments(arguments: Sequence[ArgumentDoc]) -> str:
     if not arguments:
         return "No arguments."
     rows = [f"| `{one.name}` | {one.says} | {_need(one)} | {_plain(one.description)} |" for one in arguments]
@@ -182,7 +182,7 @@ def _plain(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
-def _need(argument: Argument) -> str:
+def _need(argument: ArgumentDoc) -> str:
     if argument.is_required:
         return "required"
     return "" if argument.default is None else f"`{json.dumps(argument.default)}`"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.additional_claims import Refusal, Unclaimable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.step import Claim, ClaimMode, NewStep, StepKind
 from soong.shared.engine.wire.jobs import reads
 from soong.shared.storage.store import Store
@@ -36,8 +36,8 @@ async def further(
     store: Store | None = None,
     pools: Sequence[str] = ("default",),
     capabilities: Sequence[str] = reads(),
-) -> Claim | Unclaimable:
-    return await (store or scene.store).claim_further(
+) -> Claim | ClaimRefusal:
+    return await (store or scene.store).claim_additional(
         worker or scene.worker, held(holder), step_id, pools=pools, capabilities=capabilities, now_us=scene.now_us
     )
 
@@ -52,7 +52,7 @@ async def taken(scene: Scene, holder: Claim, step_id: str, *, worker: str = "") 
 async def refused(scene: Scene, holder: Claim, step_id: str, **where: Any) -> Refusal:
     """Return why the further claim is not given, which it must not be."""
     answer = await further(scene, holder, step_id, **where)
-    assert isinstance(answer, Unclaimable), answer
+    assert isinstance(answer, ClaimRefusal), answer
     assert answer.problem
     assert answer.remedy
     return answer.reason

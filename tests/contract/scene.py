@@ -134,8 +134,8 @@ class Scene:
     async def finish(self, task_id: str) -> TaskStatus | None:
         return await self.store.finish_task(self.own, task_id, now_us=self.now_us)
 
-    async def hand_back(self, *claims: Claim) -> frozenset[str]:
-        return await self.store.hand_back(
+    async def release(self, *claims: Claim) -> frozenset[str]:
+        return await self.store.release(
             self.worker, [held(claim) for claim in claims], reason="drain", now_us=self.now_us
         )
 

@@ -93,7 +93,7 @@ class Model:
         if status is S.COMPLETED:
             self._count_down(node)
 
-    def hand_back(self, key: str) -> None:
+    def release(self, key: str) -> None:
         node = self.nodes[key]
         node.status = S.CANCELLED if node.is_stopping else S.READY
         node.is_stopping = False
@@ -143,7 +143,7 @@ class Model:
                 if poisoned:
                     node.status = S.FAILED
                 else:
-                    self.hand_back(node.key)
+                    self.release(node.key)
 
     # -- the owner
     def may_retry(self, key: str) -> bool:

@@ -189,9 +189,9 @@ class StoresAgree(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(which=ANY)
-    def hand_back(self, which: int) -> None:
+    def release(self, which: int) -> None:
         worker_id, claim = _one(self.claims, which)
-        self.both(lambda store: store.hand_back(worker_id, [held(claim)], reason="drain", now_us=self.now_us))
+        self.both(lambda store: store.release(worker_id, [held(claim)], reason="drain", now_us=self.now_us))
 
     @precondition(lambda self: self.leased())
     @rule(which=ANY, most=st.integers(1, 2))

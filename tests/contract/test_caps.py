@@ -103,7 +103,7 @@ async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: Scene) -> 
     await scene.store.set_caps([Cap("pool:default", 1)])
     claim = await scene.start("a", "b")
 
-    await scene.hand_back(claim)
+    await scene.release(claim)
     again = await scene.claim_one()
     assert await scene.claim() == ()
     await scene.expire()
@@ -135,7 +135,7 @@ class Crowd:
             await asyncio.sleep(0)
             # Counted as free before the store can know it: what others hold is never overstated.
             self.holding -= len(advance.claims)
-            await store.hand_back(
+            await store.release(
                 worker_id, [held(claim) for claim in advance.claims[1:]], reason="spare", now_us=scene.now_us
             )
             ends = [completed(claim) for claim in advance.claims[:1]]

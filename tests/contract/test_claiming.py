@@ -55,7 +55,7 @@ async def test_fence_grows_with_each_claim(scene: Scene) -> None:
     claim = await scene.start("a")
     for _ in range(3):
         fences.append(claim.fence)
-        await scene.hand_back(claim)
+        await scene.release(claim)
         claim = await scene.claim_one()
 
     assert fences == sorted(set(fences))

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
-from soong.shared.permissions.store import Decided, OpenQuestions, Settled
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import Scene
@@ -324,9 +324,9 @@ async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_
     await scene.store.withdraw(claim.identity.run_id, "call_3", claim.fence, reason="abort", now_us=scene.now_us)
 
     assert await scene.store.settled(open_one.id) is None
-    assert await scene.store.settled(known.id) == Settled(signed, await scene.store.signing_key("key_1"))
-    assert await scene.store.settled(unknown.id) == Settled(unsigned, None)
-    assert await scene.store.settled(withdrawn.id) == Settled()
+    assert await scene.store.settled(known.id) == ClosedQuestion(signed, await scene.store.signing_key("key_1"))
+    assert await scene.store.settled(unknown.id) == ClosedQuestion(unsigned, None)
+    assert await scene.store.settled(withdrawn.id) == ClosedQuestion()
     with pytest.raises(NotFoundError, match="req_none"):
         await scene.store.settled("req_none")
 
@@ -339,7 +339,7 @@ async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: Scene)
         scene.own, make_decision(request), state=RequestState.DECIDED, events=(), now_us=scene.now_us
     )
 
-    assert decided == Decided(was_parked=False, worker_id=scene.worker)
+    assert decided == DecisionReceipt(was_parked=False, worker_id=scene.worker)
 
 
 # -- withdrawing

@@ -169,7 +169,7 @@ async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Sce
     assert (statuses["idle"], statuses["b"]) == (StepStatus.CANCELLED, StepStatus.CANCELLED)
     (interrupt,) = await scene.store.interrupts(scene.worker)
     assert (interrupt.kind, interrupt.run_id) == ("cancel", running.identity.run_id)
-    await scene.hand_back(running)
+    await scene.release(running)
     await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
     assert (await scene.store.task(task_id)).status is TaskStatus.FAILED
 

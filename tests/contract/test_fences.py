@@ -157,7 +157,7 @@ async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene:
     stale = await scene.start("a")
     claim = await scene.lost_fence(stale)
 
-    assert await scene.hand_back(stale) == {stale.identity.run_id}
+    assert await scene.release(stale) == {stale.identity.run_id}
     assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
 
 

@@ -198,7 +198,7 @@ async def test_only_agents_work_is_given(scene: Scene) -> None:
 async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: Scene) -> None:
     own = await scene.start(work("own", priority=1), work("begun"))
     begun = await scene.claim_one()
-    await scene.hand_back(begun)
+    await scene.release(begun)
 
     assert await refused(scene, own, "begun") is Refusal.BEGUN
 
@@ -316,7 +316,7 @@ async def test_a_puller_takes_no_more_than_its_limit(scene: Scene) -> None:
 
 async def test_what_was_given_back_does_not_count_to_the_limit(scene: Scene) -> None:
     own = await scene.start(puller(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
-    await scene.hand_back(await taken(scene, own, "p0"))
+    await scene.release(await taken(scene, own, "p0"))
 
     assert isinstance(await further(scene, own, "p1"), Claim)
 
@@ -372,7 +372,7 @@ async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: Scene) -> No
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
 
-    await scene.hand_back(own, claim)
+    await scene.release(own, claim)
 
     step = (await scene.steps(own.identity.task_id))["more"]
     run = await scene.store.run(claim.identity.run_id)
@@ -402,7 +402,7 @@ async def test_handing_back_what_was_cancelled_cancels_it(scene: Scene) -> None:
     claim = await taken(scene, own, "more")
     await scene.store.cancel_task(scene.own, own.identity.task_id, reason="stop", now_us=scene.now_us)
 
-    await scene.hand_back(claim)
+    await scene.release(claim)
 
     assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.CANCELLED
 

@@ -266,7 +266,7 @@ async def test_cancelled_step_that_runs_is_asked_to_stop_and_the_rest_goes_on(sc
     (interrupt,) = await scene.store.interrupts(scene.worker)
     assert holders == {scene.worker}
     assert (interrupt.kind, interrupt.run_id, interrupt.reason) == ("cancel", claim.identity.run_id, "enough")
-    await scene.hand_back(claim)
+    await scene.release(claim)
     assert await scene.statuses(task_id) == {"a": "cancelled", "b": "skipped", "other": "ready"}
 
 

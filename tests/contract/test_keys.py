@@ -9,7 +9,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.keys import Lapsed
+from soong.shared.permissions.keys import ExpiredDecision
 from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
 from soong.shared.storage.store import Store
 from tests.contract.scene import Scene
@@ -22,7 +22,7 @@ async def publish(store: Store, *key_ids: str) -> None:
         await store.publish_key(key_id, bytes([number]) * 32, now_us=number, **said)
 
 
-async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: int = 5) -> list[Lapsed]:
+async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: int = 5) -> list[ExpiredDecision]:
     ended = await store.retire_key(
         key_id, is_revoked=is_revoked, at_us=at_us, principal="ada", reason="it was time", now_us=6
     )
@@ -118,7 +118,7 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
 
     lapsed = await retire(scene.store, "key_a", is_revoked=True)
 
-    assert lapsed == [Lapsed(scene.own.session_id, run_id, unused.id)]
+    assert lapsed == [ExpiredDecision(scene.own.session_id, run_id, unused.id)]
     states = [(await scene.store.request(key))[1] for key in (unused.id, used.request_id, others.id)]
     assert states == [RequestState.EXPIRED, RequestState.DECIDED, RequestState.DECIDED]
     events = [event for event in await scene.store.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]

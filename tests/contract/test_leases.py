@@ -21,7 +21,7 @@ PRESENT = pytest.mark.spec("DAG-03", "DAG-07")
 async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: Scene) -> None:
     claim = await scene.start("a")
 
-    stale = await scene.hand_back(claim)
+    stale = await scene.release(claim)
 
     step = await scene.store.step(claim.step_key)
     assert stale == frozenset()
@@ -35,7 +35,7 @@ async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: Sce
     first = await scene.start("a")
     node = NewNode(NodeKind.USER, {"v": 1})
     await scene.store.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
-    await scene.hand_back(first)
+    await scene.release(first)
 
     claim = await scene.claim_one()
 
@@ -49,7 +49,7 @@ async def test_many_steps_are_handed_back_at_once(scene: Scene) -> None:
     task_id = await scene.task("a", "b", "c")
     claims = await scene.claim()
 
-    await scene.hand_back(*claims)
+    await scene.release(*claims)
 
     assert set((await scene.statuses(task_id)).values()) == {StepStatus.READY}
 
@@ -60,7 +60,7 @@ async def test_worker_that_holds_steps_cannot_go(scene: Scene) -> None:
 
     with pytest.raises(ConflictError, match="hands them back"):
         await scene.store.set_worker_state(scene.worker, ProcessState.GONE)
-    await scene.hand_back(claim)
+    await scene.release(claim)
 
     await scene.store.set_worker_state(scene.worker, ProcessState.GONE)
     assert await scene.store.workers() == []

@@ -97,7 +97,7 @@ async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: Scene) 
     with pytest.raises(LeaseLostError):
         await scene.store.withdraw(run_id, "call_1", claim.fence, reason="late", now_us=scene.now_us)
     assert (await scene.complete(claim)).stale == {run_id}
-    assert await scene.hand_back(claim) == {run_id}
+    assert await scene.release(claim) == {run_id}
     assert (await scene.store.request(request.id))[1] is RequestState.PENDING
 
 

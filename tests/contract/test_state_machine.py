@@ -179,13 +179,13 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(which=ANY)
-    def hand_back(self, which: int) -> None:
+    def release(self, which: int) -> None:
         worker, claim = _one(self.claims, which)
         is_held = self.model.holds(worker, claim.step_key, claim.fence)
-        stale = self.do(self.store.hand_back(worker, [held(claim)], reason="drain", now_us=NOW))
+        stale = self.do(self.store.release(worker, [held(claim)], reason="drain", now_us=NOW))
         assert stale == (frozenset() if is_held else {claim.identity.run_id})
         if is_held:
-            self.model.hand_back(claim.step_key)
+            self.model.release(claim.step_key)
 
     # -- consent
     @precondition(lambda self: self.held())

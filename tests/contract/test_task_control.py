@@ -44,7 +44,7 @@ async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: Scene) ->
     (interrupt,) = await scene.store.interrupts(scene.worker)
 
     assert (interrupt.kind, interrupt.step_key, interrupt.fence) == ("pause", claim.step_key, claim.fence)
-    await scene.hand_back(claim)
+    await scene.release(claim)
     assert await scene.store.interrupts(scene.worker) == []
 
 
@@ -65,7 +65,7 @@ async def test_resumed_task_goes_on_where_it_stood(scene: Scene) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await pause(scene, task_id)
-    await scene.hand_back(claim)
+    await scene.release(claim)
 
     await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
 
@@ -169,14 +169,14 @@ async def test_open_failure_is_final_when_its_task_is_cancelled(scene: Scene) ->
     assert await scene.store.failures(scene.own) == []
 
 
-@pytest.mark.parametrize("lost_by", ["hand_back", "expire"])
+@pytest.mark.parametrize("lost_by", ["release", "expire"])
 @pytest.mark.spec("DAG-06")
 async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: Scene, lost_by: str) -> None:
     claim = await scene.start("a")
     await cancel(scene, claim.identity.task_id)
 
-    if lost_by == "hand_back":
-        await scene.hand_back(claim)
+    if lost_by == "release":
+        await scene.release(claim)
     else:
         await scene.expire(max_lost_leases=1)
 
@@ -457,7 +457,7 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: S
     assert await scene.store.unrecorded(scene.own.owner_id) == []
     await cancel(scene, open_task)
     assert await scene.store.unrecorded(scene.own.owner_id) == []  # a step of it is still held
-    await scene.hand_back(next(claim for claim in claims if claim.identity.task_id == open_task))
+    await scene.release(next(claim for claim in claims if claim.identity.task_id == open_task))
     assert await scene.store.unrecorded(scene.own.owner_id) == [open_task]
 
 

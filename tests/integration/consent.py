@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Protocol
 
-from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.shared.core.jsontext import JsonObject, digest
@@ -19,7 +19,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import AnswerMode, Ownership
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import (
     Choice,
@@ -36,7 +36,7 @@ from soong.worker.permission_gate import DecisionInbox, WorkerGate
 from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 LIMIT_S = 10.0
 HOME = "/home/someone"
@@ -75,7 +75,7 @@ def make_call(claim: Claim, call_id: str = "call_1", folder: str = "/work/out", 
     return replace(call, **overrides)  # type: ignore[arg-type]  # a test names real fields
 
 
-class BothPorts(Ring, Switchboard, Protocol):
+class BothPorts(Notifier, Subscriber, Protocol):
     """Hints in one object, as the in-memory adapter is."""
 
 
@@ -108,13 +108,13 @@ class Bench:
     """The parts and a few sentences about them."""
 
     store: Store
-    ring: Ring
-    switchboard: Switchboard
+    notifier: Notifier
+    subscriber: Subscriber
     clock: FakeClock
     settings: Settings
     ownership: Ownership
     signer: Signer
-    desk: Desk
+    broker: ApprovalBroker
     claims: list[Claim] = field(default_factory=list)
     inboxes: dict[str, DecisionInbox] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -125,10 +125,10 @@ class Bench:
 
     def gate(self, claim: Claim, worker_id: str, policy: Policy | None = None, *, token: str = "") -> WorkerGate:
         if worker_id not in self.inboxes:
-            self.inboxes[worker_id] = DecisionInbox(self.store, self.switchboard, worker_id)
+            self.inboxes[worker_id] = DecisionInbox(self.store, self.subscriber, worker_id)
         return WorkerGate(
             self.store,
-            self.ring,
+            self.notifier,
             self.inboxes[worker_id],
             self.clock,
             policy if policy is not None else Policy.from_json(claim.policy),
@@ -174,20 +174,20 @@ class Bench:
     async def pass_time(self, seconds: float) -> None:
         """Let time pass and have the desk look at what that means."""
         self.clock.advance(timedelta(seconds=seconds))
-        await self.desk.review([self.session_id])
+        await self.broker.review([self.session_id])
 
     async def settle(self) -> None:
         """Have the desk look, and wait until a whole look has ended that began after this."""
         for _ in range(2):  # the first may have begun before
-            await self.desk.review([self.session_id])
-            desk = self.desk._of(self.session_id)
-            looks = desk.looks
-            await until(lambda: desk.looks > looks)  # noqa: B023  # awaited within its turn
+            await self.broker.review([self.session_id])
+            broker = self.broker._of(self.session_id)
+            looks = broker.looks
+            await until(lambda: broker.looks > looks)  # noqa: B023  # awaited within its turn
 
-    def new_desk(self, owner_id: str) -> Desk:
-        return Desk(
+    def new_desk(self, owner_id: str) -> ApprovalBroker:
+        return ApprovalBroker(
             self.store,
-            self.ring,
+            self.notifier,
             DeploymentKey(self.store, self.signer, self.clock),
             self.clock,
             self.settings,
@@ -200,8 +200,8 @@ class Bench:
         """Attach a client; it answers until the bench is closed."""
         responder = RemoteResponder(
             self.store,
-            self.ring,
-            self.switchboard,
+            self.notifier,
+            self.subscriber,
             self.session_id,
             principal,
             "terminal",
@@ -239,31 +239,31 @@ async def open_bench(
     policy: Policy | None = None,
     mode: AnswerMode = AnswerMode.ATTACHED,
     store: Store | None = None,
-    ring: Ring | None = None,
-    switchboard: Switchboard | None = None,
+    notifier: Notifier | None = None,
+    subscriber: Subscriber | None = None,
     signer: Signer | None = None,
 ) -> AsyncIterator[Bench]:
     """Open a session whose owner's desk hears questions, with ``callback`` in the owner's process if there is one.
 
     Owners of one ``store`` share its deployment's ``signer``.
     """
-    memory = MemorySwitchboard()
+    memory = MemoryBus()
     opened = store if store is not None else MemoryStore()
     session = make_session(answer_mode=mode, policy=(policy or Policy()).as_json())
     ownership = await open_session(opened, session)
     bench = Bench(
         store=opened,
-        ring=ring or memory,
-        switchboard=switchboard or memory,
+        notifier=notifier or memory,
+        subscriber=subscriber or memory,
         clock=FakeClock(),
         settings=Settings(),
         ownership=ownership,
         signer=signer or Signer.generate(),
-        desk=None,  # type: ignore[arg-type]  # made of the bench itself, below
+        broker=None,  # type: ignore[arg-type]  # made of the bench itself, below
     )
-    bench.desk = bench.new_desk(ownership.owner_id)
+    bench.broker = bench.new_desk(ownership.owner_id)
     if callback is not None:
-        bench.desk.attach(ownership.session_id, callback)
+        bench.broker.attach(ownership.session_id, callback)
     bench.tasks += [asyncio.get_running_loop().create_task(hear(bench)) for hear in (_hear_questions, _hear_owners)]
     try:
         yield bench
@@ -273,29 +273,29 @@ async def open_bench(
         await asyncio.gather(*bench.tasks, return_exceptions=True)
         for inbox in bench.inboxes.values():
             await inbox.close()
-        await bench.desk.close()
+        await bench.broker.close()
 
 
 async def next_owner(bench: Bench) -> None:
     """Let the owner's process die and another take its session."""
-    await bench.desk.close()
+    await bench.broker.close()
     await bench.store.release_owner(bench.ownership.owner_id)
     successor = make_owner()
     await bench.store.register_owner(successor)
     (session,) = await bench.store.adopt_sessions(successor.id)
-    bench.ownership, bench.desk = session.ownership, bench.new_desk(successor.id)
+    bench.ownership, bench.broker = session.ownership, bench.new_desk(successor.id)
 
 
 async def _hear_questions(bench: Bench) -> None:
-    ear = await bench.switchboard.permission_ear()
+    subscription = await bench.subscriber.subscribe_permissions()
     while True:
-        for session_id in await ear.wait(1.0):
-            await bench.desk.review([session_id])
+        for session_id in await subscription.wait(1.0):
+            await bench.broker.review([session_id])
 
 
 async def _hear_owners(bench: Bench) -> None:
-    ear = await bench.switchboard.owner_ear()
+    subscription = await bench.subscriber.subscribe_owner()
     while True:
-        for session_id in await ear.wait(1.0):
+        for session_id in await subscription.wait(1.0):
             if session_id:
-                await bench.desk.review([session_id])
+                await bench.broker.review([session_id])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
@@ -26,13 +26,13 @@ from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.store import Store
-from soong.worker.agent_step import AgentRuns
+from soong.worker.agent_step import AgentStepRunner
 from soong.worker.flower import NoFlower
-from soong.worker.function_step import PythonSteps
+from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.permission_gate import DecisionInbox
 from soong.worker.process import WorkerProcess
-from soong.worker.run import Runner
+from soong.worker.run import StepRunner
 from tests.integration.consent import BothPorts, until
 from tests.integration.waiting_tools import opened
 from tests.model.builders import make_answer, make_owner
@@ -87,7 +87,7 @@ class Site:
     settings: Settings
     clock: SystemClock = field(default_factory=SystemClock)
     own: Ownership = field(init=False)
-    desk: Desk = field(init=False)
+    broker: ApprovalBroker = field(init=False)
     task_id: str = ""
     _tasks: list[asyncio.Task[object]] = field(default_factory=list)
     _processes: list[WorkerProcess] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Site:
         await self.store.create_task(prepared.task)
         self.own, self.task_id = Ownership(prepared.session.id, owner.id, 1), prepared.task.id
         key = DeploymentKey(self.store, Signer.generate(), self.clock)
-        self.desk = Desk(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
+        self.broker = ApprovalBroker(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
         self._begin(self._hear_questions())
 
     async def start_worker(self, slots: int = 1, **settings: object) -> WorkerProcess:
@@ -122,7 +122,7 @@ class Site:
         own = self.settings.model_copy(update={"slots": slots, **settings})
         incarnation = Incarnation(self.store, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ())
         inbox = DecisionInbox(self.store, self.board, "")
-        agents = AgentRuns(
+        agents = AgentStepRunner(
             self.store,
             self.board,
             inbox,
@@ -133,12 +133,12 @@ class Site:
         )
         process = WorkerProcess(
             store=self.store,
-            ring=self.board,
-            switchboard=self.board,
+            notifier=self.board,
+            subscriber=self.board,
             clock=self.clock,
             settings=own,
             incarnation=incarnation,
-            runner=Runner(PythonSteps(ThreadPoolExecutor(1)), agents, Redactor()),
+            runner=StepRunner(FunctionStepRunner(ThreadPoolExecutor(1)), agents, Redactor()),
             watcher=NoFlower(),
             thread=_Soon(),
             on_drain=agents.lot.hurry,
@@ -156,13 +156,13 @@ class Site:
             await asyncio.sleep(0.01)
 
     async def _hear_questions(self) -> None:
-        ear = await self.board.permission_ear()
+        subscription = await self.board.subscribe_permissions()
         try:
             while True:
-                await ear.wait(1.0)
-                await self.desk.review([self.own.session_id])
+                await subscription.wait(1.0)
+                await self.broker.review([self.own.session_id])
         finally:
-            await ear.close()
+            await subscription.close()
 
     def _begin(self, work: object) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))  # type: ignore[arg-type]  # coroutines of ours
@@ -173,7 +173,7 @@ class Site:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.desk.close()
+        await self.broker.close()
         for process in self._processes:
             await process.stop()
 

@@ -24,8 +24,8 @@ WORKER_METHODS: Final = frozenset(
     {
         *(
             "advance",
-            "hand_back",
-            "claim_further",
+            "release",
+            "claim_additional",
             "report_progress",
             "interrupts",
             "register_worker",

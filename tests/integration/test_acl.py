@@ -21,8 +21,8 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.permissions import MAX_LENGTH
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from tests.extra import redis_7
 from tests.system.deployment import Deployment, end
 from tests.system.test_consent import Person
@@ -202,13 +202,16 @@ async def test_a_worker_does_all_its_work_as_its_own_user(server: AclServer, ser
 async def test_a_worker_hears_its_decisions_as_its_own_user(server: AclServer) -> None:
     """Without the hint it learns of a decision by the clock alone, seconds later."""
     worker, owner = RedisClients.of(server.url("worker")), RedisClients.of(server.url("orchestrator"))
-    told, ear = RedisRing(owner.commands), await RedisSwitchboard(worker.blocking).decision_ear("wrk_1")
+    told, subscription = (
+        RedisNotifier(owner.commands),
+        await RedisSubscriber(worker.blocking).subscribe_decisions("wrk_1"),
+    )
     try:
         await told.permission_decided("req_1", "wrk_1")
 
-        assert await ear.wait(10) == ("req_1",)
+        assert await subscription.wait(10) == ("req_1",)
     finally:
-        await ear.close()
+        await subscription.close()
         for one in (told, worker, owner):
             await one.close()
 
@@ -272,21 +275,29 @@ async def _answers(flower: Flower) -> bool:
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_the_api_rings_and_hears_as_its_own_user(server: AclServer) -> None:
     clients, owner = RedisClients.of(server.url("client")), RedisClients.of(server.url("orchestrator"))
-    ring, heard, told = RedisRing(clients.commands), RedisSwitchboard(clients.blocking), RedisRing(owner.commands)
-    ears = [await heard.session_ear("sess_1"), await heard.run_ear("run_1"), await heard.permission_ear()]
-    rung = await RedisSwitchboard(owner.blocking).owner_ear()
+    notifier, heard, told = (
+        RedisNotifier(clients.commands),
+        RedisSubscriber(clients.blocking),
+        RedisNotifier(owner.commands),
+    )
+    subscriptions = [
+        await heard.subscribe_session("sess_1"),
+        await heard.subscribe_run("run_1"),
+        await heard.subscribe_permissions(),
+    ]
+    rung = await RedisSubscriber(owner.blocking).subscribe_owner()
     try:
-        await ring.wake_owners(["sess_1"])
-        await told.wake_session("sess_1")
-        await told.wake_runs(["run_1"])
+        await notifier.notify_owners(["sess_1"])
+        await told.notify_session("sess_1")
+        await told.notify_runs(["run_1"])
         await told.permission_raised("req_1", "sess_1")
 
         assert await rung.wait(10) == ("sess_1",)
-        assert [await ear.wait(10) for ear in ears] == [("sess_1",), ("run_1",), ("sess_1",)]
+        assert [await subscription.wait(10) for subscription in subscriptions] == [("sess_1",), ("run_1",), ("sess_1",)]
     finally:
-        for ear in (*ears, rung):
-            await ear.close()
-        for one in (ring, told, clients, owner):
+        for subscription in (*subscriptions, rung):
+            await subscription.close()
+        for one in (notifier, told, clients, owner):
             await one.close()
 
 

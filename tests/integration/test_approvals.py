@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from soong.orchestrator.approvals.approval import approval_of
-from soong.orchestrator.approvals.remote_responder import AnotherFirstError, NoMoreAnswersError, RemoteResponder
-from soong.orchestrator.approvals.target_check import Lookout
+from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
+from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.cli.approvals import find_question
-from soong.orchestrator.cli.approvals_answer import Answering, ExitCode
+from soong.orchestrator.cli.approvals_answer import AnswerCommand, AnswerExitCode
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.approvals_watch import Stream
 from soong.shared.core.errors import NotFoundError, UsageError
@@ -47,9 +47,9 @@ async def call(bench: Bench, folder: str = "/work/out") -> "asyncio.Task[Verdict
     return asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
 
 
-def answering(bench: Bench, principal: str = "local") -> Answering:
+def answering(bench: Bench, principal: str = "local") -> AnswerCommand:
     settings = bench.settings.model_copy(update={"principal": principal})
-    return Answering(bench.store, bench.ring, settings, bench.clock)
+    return AnswerCommand(bench.store, bench.notifier, settings, bench.clock)
 
 
 async def answer(bench: Bench, question: Question, choice: Choice, reason: str = "", **how: float) -> tuple[int, str]:
@@ -77,7 +77,7 @@ async def test_an_answer_from_another_terminal_reaches_exactly_its_call(
         code, said = await answer(bench, question, choice, "seen")
 
         (verdict,) = await verdicts(asking)
-        assert (code, said.partition(": ")[2]) == (ExitCode.DONE, sentence)
+        assert (code, said.partition(": ")[2]) == (AnswerExitCode.DONE, sentence)
         assert verdict.is_allowed is (choice is not Choice.DENY)
         assert (verdict.author, verdict.reason) == ("person", "seen")
         stored = await bench.store.answer_of(question.request.id)
@@ -96,7 +96,7 @@ async def test_a_second_answer_is_told_who_was_first(open_bench: OpenBench) -> N
         listed = await answer(bench, await find_question(bench.store, question.request.id[-8:]), Choice.DENY)
 
         assert late == listed
-        assert late[0] == ExitCode.DECIDED
+        assert late[0] == AnswerExitCode.DECIDED
         assert late[1].endswith("was allowed once by local through soong approvals")
 
 
@@ -110,10 +110,10 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
-        assert (code, "withdrawn" in said) == (ExitCode.DECIDED, True)
+        assert (code, "withdrawn" in said) == (AnswerExitCode.DECIDED, True)
         assert await bench.store.questions() == []
         approval = await approval_of(
-            bench.store, await find_question(bench.store, question.request.id), Lookout((), bench.settings.home)
+            bench.store, await find_question(bench.store, question.request.id), TargetChecker((), bench.settings.home)
         )
         assert approval.withdrawn == "its call was cancelled"
         assert "its call was cancelled" in show_text(approval, 0, is_full=False)
@@ -123,13 +123,13 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
 async def test_what_an_ended_run_asked_takes_no_answer_though_no_orchestrator_runs(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, question = await asked(bench)
-        await bench.desk.close()
+        await bench.broker.close()
         (worker,) = await bench.store.workers()
         await bench.store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
-        assert (code, "withdrawn" in said) == (ExitCode.DECIDED, True)
+        assert (code, "withdrawn" in said) == (AnswerExitCode.DECIDED, True)
         assert await bench.store.questions() == []
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -139,15 +139,15 @@ async def test_what_an_ended_run_asked_takes_no_answer_though_no_orchestrator_ru
 async def test_an_answer_while_no_orchestrator_runs_is_kept_and_says_so(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, question = await asked(bench)
-        await bench.desk.close()
+        await bench.broker.close()
         for task in bench.tasks:
             task.cancel()
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE, wait_s=0)
 
-        assert (code, "no orchestrator has acted on it yet" in said) == (ExitCode.DONE, True)
-        bench.desk = bench.new_desk(bench.ownership.owner_id)
-        await bench.desk.review([bench.session_id])
+        assert (code, "no orchestrator has acted on it yet" in said) == (AnswerExitCode.DONE, True)
+        bench.broker = bench.new_desk(bench.ownership.owner_id)
+        await bench.broker.review([bench.session_id])
         (verdict,) = await verdicts(asking)
         assert (verdict.is_allowed, verdict.author) == (True, "person")
 
@@ -159,7 +159,7 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
 
         said = await answering(bench, "mallory").answer(question, Choice.ALLOW_ONCE, "", wait_s=0, home=HOME)
 
-        assert said.exit_code == ExitCode.NOT_ALLOWED
+        assert said.exit_code == AnswerExitCode.NOT_ALLOWED
         assert (
             said.sentence == "not answered: its session is answered by 'local', and you are 'mallory' (SOONG_PRINCIPAL)"
         )
@@ -190,7 +190,7 @@ async def test_what_a_run_has_started_cannot_answer(open_bench: OpenBench) -> No
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
-        assert code == ExitCode.NOT_ALLOWED
+        assert code == AnswerExitCode.NOT_ALLOWED
         assert said.startswith(f"not answered: process {os.getppid()} (")
         assert said.endswith(") belongs to a run, and runs do not answer for people")
         assert await bench.store.answer_of(question.request.id) is None
@@ -215,8 +215,8 @@ async def test_a_grant_is_refused_where_none_is_offered(
 
         code, said = await answer(bench, question, Choice.ALLOW_FOR_SESSION)
 
-        assert (code, why in said) == (ExitCode.NOT_ALLOWED, True)
-        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == ExitCode.DONE
+        assert (code, why in said) == (AnswerExitCode.NOT_ALLOWED, True)
+        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == AnswerExitCode.DONE
         assert (await verdicts(asking))[0].is_allowed
 
 
@@ -254,7 +254,7 @@ async def test_all_about_a_question_is_read_from_rows_with_its_lineage(open_benc
         asking, question = await asked(bench)
         request = question.request
 
-        approval = await approval_of(bench.store, question, Lookout((), bench.settings.home))
+        approval = await approval_of(bench.store, question, TargetChecker((), bench.settings.home))
         said = json.loads(json.dumps(approval.as_json()))
 
         assert [parent["run_id"] for parent in said["parents"]] == [request.identity.parent_run_id]
@@ -318,8 +318,8 @@ async def test_a_stream_tells_each_question_and_each_end_once(
 def watcher(bench: Bench, callback: object, sentences: list[str], principal: str = "local") -> RemoteResponder:
     responder = RemoteResponder(
         bench.store,
-        bench.ring,
-        bench.switchboard,
+        bench.notifier,
+        bench.subscriber,
         "",
         principal,
         "cli",
@@ -335,7 +335,9 @@ def watcher(bench: Bench, callback: object, sentences: list[str], principal: str
 async def test_one_terminal_answers_for_every_session_of_its_principal_one_at_a_time(open_bench: OpenBench) -> None:
     async with (
         open_bench() as bench,
-        open_bench(store=bench.store, ring=bench.ring, switchboard=bench.switchboard, signer=bench.signer) as other,
+        open_bench(
+            store=bench.store, notifier=bench.notifier, subscriber=bench.subscriber, signer=bench.signer
+        ) as other,
     ):
         person = Callback()
         watcher(bench, person, [])
@@ -364,7 +366,7 @@ async def test_a_question_that_is_put_off_comes_after_the_others_and_comes_again
     async def person(request: PermissionRequest) -> PermissionDecision:
         order.append(request.scope)
         if len(order) <= 2:
-            raise AnotherFirstError
+            raise SkipQuestionError
         return PermissionDecision(Choice.ALLOW_ONCE)
 
     async with open_bench() as bench:
@@ -380,7 +382,7 @@ async def test_a_question_that_is_put_off_comes_after_the_others_and_comes_again
 @pytest.mark.spec("PER-13")
 async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: OpenBench) -> None:
     async def closed(_request: PermissionRequest) -> PermissionDecision:
-        raise NoMoreAnswersError("standard input ended")
+        raise ResponderClosedError("standard input ended")
 
     async with open_bench() as bench:
         sentences: list[str] = []
@@ -392,7 +394,7 @@ async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: Op
         assert sentences[0] == "standard input ended"
         assert sentences[1].startswith("1 question stays open; `soong approvals list`")
         await until(lambda: _nobody_attached(bench))
-        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == ExitCode.DONE
+        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == AnswerExitCode.DONE
         assert (await verdicts(asking))[0].is_allowed
 
 
@@ -428,7 +430,7 @@ async def test_who_leaves_is_told_of_questions_that_stay_and_of_no_others(
         watcher(bench, silent, sentences)
         asking, _ = await asked(bench)
         await until(lambda: silent.at_once == 1)
-        await bench.desk.close()
+        await bench.broker.close()
         if has_ended:
             (worker,) = await bench.store.workers()
             await bench.store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())

@@ -70,7 +70,7 @@ async def asking(deployment: Deployment) -> AsyncIterator["asyncio.Task[list[Ver
 
 
 def callback_of(bench: Bench) -> Callback:
-    callback = bench.desk._of(bench.session_id).callback
+    callback = bench.broker._of(bench.session_id).callback
     assert isinstance(callback, Callback)
     return callback
 
@@ -248,7 +248,7 @@ async def decided(deployment: Deployment, choice: Choice) -> str:
     answer_now(bench)
     request = deployment.own_request()
     assert (await deployment.raise_own(request))["rows"] == 1
-    await bench.desk.review([bench.session_id])
+    await bench.broker.review([bench.session_id])
     await until(lambda: _is_closed(bench, request.id))
     decision = await bench.store.decision_of(request.id)
     assert decision is not None
@@ -303,7 +303,7 @@ async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_t
     request = replace(deployment.own_request(), proof="0" * 64)
 
     await deployment.raise_own(request)
-    await bench.desk.review([bench.session_id])
+    await bench.broker.review([bench.session_id])
     await until(lambda: _is_closed(bench, request.id))
 
     assert not callback_of(bench).shown
@@ -359,7 +359,7 @@ async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back
     bench = deployment.bench
     await _flood(deployment, count, is_proven=is_proven)
 
-    await bench.desk.review([bench.session_id])
+    await bench.broker.review([bench.session_id])
     await until(lambda: _is_calm(bench))
     async with asking(deployment) as waiting:
         answer_now(bench)

@@ -127,7 +127,7 @@ async def test_what_it_left_beyond_its_logs_holds_nobody_up(deployment: Deployme
         assert await deployment.try_(f"{EVENT} VALUES (%(own)s, {place}, 'left', 1, '{{}}')") == {"rows": 1}
         assert await deployment.try_(f"{NODE} VALUES (%(own)s, {place}, 0, 'user', '{{}}', 1)") == {"rows": 1}
     held = Held(own.step_key, own.identity.run_id, own.fence)
-    await deployment.own_store.hand_back(deployment.own_worker, [held], reason="left", now_us=1)
+    await deployment.own_store.release(deployment.own_worker, [held], reason="left", now_us=1)
 
     claim = await claim_one(bench.store, await open_worker(bench.store), bench)
     log = [NewEvent(EventType.TOOL_STARTED)]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from soong.orchestrator.approvals.approval import approval_of
-from soong.orchestrator.approvals.target_check import Lookout
+from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.permissions.signing import prove
@@ -80,7 +80,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     deployment: Deployment, tmp_path: Path
 ) -> None:
     bench, questions = deployment.bench, hostile(deployment)
-    callback = bench.desk._of(bench.session_id).callback
+    callback = bench.broker._of(bench.session_id).callback
     assert isinstance(callback, Callback)
     assert callback.gate is not None
     callback.gate.set()
@@ -104,7 +104,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     shown = 0
     for question in listed:
         if question.request.identity == deployment.own.identity:
-            approval = await approval_of(bench.store, question, Lookout((), tmp_path))
+            approval = await approval_of(bench.store, question, TargetChecker((), tmp_path))
             json.dumps(approval.as_json())
             assert "\x1b" not in show_text(approval, bench.clock.now_us(), is_full=True)
             shown += 1
@@ -117,7 +117,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
 @pytest.mark.spec("PER-14", "OPS-12.d")
 async def test_a_question_whose_answer_cannot_be_taken_fails_and_waits_for_nobody(deployment: Deployment) -> None:
     bench = deployment.bench
-    callback = bench.desk._of(bench.session_id).callback
+    callback = bench.broker._of(bench.session_id).callback
     assert isinstance(callback, Callback)
     assert callback.gate is not None
     callback.gate.set()
@@ -149,7 +149,7 @@ async def test_an_answer_whose_metadata_is_malformed_answers_nothing_and_holds_n
             b" VALUES (%s, 'allow_once', 'local', 'cli', %s, 1, '{')",
             (request.id, request.input_digest),
         )
-    callback = bench.desk._of(bench.session_id).callback
+    callback = bench.broker._of(bench.session_id).callback
     assert isinstance(callback, Callback)
     assert callback.gate is not None
     callback.gate.set()

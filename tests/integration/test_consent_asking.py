@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_whole_input
+from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_full_input
 from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
@@ -67,7 +67,7 @@ async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_all
         assert len(callback.shown) == 1
         assert sorted(answer.author for answer in answers) == ["grant", "person"]
         assert (later.is_allowed, later.author, later.rule) == (True, "grant", "grant code.write_file:/work/out")
-        assert [grant.scope for grant in bench.desk.grants(bench.session_id)] == ["/work/out"]
+        assert [grant.scope for grant in bench.broker.grants(bench.session_id)] == ["/work/out"]
 
 
 @pytest.mark.spec("PER-07.b", "PER-07.c")
@@ -257,7 +257,7 @@ async def test_what_a_hook_made_of_a_call_can_be_read_whole_however_long_it_is(
         asking = asyncio.ensure_future(bench.gate(claim, worker).decide(call))
         (request,) = await bench.pending(1)
 
-        whole = await read_whole_input(bench.store, request)
+        whole = await read_full_input(bench.store, request)
 
         assert request.arguments != made
         assert (whole.input["content"], whole.note) == (f"{secret and MARK}\n{TEXT}", note)

@@ -74,7 +74,7 @@ async def test_a_question_that_is_asked_again_has_lost_nothing(open_bench: OpenB
         await until(lambda: first.at_once == 1)
 
         await next_owner(bench)
-        bench.desk.attach(bench.session_id, second)
+        bench.broker.attach(bench.session_id, second)
         await bench.settle()
         await verdicts(asking)
 

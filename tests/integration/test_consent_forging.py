@@ -9,7 +9,7 @@ import pytest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import Signer
-from soong.shared.permissions.store import Settled
+from soong.shared.permissions.store import ClosedQuestion
 from soong.shared.tools.definition import Target
 from soong.shared.tools.result import ErrorType
 from tests.integration import consent
@@ -74,12 +74,12 @@ class DecidingStore(MemoryStore):
 
     alter: Callable[[Decision], Decision] = staticmethod(lambda decision: decision)
 
-    async def settled(self, request_id: str) -> Settled | None:
-        settled: Settled | None = await super().settled(request_id)
+    async def settled(self, request_id: str) -> ClosedQuestion | None:
+        settled: ClosedQuestion | None = await super().settled(request_id)
         if settled is None or settled.decision is None:
             return settled
         altered = self.alter(settled.decision)
-        return Settled(altered, await self.signing_key(altered.key_id))
+        return ClosedQuestion(altered, await self.signing_key(altered.key_id))
 
 
 @pytest.mark.spec("PER-12.b")
@@ -221,4 +221,4 @@ async def test_a_question_that_names_a_scope_no_grant_may_have_gives_none(open_b
             verdict = await gate.decide(make_call(claim, folder="/home/someone"))
 
         assert verdict.error is ErrorType.PERMISSION_FAILED
-        assert not bench.desk.grants(bench.session_id)
+        assert not bench.broker.grants(bench.session_id)

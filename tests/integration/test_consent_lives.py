@@ -18,7 +18,7 @@ from tests.model.builders import make_answer, open_worker
 
 async def resumed(bench: Bench, claim: Claim, worker: str) -> tuple[Claim, str]:
     """Hand the run back and let another worker take it up."""
-    await bench.store.hand_back(
+    await bench.store.release(
         worker, [Held(claim.step_key, claim.identity.run_id, claim.fence)], reason="test", now_us=1
     )
     successor = await open_worker(bench.store)
@@ -100,7 +100,7 @@ async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_
         await until(lambda: silent.at_once == 1)
 
         await next_owner(bench)
-        bench.desk.attach(bench.session_id, callback)
+        bench.broker.attach(bench.session_id, callback)
         await bench.settle()
 
         (verdict,) = await verdicts(asking)
@@ -116,11 +116,11 @@ async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBenc
         asking = start(bench, claim, worker)
         (request,) = await bench.pending()
         await until(lambda: silent.at_once == 1)
-        await bench.desk.close()
+        await bench.broker.close()
         await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
 
         await next_owner(bench)
-        bench.desk.attach(bench.session_id, callback)
+        bench.broker.attach(bench.session_id, callback)
         await bench.settle()
 
         (verdict,) = await verdicts(asking)
@@ -136,7 +136,7 @@ async def test_a_new_owner_has_no_grants_and_asks_anew(open_bench: OpenBench) ->
         await verdicts(start(bench, first, first_worker))
 
         await next_owner(bench)
-        bench.desk.attach(bench.session_id, callback)
+        bench.broker.attach(bench.session_id, callback)
         await verdicts(start(bench, second, second_worker))
 
         assert len(callback.shown) == 2
@@ -148,7 +148,7 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: O
         ((claim, worker),) = await bench.claim()
         asking = start(bench, claim, worker)
         await until(lambda: silent.at_once == 1)
-        former, session = bench.desk, bench.ownership
+        former, session = bench.broker, bench.ownership
         await bench.store.release_owner(session.owner_id)
         successor = await bench.store.session(bench.session_id)
         assert successor.owner_id == ""
@@ -271,9 +271,9 @@ async def test_detaching_a_callback_hands_its_question_to_the_next(open_bench: O
         asking = start(bench, claim, worker)
         await until(lambda: silent.at_once == 1)
 
-        bench.desk.detach(bench.session_id)
+        bench.broker.detach(bench.session_id)
         await until(lambda: silent.at_once == 0)
-        bench.desk.attach(bench.session_id, callback)
+        bench.broker.attach(bench.session_id, callback)
 
         (verdict,) = await verdicts(asking)
         assert verdict.is_allowed
@@ -307,7 +307,7 @@ async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_th
         answer = replace(make_answer(behind, Choice.DENY), reason="not that one")
 
         await bench.store.answer(answer)
-        await bench.desk.review([bench.session_id])
+        await bench.broker.review([bench.session_id])
 
         (verdict,) = await verdicts(asking)
         assert (verdict.error, verdict.reason) == (ErrorType.PERMISSION_DENIED, "not that one")

@@ -9,7 +9,7 @@ from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.request import Answer, Choice, Decision
-from soong.shared.permissions.store import Decided, OpenQuestions, Settled
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from tests.integration import consent
 from tests.integration.consent import Callback, make_call, until, verdicts
 from tests.model.memory import MemoryStore
@@ -28,9 +28,9 @@ class AwayStore(MemoryStore):
             self.refused[name] = self.refused.get(name, 0) + 1
             raise UnavailableError("the database does not answer")
 
-    async def settled(self, request_id: str) -> Settled | None:
+    async def settled(self, request_id: str) -> ClosedQuestion | None:
         self._check("settled")
-        found: Settled | None = await super().settled(request_id)
+        found: ClosedQuestion | None = await super().settled(request_id)
         return found
 
     async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
@@ -42,7 +42,7 @@ class AwayStore(MemoryStore):
         self._check("answer")
         await super().answer(answer)
 
-    async def decide(self, ownership: Ownership, decision: Decision, **rest: object) -> Decided:
+    async def decide(self, ownership: Ownership, decision: Decision, **rest: object) -> DecisionReceipt:
         if decision.tool_call_id in self.away:
             raise ConflictError(f"{decision.tool_call_id} cannot be decided")
         return await super().decide(ownership, decision, **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
@@ -67,7 +67,7 @@ async def refused(store: AwayStore, *names: str) -> None:
 async def test_a_question_is_answered_when_the_database_is_back(store: AwayStore, away: str) -> None:
     callback = Callback()
     async with consent.open_bench(store=store) as bench:
-        bench.desk.attach(bench.session_id, callback)
+        bench.broker.attach(bench.session_id, callback)
         ((claim, worker),) = await bench.claim()
 
         store.away = {away}
@@ -75,7 +75,7 @@ async def test_a_question_is_answered_when_the_database_is_back(store: AwayStore
         await refused(store, away)
         assert not asking.done()
         store.away = set()
-        await bench.desk.review([bench.session_id])
+        await bench.broker.review([bench.session_id])
 
         (verdict,) = await verdicts(asking)
         assert verdict.is_allowed
@@ -139,7 +139,7 @@ async def test_a_fault_of_ours_is_survived_and_the_next_look_goes_on(
         decide = store.decide
         faults = iter([RuntimeError("a fault")])
 
-        async def faulty(*given: object, **named: object) -> Decided:
+        async def faulty(*given: object, **named: object) -> DecisionReceipt:
             for fault in faults:
                 raise fault
             return await decide(*given, **named)  # type: ignore[arg-type]  # passed on

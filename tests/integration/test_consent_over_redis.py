@@ -7,8 +7,8 @@ import pytest
 
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from tests.integration.consent import Bench, Callback, make_call, open_bench, verdicts
 
 
@@ -16,27 +16,27 @@ from tests.integration.consent import Bench, Callback, make_call, open_bench, ve
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     url = request.getfixturevalue("redis_url") if request.param == "answering" else "redis://127.0.0.1:1/0"
     clients = RedisClients.of(url)
-    ring = RedisRing(clients.commands)
-    async with open_bench(ring=ring, switchboard=RedisSwitchboard(clients.blocking)) as bench:
+    notifier = RedisNotifier(clients.commands)
+    async with open_bench(notifier=notifier, subscriber=RedisSubscriber(clients.blocking)) as bench:
         # What the owner's sweep does when hints do not come through.
         sweep = asyncio.get_running_loop().create_task(_sweep(bench))
         yield bench
         sweep.cancel()
         await asyncio.gather(sweep, return_exceptions=True)
-    await ring.close()
+    await notifier.close()
     await clients.close()
 
 
 async def _sweep(bench: Bench) -> None:
     while True:
         await asyncio.sleep(bench.settings.sweep_s)
-        await bench.desk.review([bench.session_id])
+        await bench.broker.review([bench.session_id])
 
 
 @pytest.mark.spec("CARD-3.a", "PER-07")
 async def test_two_workers_one_scope_one_question_with_redis_and_without(bench: Bench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
-    bench.desk.attach(bench.session_id, callback)
+    bench.broker.attach(bench.session_id, callback)
     claims = await bench.claim(2)
 
     answers = await verdicts(*(bench.gate(claim, worker).decide(make_call(claim)) for claim, worker in claims))

@@ -43,12 +43,12 @@ async def test_the_answer_to_a_parked_run_wakes_owners_and_is_used_once_by_its_n
     person = Callback(gate=asyncio.Event())
     async with open_bench(person) as bench:
         claim, request = await parked(bench)
-        ear = await bench.switchboard.owner_ear()
+        subscription = await bench.subscriber.subscribe_owner()
         assert person.gate is not None
         person.gate.set()
 
-        assert "" in await ear.wait(5.0)
-        await ear.close()
+        assert "" in await subscription.wait(5.0)
+        await subscription.close()
         worker = await open_worker(bench.store)
         again = await bench.claim_for(worker)
         (verdict,) = await verdicts(bench.gate(again, worker).decide(make_call(again)))
@@ -127,7 +127,7 @@ async def test_a_new_owner_asks_the_question_of_a_parked_run_again_under_its_id(
         claim, request = await parked(bench)
 
         await next_owner(bench)
-        bench.desk.attach(bench.session_id, person)
+        bench.broker.attach(bench.session_id, person)
         await bench.settle()
         await until(lambda: _stands(bench, claim, StepStatus.READY))
 

@@ -43,10 +43,10 @@ async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker_id).decide(make_call(claim)))
         (request,) = await bench.pending()
         await until(lambda: silent.at_once == 1)
-        await bench.desk.close()
+        await bench.broker.close()
         await bench.store.answer(make_answer(request, choice))
         await next_owner(bench)
-        bench.desk.attach(bench.session_id, later)
+        bench.broker.attach(bench.session_id, later)
         await bench.settle()
 
         (verdict,) = await verdicts(asking)

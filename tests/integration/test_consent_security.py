@@ -21,7 +21,7 @@ from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Decision, RequestState
 from soong.shared.permissions.signing import Signer
-from soong.shared.permissions.store import Decided
+from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.storage.sql.engine.rows import decision_body
 from soong.shared.storage.sql.store import SqlStore, open_store
 from soong.shared.tools.result import ErrorType
@@ -70,7 +70,7 @@ async def test_an_answer_that_does_not_fit_fails_and_is_a_security_event(
 
         assert (verdict.is_allowed, verdict.author, verdict.error) == (False, "system", ErrorType.PERMISSION_FAILED)
         assert await security(bench, claim) == ([what], [what])
-        assert not bench.desk.grants(bench.session_id)
+        assert not bench.broker.grants(bench.session_id)
 
 
 @pytest.mark.spec("PER-15")
@@ -100,7 +100,7 @@ class AlteringStore(SqlStore):
 
     alter: Callable[[dict[str, Any]], object]
 
-    async def decide(self, *given: Any, **named: Any) -> Decided:
+    async def decide(self, *given: Any, **named: Any) -> DecisionReceipt:
         decided = await super().decide(*given, **named)
         decision: Decision = given[1]
         body = parse_strict(decision_body(decision))
@@ -155,14 +155,14 @@ async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBe
 # -- keys
 async def with_key_file(bench: Bench, path: Path) -> KeyRing:
     """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
-    ring = KeyRing(bench.store, path, bench.clock, "ada")
-    await ring.adopt(reason="the bench had another")
-    callback = bench.desk._of(bench.session_id).callback
-    bench.desk._tools = replace(bench.desk._tools, key=await open_key(bench.store, path, bench.clock))
-    bench.desk._sessions.clear()
+    keyring = KeyRing(bench.store, path, bench.clock, "ada")
+    await keyring.adopt(reason="the bench had another")
+    callback = bench.broker._of(bench.session_id).callback
+    bench.broker._tools = replace(bench.broker._tools, key=await open_key(bench.store, path, bench.clock))
+    bench.broker._sessions.clear()
     if callback is not None:
-        bench.desk.attach(bench.session_id, callback)
-    return ring
+        bench.broker.attach(bench.session_id, callback)
+    return keyring
 
 
 async def key_of_decision(bench: Bench, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
@@ -178,18 +178,18 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
 
-        ended = await ring.rotate(reason="once a year")
+        ended = await keyring.rotate(reason="once a year")
         second, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
         (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
 
         assert (ended.key_id, ended.successor, is_allowed) == (first, second, True)
         assert first != second
         assert again.is_allowed, "what the old key signed is used"
-        states = {key.id: key.state(bench.clock.now_us()) for key in await ring.keys()}
+        states = {key.id: key.state(bench.clock.now_us()) for key in await keyring.keys()}
         assert states == {first: "retiring", second: "active"}
         assert (await verify(bench.store, bench.store)).holds
 
@@ -199,12 +199,12 @@ async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_ben
     """An owner whose clock is behind, or which has not seen the new file."""
     callback = Callback()
     async with open_bench(callback) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         early = bench.clock.now_us() - 1
-        ring.file.unlink()
-        await ring.adopt(reason="a new one")
+        keyring.file.unlink()
+        await keyring.adopt(reason="a new one")
         await bench.store.retire_key(
             first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
         )
@@ -222,11 +222,11 @@ async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_ar
 ) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         stolen, _ = await key_of_decision(bench, "call_1", claim, worker)
 
-        ended = await ring.retire(stolen, is_revoked=True, reason="found in a log")
+        ended = await keyring.retire(stolen, is_revoked=True, reason="found in a log")
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
 
         assert verdict.is_allowed
@@ -243,21 +243,21 @@ async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leave
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        ring.file.unlink()
+        keyring.file.unlink()
 
         still, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
         with pytest.raises(InvalidConfigError, match="is missing, and 1 keys are published"):
-            await open_key(bench.store, ring.file, bench.clock)
-        await ring.adopt(reason="the old one is lost")
-        key = await open_key(bench.store, ring.file, bench.clock)  # the owner starts again
-        bench.desk._tools = replace(bench.desk._tools, key=key)
+            await open_key(bench.store, keyring.file, bench.clock)
+        await keyring.adopt(reason="the old one is lost")
+        key = await open_key(bench.store, keyring.file, bench.clock)  # the owner starts again
+        bench.broker._tools = replace(bench.broker._tools, key=key)
         (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
 
         assert (still, is_allowed, again.is_allowed) == (first, True, True)
-        assert ring.current() not in ("", first)
+        assert keyring.current() not in ("", first)
 
 
 async def key_events(bench: Bench) -> list[tuple[str, str]]:
@@ -276,16 +276,16 @@ async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_to
 ) -> None:
     """A process that can write the key file, and no table, gets no key of its own published."""
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         theirs = Signer.generate()
-        theirs.save(ring.file)
+        theirs.save(keyring.file)
 
         signed = [await key_of_decision(bench, f"call_{number}", claim, worker) for number in (2, 3)]
 
         assert signed == [(first, True)] * 2, "what was published goes on signing"
-        assert [key.id for key in await ring.keys()] == [first]
+        assert [key.id for key in await keyring.keys()] == [first]
         ((told, problem),) = await key_events(bench)
         assert told == theirs.key_id
         assert "soong keys adopt" in problem
@@ -294,14 +294,14 @@ async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_to
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_an_owner_does_not_start_with_a_key_that_was_not_published(open_bench: OpenBench, tmp_path: Path) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         theirs = Signer.generate()
-        theirs.save(ring.file)
+        theirs.save(keyring.file)
 
         with pytest.raises(InvalidConfigError, match=f"{theirs.key_id} is not among the published keys"):
-            await open_key(bench.store, ring.file, bench.clock)
+            await open_key(bench.store, keyring.file, bench.clock)
 
-        assert theirs.key_id not in {key.id for key in await ring.keys()}
+        assert theirs.key_id not in {key.id for key in await keyring.keys()}
         assert [key for key, _ in await key_events(bench)] == [theirs.key_id]
 
 
@@ -310,14 +310,14 @@ async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         new = Signer.generate()
-        new.save(ring.file)  # the secret store exchanges it
+        new.save(keyring.file)  # the secret store exchanges it
         before, _ = await key_of_decision(bench, "call_2", claim, worker)
 
-        adopted = await ring.adopt(reason="from the vault")
+        adopted = await keyring.adopt(reason="from the vault")
         after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
 
         assert (before, after, adopted, is_allowed) == (first, new.key_id, new.key_id, True)
@@ -331,17 +331,17 @@ async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_pub
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         theirs = Signer.generate()
-        theirs.save(ring.file)
+        theirs.save(keyring.file)
 
-        ended = await ring.rotate(reason="somebody wrote the file")
+        ended = await keyring.rotate(reason="somebody wrote the file")
         now, _ = await key_of_decision(bench, "call_2", claim, worker)
 
         assert (ended.key_id, ended.replaced, ended.successor) == ("", theirs.key_id, now)
-        assert {key.id for key in await ring.keys()} == {first, now}
+        assert {key.id for key in await keyring.keys()} == {first, now}
 
 
 @pytest.mark.spec("PER-12")
@@ -350,24 +350,24 @@ async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(
     open_bench: OpenBench, tmp_path: Path, is_revoked: bool
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         ended, _ = await key_of_decision(bench, "call_1", claim, worker)
-        copy = ring.file.read_bytes()
-        await ring.retire(ended, is_revoked=is_revoked, reason="")
+        copy = keyring.file.read_bytes()
+        await keyring.retire(ended, is_revoked=is_revoked, reason="")
         good, _ = await key_of_decision(bench, "call_2", claim, worker)
-        ring.file.unlink()
-        ring.file.write_bytes(copy)
-        ring.file.chmod(0o600)
+        keyring.file.unlink()
+        keyring.file.write_bytes(copy)
+        keyring.file.chmod(0o600)
         await bench.pass_time(1)
 
         after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
 
         assert (after, is_allowed) == (good, True)
         with pytest.raises(UsageError, match="soong keys rotate"):
-            await ring.adopt(reason="")
+            await keyring.adopt(reason="")
         with pytest.raises(InvalidConfigError, match="soong keys rotate"):
-            await open_key(bench.store, ring.file, bench.clock)
+            await open_key(bench.store, keyring.file, bench.clock)
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
@@ -375,11 +375,11 @@ async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_told(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench(Callback()) as bench:
-        ring = await with_key_file(bench, tmp_path / "signing.key")
+        keyring = await with_key_file(bench, tmp_path / "signing.key")
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        Signer.generate().save(ring.file)
-        ring.file.chmod(0o644)
+        Signer.generate().save(keyring.file)
+        keyring.file.chmod(0o644)
 
         signed = [await key_of_decision(bench, f"call_{number}", claim, worker) for number in (2, 3)]
 

@@ -28,7 +28,7 @@ from tests.integration.bad_worker import BadWorker
 from tests.integration.parking import Site, open_site
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain, with_roles
 from tests.model.builders import open_worker
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.servers import PostgresServer
 
 BAD = "known-to-the-bad-process-alone"
@@ -101,7 +101,7 @@ async def attack(role_urls: RoleUrls, tmp_path: Path) -> AsyncIterator[Attack]:
         workers = await open_store(role_urls.worker, credential=CREDENTIAL)
         split = SplitStore(workers, await open_store(role_urls.orchestrator))
         stack.push_async_callback(split.close)
-        site = await stack.enter_async_context(open_site(split.as_store(), MemorySwitchboard(), tmp_path))
+        site = await stack.enter_async_context(open_site(split.as_store(), MemoryBus(), tmp_path))
         await site.submit(HARMLESS, allow=[f"code.write_file:{site.project}"])
         step = (await site.steps())["a"]
         yield Attack(site, split.as_store(), role_urls, {"run": step.run_id, "step": step.key})

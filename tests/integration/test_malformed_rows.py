@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from soong.orchestrator.http.schemas import RunShape, StepShape
+from soong.orchestrator.http.schemas import RunSchema, StepSchema
 from soong.orchestrator.owner.reaper import Reaper
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -249,7 +249,7 @@ async def test_a_run_whose_usage_is_malformed_says_so_and_stops_no_list(deployme
     own = listed[deployment.own.identity.run_id]
     assert own.malformed.startswith("usage ")
     assert own.usage == Usage()
-    assert RunShape.of(own).malformed == own.malformed
+    assert RunSchema.of(own).malformed == own.malformed
     assert listed[deployment.victim.identity.run_id].malformed == ""
 
 
@@ -271,7 +271,7 @@ async def test_a_step_whose_output_is_malformed_fails_with_what_takes_it_in(depl
     assert (steps["a"].status, steps["a"].output) == (StepStatus.FAILED, None)
     assert steps["a"].error is not None
     assert steps["a"].error.type == "malformed_row"
-    assert StepShape.of(steps["a"]).error == steps["a"].error.as_json()
+    assert StepSchema.of(steps["a"]).error == steps["a"].error.as_json()
     assert (steps["c"].status, steps["c"].output) == (StepStatus.COMPLETED, "clean")
     assert (await store.result(a.step_key)).status is StepStatus.FAILED
 

@@ -18,7 +18,7 @@ import structlog
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
-from soong.orchestrator.owner.run_archive import RunFolders
+from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.jsontext import JsonObject
@@ -32,16 +32,16 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.store import SqlStore
-from soong.worker.agent_step import AgentRuns
-from soong.worker.function_step import PythonSteps
+from soong.worker.agent_step import AgentStepRunner
+from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.permission_gate import DecisionInbox
-from soong.worker.run import Runner
-from soong.worker.stop_signal import Interruption
+from soong.worker.run import StepRunner
+from soong.worker.stop_signal import StopSignal
 from tests.integration.consent import until
 from tests.integration.sql_stores import opened
 from tests.model.builders import make_owner
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 SECRET = "correct-horse-battery-staple"
 DENY = '[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"\nscope = "/elsewhere"\n'
@@ -116,14 +116,14 @@ class Site:
         """Claim the step, run it and write its end, as a slot does."""
         worker_id, incarnation = await self._worker()
         claim = await self._claim(worker_id, incarnation)
-        end = await self._runner(incarnation, self.config).run(claim, Interruption())
+        end = await self._runner(incarnation, self.config).run(claim, StopSignal())
         await self._advance(worker_id, (end,))
         return claim, end
 
     async def crash_during_the_search(self) -> Claim:
         """Let a worker die while a hook of its holds the search up, and its lease expire."""
         worker_id, incarnation = await self._worker()
-        claim, interruption = await self._claim(worker_id, incarnation), Interruption()
+        claim, interruption = await self._claim(worker_id, incarnation), StopSignal()
         running = asyncio.create_task(self._runner(incarnation, parse_config(CONFIG + SLOW)).run(claim, interruption))
         await until(lambda: self._has_open_input(claim))
         interruption.stop = "drop"
@@ -140,11 +140,11 @@ class Site:
         self._runner(incarnation, self.config)  # which announces the tools that it has
         return await incarnation.register(), incarnation
 
-    def _runner(self, incarnation: Incarnation, config: Config) -> Runner:
-        board = MemorySwitchboard()
-        agents = AgentRuns(
+    def _runner(self, incarnation: Incarnation, config: Config) -> StepRunner:
+        board = MemoryBus()
+        agents = AgentStepRunner(
             store=self.store,
-            ring=board,
+            notifier=board,
             inbox=DecisionInbox(self.store, board, incarnation.worker_id),
             incarnation=incarnation,
             artifacts=self.artifacts,
@@ -152,7 +152,7 @@ class Site:
             settings=self.settings,
             config=config,
         )
-        return Runner(PythonSteps(ThreadPoolExecutor(1)), agents, redactor([SECRET]))
+        return StepRunner(FunctionStepRunner(ThreadPoolExecutor(1)), agents, redactor([SECRET]))
 
     async def _claim(self, worker_id: str, incarnation: Incarnation) -> Claim:
         (claim,) = (await self._advance(worker_id, (), 1, incarnation.capabilities)).claims
@@ -220,7 +220,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
     claim, end = await site.work()
 
     get_logger("tests").warning("ended", output=end.output, secret=SECRET)
-    folders = RunFolders(site.store, site.artifacts, RootedFolder(site.root, "runs"))
+    folders = RunArchive(site.store, site.artifacts, RootedFolder(site.root, "runs"))
     await folders.write(task_id)
     await folders.close()
     assert end.output == {"said": "the token is [redacted]", "ok": False}

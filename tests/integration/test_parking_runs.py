@@ -14,34 +14,34 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Held
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy
 from tests.integration.consent import until
 from tests.integration.parking import Site, ask, asking, echo, open_site, wait_for
 from tests.integration.waiting_tools import opened
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 OpenSite: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]
 
 BLOCKED, COMPLETED, READY, RUNNING = StepStatus.BLOCKED, StepStatus.COMPLETED, StepStatus.READY, StepStatus.RUNNING
 
 
-class RedisBoard(RedisRing, RedisSwitchboard):
+class RedisBoard(RedisNotifier, RedisSubscriber):
     """Both ports over one Redis."""
 
     def __init__(self, clients: RedisClients) -> None:
-        RedisRing.__init__(self, clients.commands)
-        RedisSwitchboard.__init__(self, clients.blocking)
+        RedisNotifier.__init__(self, clients.commands)
+        RedisSubscriber.__init__(self, clients.blocking)
 
 
 @pytest.fixture(params=["memory", "sqlite and redis"])
 def open_here(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSite:
     """Open a site over the in-memory parts, or over the embedded deployment's."""
     if request.param == "memory":
-        return lambda **settings: open_site(MemoryStore(), MemorySwitchboard(), tmp_path, **settings)
+        return lambda **settings: open_site(MemoryStore(), MemoryBus(), tmp_path, **settings)
     url = sqlite_copy(request.getfixturevalue("sqlite_template"), tmp_path)
     redis_url: str = request.getfixturevalue("redis_url")
 
@@ -172,7 +172,7 @@ async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open
         now_us = site.clock.now_us()
 
         for worker in await site.store.cancel_task(site.own, site.task_id, reason="enough", now_us=now_us):
-            await site.board.wake_worker(worker)
+            await site.board.notify_worker(worker)
 
         await site.until_stands(parked=StepStatus.CANCELLED, waits=StepStatus.CANCELLED)
         assert await site.store.pending(site.own.session_id) == []
@@ -219,7 +219,7 @@ class SlowToPark(MemoryStore):
 @pytest.mark.spec("PER-13")
 async def test_an_answer_that_comes_while_parking_lets_the_call_go_on_at_once(tmp_path: Path) -> None:
     store = SlowToPark(is_done_first=False)
-    async with open_site(store, MemorySwitchboard(), tmp_path) as site:
+    async with open_site(store, MemoryBus(), tmp_path) as site:
         await site.submit(asking())
         await site.start_worker()
         (request,) = await site.pending()
@@ -239,7 +239,7 @@ async def test_an_answer_that_comes_while_parking_lets_the_call_go_on_at_once(tm
 async def test_an_answer_between_parking_and_stopping_is_used_once_by_the_next_life(tmp_path: Path) -> None:
     """The former life learns too late that it is parked: what it still tries is refused, and nothing runs twice."""
     store = SlowToPark(is_done_first=True)
-    async with open_site(store, MemorySwitchboard(), tmp_path) as site:
+    async with open_site(store, MemoryBus(), tmp_path) as site:
         await site.submit(asking())
         await site.start_worker()
         (request,) = await site.pending()
@@ -259,11 +259,11 @@ async def test_an_answer_between_parking_and_stopping_is_used_once_by_the_next_l
 @pytest.mark.spec("PER-13")
 async def test_a_worker_that_stops_while_a_run_parks_leaves_it_parked(tmp_path: Path) -> None:
     store = SlowToPark(is_done_first=True)
-    async with open_site(store, MemorySwitchboard(), tmp_path) as site:
+    async with open_site(store, MemoryBus(), tmp_path) as site:
         await site.submit(asking())
         process = await site.start_worker()
         await store.has_begun.wait()
-        process.slots.stop_all("hand_back", "the worker stops")
+        process.slots.stop_all("release", "the worker stops")
 
         await process.slots.until_idle()
         store.may_go_on.set()

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.wire.notifier import Ear
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import REQUESTS
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import MAX_WAITING, RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from tests.servers import RedisServer, redis_server
 
 LIMIT_S = 15.0
@@ -26,97 +26,101 @@ async def clients(request: pytest.FixtureRequest, redis_live: RedisServer) -> As
 
 
 @pytest.fixture
-async def ring(clients: RedisClients) -> AsyncIterator[RedisRing]:
-    ring = RedisRing(clients.commands)
-    yield ring
-    await ring.close()
+async def notifier(clients: RedisClients) -> AsyncIterator[RedisNotifier]:
+    notifier = RedisNotifier(clients.commands)
+    yield notifier
+    await notifier.close()
 
 
 @pytest.fixture
-def switchboard(clients: RedisClients) -> RedisSwitchboard:
-    return RedisSwitchboard(clients.blocking)
+def subscriber(clients: RedisClients) -> RedisSubscriber:
+    return RedisSubscriber(clients.blocking)
 
 
-async def heard(ear: Ear, *wanted: str) -> Sequence[str]:
+async def heard(subscription: Subscription, *wanted: str) -> Sequence[str]:
     """Wait until all of ``wanted`` has been heard; return everything heard until then."""
     everything: list[str] = []
     async with asyncio.timeout(LIMIT_S):
         while not set(wanted) <= set(everything):
-            everything += await ear.wait(1.0)
+            everything += await subscription.wait(1.0)
     return everything
 
 
-async def test_each_kind_of_hint_reaches_its_ear_and_no_other(ring: RedisRing, switchboard: RedisSwitchboard) -> None:
-    owner, questions = await switchboard.owner_ear(), await switchboard.permission_ear()
-    worker, decisions = await switchboard.worker_ear("wrk_1"), await switchboard.decision_ear("wrk_1")
-    session = await switchboard.session_ear("sess_1")
+async def test_each_kind_of_hint_reaches_its_ear_and_no_other(
+    notifier: RedisNotifier, subscriber: RedisSubscriber
+) -> None:
+    owner, questions = await subscriber.subscribe_owner(), await subscriber.subscribe_permissions()
+    worker, decisions = await subscriber.subscribe_worker("wrk_1"), await subscriber.subscribe_decisions("wrk_1")
+    session = await subscriber.subscribe_session("sess_1")
 
-    await ring.wake_owners(["sess_1", "sess_2"])
-    await ring.wake_owners()
-    await ring.wake_worker("wrk_1")
-    await ring.wake_worker("wrk_2")
-    await ring.wake_session("sess_1")
-    await ring.permission_raised("req_1", "sess_1")
-    await ring.permission_decided("req_1", "wrk_1")
-    await ring.permission_decided("req_2", "wrk_2")
+    await notifier.notify_owners(["sess_1", "sess_2"])
+    await notifier.notify_owners()
+    await notifier.notify_worker("wrk_1")
+    await notifier.notify_worker("wrk_2")
+    await notifier.notify_session("sess_1")
+    await notifier.permission_raised("req_1", "sess_1")
+    await notifier.permission_decided("req_1", "wrk_1")
+    await notifier.permission_decided("req_2", "wrk_2")
 
     assert sorted(await heard(owner, "sess_1", "sess_2", "")) == ["", "sess_1", "sess_2"]
     assert await heard(questions, "sess_1") == ["sess_1"]
     assert await heard(worker, "wrk_1") == ["wrk_1"]
     assert await heard(decisions, "req_1") == ["req_1"]
     assert await heard(session, "sess_1") == ["sess_1"]
-    for ear in (owner, questions, worker, decisions, session):
-        await ear.close()
+    for subscription in (owner, questions, worker, decisions, session):
+        await subscription.close()
 
 
-async def test_an_ear_that_hears_nothing_says_so_after_its_time(switchboard: RedisSwitchboard) -> None:
-    ear = await switchboard.permission_ear()
+async def test_an_ear_that_hears_nothing_says_so_after_its_time(subscriber: RedisSubscriber) -> None:
+    subscription = await subscriber.subscribe_permissions()
 
-    assert await ear.wait(0.05) == ()
+    assert await subscription.wait(0.05) == ()
 
-    await ear.close()
+    await subscription.close()
 
 
 async def test_what_is_rung_between_making_an_ear_and_waiting_is_heard(
-    ring: RedisRing, switchboard: RedisSwitchboard
+    notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
-    ear = await switchboard.permission_ear()
-    await ring.permission_raised("req_1", "sess_1")
-    await ring.close()
+    subscription = await subscriber.subscribe_permissions()
+    await notifier.permission_raised("req_1", "sess_1")
+    await notifier.close()
 
-    assert await heard(ear, "sess_1") == ["sess_1"]
+    assert await heard(subscription, "sess_1") == ["sess_1"]
 
-    await ear.close()
-
-
-async def test_an_old_stream_is_not_read_again_by_a_new_ear(ring: RedisRing, switchboard: RedisSwitchboard) -> None:
-    await ring.permission_raised("req_1", "sess_old")
-    await ring.close()
-
-    ear = await switchboard.permission_ear()
-    await ring.permission_raised("req_2", "sess_new")
-
-    assert await heard(ear, "sess_new") == ["sess_new"]
-    await ear.close()
+    await subscription.close()
 
 
-async def test_equal_hints_that_wait_are_sent_once(clients: RedisClients, ring: RedisRing) -> None:
+async def test_an_old_stream_is_not_read_again_by_a_new_ear(
+    notifier: RedisNotifier, subscriber: RedisSubscriber
+) -> None:
+    await notifier.permission_raised("req_1", "sess_old")
+    await notifier.close()
+
+    subscription = await subscriber.subscribe_permissions()
+    await notifier.permission_raised("req_2", "sess_new")
+
+    assert await heard(subscription, "sess_new") == ["sess_new"]
+    await subscription.close()
+
+
+async def test_equal_hints_that_wait_are_sent_once(clients: RedisClients, notifier: RedisNotifier) -> None:
     for _ in range(1_000):
-        await ring.permission_raised("req_1", "sess_1")
-    await ring.close()
+        await notifier.permission_raised("req_1", "sess_1")
+    await notifier.close()
 
     assert await clients.commands.xlen(REQUESTS) == 1
 
 
 async def test_an_unreadable_hint_is_passed_over(
-    clients: RedisClients, ring: RedisRing, switchboard: RedisSwitchboard
+    clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
-    owner, questions = await switchboard.owner_ear(), await switchboard.permission_ear()
+    owner, questions = await subscriber.subscribe_owner(), await subscriber.subscribe_permissions()
 
     for payload in ("not json", "[]", '{"v":1}', '{"v":9,"sessions":["sess_1"],"more":true}'):
         await clients.commands.publish("soong:wake:owners", payload)
     await clients.commands.xadd(REQUESTS, {"v": "1", "other": "x"})
-    await ring.permission_raised("req_1", "sess_1")
+    await notifier.permission_raised("req_1", "sess_1")
 
     assert await heard(owner, "sess_1") == ["sess_1"]
     assert await heard(questions, "sess_1") == ["sess_1"]
@@ -125,24 +129,24 @@ async def test_an_unreadable_hint_is_passed_over(
 
 
 async def test_a_blocking_read_outlives_the_time_limit_of_commands(
-    ring: RedisRing, switchboard: RedisSwitchboard
+    notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
-    ear = await switchboard.permission_ear()
+    subscription = await subscriber.subscribe_permissions()
 
-    assert await ear.wait(6.0) == ()  # redis-py's own limit of 5 s would have ended it
-    await ring.permission_raised("req_1", "sess_1")
+    assert await subscription.wait(6.0) == ()  # redis-py's own limit of 5 s would have ended it
+    await notifier.permission_raised("req_1", "sess_1")
 
-    assert await heard(ear, "sess_1") == ["sess_1"]  # no empty id: the ear was never away
-    await ear.close()
+    assert await heard(subscription, "sess_1") == ["sess_1"]  # no empty id: the ear was never away
+    await subscription.close()
 
 
 async def test_an_ear_whose_connection_is_cut_comes_back_and_says_so(
-    redis_live: RedisServer, ring: RedisRing, switchboard: RedisSwitchboard
+    redis_live: RedisServer, notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
     owner, questions, session = (
-        await switchboard.owner_ear(),
-        await switchboard.permission_ear(),
-        await switchboard.session_ear("sess_1"),
+        await subscriber.subscribe_owner(),
+        await subscriber.subscribe_permissions(),
+        await subscriber.subscribe_session("sess_1"),
     )
 
     with redis.Redis.from_url(redis_live.socket_url) as admin:
@@ -152,56 +156,56 @@ async def test_an_ear_whose_connection_is_cut_comes_back_and_says_so(
     await heard(owner, "")
     await heard(session, "sess_1")
     await heard(questions, "")
-    await ring.permission_raised("req_1", "sess_1")
+    await notifier.permission_raised("req_1", "sess_1")
     assert await heard(questions, "sess_1") == ["sess_1"]
-    for ear in (owner, questions, session):
-        await ear.close()
+    for subscription in (owner, questions, session):
+        await subscription.close()
 
 
 async def test_ears_and_hints_survive_a_redis_that_comes_back_empty() -> None:
     with ExitStack() as servers:
         first = servers.enter_context(redis_server())
         clients = RedisClients.of(f"redis://127.0.0.1:{first.port}/0")
-        ring, switchboard = RedisRing(clients.commands), RedisSwitchboard(clients.blocking)
-        owner, questions = await switchboard.owner_ear(), await switchboard.permission_ear()
-        await ring.permission_raised("req_1", "sess_1")
+        notifier, subscriber = RedisNotifier(clients.commands), RedisSubscriber(clients.blocking)
+        owner, questions = await subscriber.subscribe_owner(), await subscriber.subscribe_permissions()
+        await notifier.permission_raised("req_1", "sess_1")
         await heard(questions, "sess_1")
 
         await asyncio.to_thread(servers.pop_all().close)
-        await ring.permission_raised("req_2", "sess_2")  # rung while nobody answers
-        await ring.wake_owners(["sess_1"])
+        await notifier.permission_raised("req_2", "sess_2")  # rung while nobody answers
+        await notifier.notify_owners(["sess_1"])
         second = redis_server("--port", str(first.port))
         servers.enter_context(second)
 
         assert "sess_2" in await heard(questions, "", "sess_2")
         await heard(owner, "")
-        for ear in (owner, questions):
-            await ear.close()
-        await ring.close()
+        for subscription in (owner, questions):
+            await subscription.close()
+        await notifier.close()
         await clients.close()
 
 
 async def test_ringing_without_redis_neither_waits_nor_fails() -> None:
     clients = RedisClients.of("redis://127.0.0.1:1/0")
-    ring = RedisRing(clients.commands)
+    notifier = RedisNotifier(clients.commands)
     started = asyncio.get_running_loop().time()
 
     for number in range(MAX_WAITING + 5):
-        await ring.permission_raised(f"req_{number}", "sess_1")
+        await notifier.permission_raised(f"req_{number}", "sess_1")
 
     assert asyncio.get_running_loop().time() - started < 5.0
-    assert ring.dropped == 5
-    await ring.close()
+    assert notifier.dropped == 5
+    await notifier.close()
     await clients.close()
 
 
 async def test_an_ear_made_while_redis_is_away_hears_nothing_and_does_not_fail() -> None:
     clients = RedisClients.of("redis://127.0.0.1:1/0")
 
-    ear = await RedisSwitchboard(clients.blocking).owner_ear()
+    subscription = await RedisSubscriber(clients.blocking).subscribe_owner()
 
-    assert await ear.wait(0.05) == ()
-    await ear.close()
+    assert await subscription.wait(0.05) == ()
+    await subscription.close()
     await clients.close()
 
 
@@ -214,7 +218,7 @@ def test_a_wrong_url_is_refused_with_the_right_forms(url: str) -> None:
 async def test_an_ear_that_nobody_waits_for_any_more_leaves_nothing_behind() -> None:
     clients = RedisClients.of("redis://127.0.0.1:1/0")
     before = asyncio.all_tasks()
-    opening = asyncio.ensure_future(RedisSwitchboard(clients.blocking).owner_ear())
+    opening = asyncio.ensure_future(RedisSubscriber(clients.blocking).subscribe_owner())
     await asyncio.sleep(0.05)
 
     opening.cancel()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.owner.run_archive import RunFolders
-from soong.orchestrator.owner.scheduler import Ended
+from soong.orchestrator.owner.run_archive import RunArchive
+from soong.orchestrator.owner.scheduler import FinishedTask
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -30,7 +30,7 @@ async def advance(store: MemoryStore, worker_id: str, ends: list[StepEnd], *, cl
     )
 
 
-async def ended_run(store: MemoryStore, *events: NewEvent, tool_calls: int = 1) -> tuple[Ended, str]:
+async def ended_run(store: MemoryStore, *events: NewEvent, tool_calls: int = 1) -> tuple[FinishedTask, str]:
     """Return a task whose one run has ended with these events, and the run's id."""
     ownership = await open_session(store)
     task_id = await open_task(store, ownership, "a")
@@ -46,11 +46,11 @@ async def ended_run(store: MemoryStore, *events: NewEvent, tool_calls: int = 1) 
         events=events,
     )
     await advance(store, worker_id, [end], claim=0)
-    return Ended(task_id, TaskStatus.COMPLETED), claim.identity.run_id
+    return FinishedTask(task_id, TaskStatus.COMPLETED), claim.identity.run_id
 
 
-def run_folders(store: MemoryStore, root: Path) -> RunFolders:
-    return RunFolders(store, FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs"))
+def run_folders(store: MemoryStore, root: Path) -> RunArchive:
+    return RunArchive(store, FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs"))
 
 
 def lines(path: Path) -> list[dict[str, Json]]:
@@ -68,7 +68,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
         NewEvent(EventType.TOOL_COMPLETED, {"tool": "code.write_file", "deliverable": deliverable}, START_US),
         NewEvent(EventType.TOOL_DENIED, {"tool": "code.search", "error": "permission_denied"}, START_US),
     )
-    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
+    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -103,7 +103,7 @@ async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> N
     ref = await artifacts.put(b"x", name="x")
     deliverable: dict[str, Json] = {"name": "../../../escaped", "digest": ref.digest}
     ended, run_id = await ended_run(store, NewEvent(EventType.TOOL_COMPLETED, {"deliverable": deliverable}, START_US))
-    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
+    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -121,7 +121,7 @@ async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> Non
         delivered: dict[str, Json] = {"name": "report.md", "path": f"/p/{folder}/report.md", "digest": ref.digest}
         events.append(NewEvent(EventType.TOOL_COMPLETED, {"deliverable": delivered}, START_US))
     ended, run_id = await ended_run(store, *events)
-    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
+    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
 
     await folders.write(ended.task_id)
     await folders.close()
@@ -144,7 +144,7 @@ async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_pa
     place.mkdir(parents=True)
     (place / "x").symlink_to(victim)
 
-    folders = RunFolders(store, artifacts, RootedFolder(tmp_path, "runs"))
+    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
     await folders.write(ended.task_id)
     await folders.close()
 

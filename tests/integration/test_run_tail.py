@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from soong.orchestrator.client.tail import RunTail, deaf
+from soong.orchestrator.client.tail import RunTail, no_subscription
 from soong.shared.core.errors import NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import Event, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.notifier import Ear
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.store import Store
-from soong.worker.notifying_runs import ToldRuns
+from soong.worker.notifying_runs import NotifyingRunStore
 from tests.contract.scene import Scene, completed, open_scene
 from tests.model.clock import START_US
 from tests.model.memory import MemoryStore
@@ -60,10 +60,10 @@ async def clients(redis_live: RedisServer) -> AsyncIterator[RedisClients]:
 
 @pytest.fixture
 async def running(clients: RedisClients) -> AsyncIterator[Running]:
-    ring = RedisRing(clients.commands)
+    notifier = RedisNotifier(clients.commands)
     scene = await open_scene(MemoryStore())
-    yield Running(scene, await scene.start("a"), ToldRuns(scene.store, ring))
-    await ring.close()
+    yield Running(scene, await scene.start("a"), NotifyingRunStore(scene.store, notifier))
+    await notifier.close()
 
 
 async def collected(tail: RunTail, run_id: str, seen: list[Event], *, from_seq: int = 1) -> None:
@@ -90,7 +90,7 @@ async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
     await running.write(5)
     seen: list[Event] = []
     # Nothing but a hint brings what is written later: the slow look is an hour away.
-    tail = RunTail(running.scene.store, RedisSwitchboard(clients.blocking).run_ear, look_every_s=3600)
+    tail = RunTail(running.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=3600)
     following = asyncio.create_task(collected(tail, running.run_id, seen, from_seq=4))
     last = (await running.scene.store.run(running.run_id)).last_seq
     await until(seen, last - 3)
@@ -129,11 +129,11 @@ class Meddling:
         await self.meddle()
         return found
 
-    async def listen(self, run_id: str) -> Ear:
+    async def listen(self, run_id: str) -> Subscription:
         await self.meddle()
-        ear = await deaf(run_id)
+        subscription = await no_subscription(run_id)
         await self.meddle()
-        return ear
+        return subscription
 
     async def meddle(self) -> None:
         if self.left:
@@ -160,9 +160,9 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
     with ExitStack() as servers:
         redis = servers.enter_context(redis_server())
         clients = RedisClients.of(redis.tcp_url)
-        live = replace(running, runs=ToldRuns(running.scene.store, RedisRing(clients.commands)))
+        live = replace(running, runs=NotifyingRunStore(running.scene.store, RedisNotifier(clients.commands)))
         seen: list[Event] = []
-        tail = RunTail(live.scene.store, RedisSwitchboard(clients.blocking).run_ear, look_every_s=0.05)
+        tail = RunTail(live.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
         following = asyncio.create_task(collected(tail, live.run_id, seen))
         await live.write(2)
         await asyncio.to_thread(servers.pop_all().close)
@@ -180,7 +180,7 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
 async def test_a_run_is_followed_from_the_start_with_redis_away(running: Running) -> None:
     clients = RedisClients.of("unix:///nowhere/redis.sock")
     seen: list[Event] = []
-    tail = RunTail(running.scene.store, RedisSwitchboard(clients.blocking).run_ear, look_every_s=0.05)
+    tail = RunTail(running.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
     following = asyncio.create_task(collected(tail, running.run_id, seen))
 
     await running.write(2)

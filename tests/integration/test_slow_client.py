@@ -13,7 +13,7 @@ from soong.shared.core.errors import TooSlowError
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
-from soong.shared.storage.store import insist
+from soong.shared.storage.store import retry_until_confirmed
 from tests.integration.sql_stores import opened
 from tests.model.builders import make_children, make_map, make_session, make_step, make_task
 from tests.model.clock import START_US
@@ -100,7 +100,7 @@ async def test_a_process_that_is_always_too_slow_is_told_so_and_does_not_try_for
             capture_logs() as logs,
             pytest.raises(TooSlowError, match="nothing was written; give the process more CPU time"),
         ):
-            await insist(lambda: store._database.write(always_silent), what="a silent write")
+            await retry_until_confirmed(lambda: store._database.write(always_silent), what="a silent write")
 
     assert len(lives) == 4  # with others, and three times alone
     told = [(line["event"], line.get("attempt")) for line in logs]

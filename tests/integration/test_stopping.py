@@ -2,15 +2,15 @@
 
 import asyncio
 
-from soong.orchestrator.approvals.leases import Attendance
+from soong.orchestrator.approvals.leases import ResponderLease
 from soong.shared.permissions.request import PermissionDecision, PermissionRequest
 from tests.integration.consent import make_call, open_bench, until
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 
 async def test_an_attendance_that_changes_as_it_ends() -> None:
-    attendance = Attendance(MemoryStore(), MemorySwitchboard(), "ada", "cli", 3600.0)
+    attendance = ResponderLease(MemoryStore(), MemoryBus(), "ada", "cli", 3600.0)
     running = asyncio.ensure_future(attendance.run())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -34,14 +34,14 @@ async def test_a_desk_that_is_poked_as_it_closes() -> None:
         ((claim, worker),) = await bench.claim()
         asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
         await asked.wait()
-        desk = bench.desk._of(bench.session_id)
-        looks = desk.looks
-        await until(lambda: desk.looks > looks)
+        broker = bench.broker._of(bench.session_id)
+        looks = broker.looks
+        await until(lambda: broker.looks > looks)
         for _ in range(5):
             await asyncio.sleep(0)
 
-        desk.poke()
-        closing = asyncio.ensure_future(desk.close())
+        broker.poke()
+        closing = asyncio.ensure_future(broker.close())
 
         await asyncio.wait([closing], timeout=5)
         assert closing.done()

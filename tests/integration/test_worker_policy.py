@@ -25,15 +25,15 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.worker.agent_step import AgentRuns
+from soong.worker.agent_step import AgentStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.permission_gate import DecisionInbox
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from tests.integration.consent import until
 from tests.model.builders import make_owner
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 WRITE: JsonObject = {
     "call": "code.write_file",
@@ -89,12 +89,12 @@ class Site:
 
     async def _work(self) -> tuple[StepEnd, list[Event]]:
         settings = load_settings(agent_home=self.root / "worker", **self.worker_settings)
-        clock, board = SystemClock(), MemorySwitchboard()
+        clock, board = SystemClock(), MemoryBus()
         incarnation = Incarnation(self.store, clock, "w@here", 1, ("default",), ())
         worker_id = await incarnation.register()
-        runs = AgentRuns(
+        runs = AgentStepRunner(
             store=self.store,
-            ring=board,
+            notifier=board,
             inbox=DecisionInbox(self.store, board, worker_id),
             incarnation=incarnation,
             artifacts=FolderArtifacts(RootedFolder(self.root, "artifacts")),
@@ -114,7 +114,7 @@ class Site:
         (claim,) = advance.claims
         async with TimeLimit(timedelta(seconds=20).total_seconds()) as limit:
             end = await runs.run(
-                claim, bind_step(claim.spec, claim.task_inputs, claim.dependencies), limit, Interruption()
+                claim, bind_step(claim.spec, claim.task_inputs, claim.dependencies), limit, StopSignal()
             )
         await self.store.append(
             claim.identity.run_id, claim.fence, events=end.events, nodes=end.nodes, now_us=clock.now_us()

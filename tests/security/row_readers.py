@@ -8,10 +8,10 @@ from pathlib import Path
 from soong.orchestrator.cli.checks import check_database
 from soong.orchestrator.cli.finding import Level
 from soong.orchestrator.cli.runs import run_json
-from soong.orchestrator.client.client import all_events, view_of
+from soong.orchestrator.client.client import all_events, snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
-from soong.orchestrator.http.schemas import EventShape, NodeShape, RunDetail, RunShape, StepShape, respond
+from soong.orchestrator.http.schemas import EventSchema, NodeSchema, RunDetail, RunSchema, StepSchema, respond
 from soong.orchestrator.owner import metrics
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.reaper import Reaper
@@ -48,7 +48,7 @@ async def sweep(deployment: Deployment) -> None:
         expander = Expander(store, store, bench.clock)
         await Scheduler(store, store, expander, bench.clock).look(bench.ownership)
     async with while_reading("questions, as the desk"):
-        await bench.desk.review([bench.session_id])
+        await bench.broker.review([bench.session_id])
         await store.open_questions(bench.session_id, limit=1000)
         await store.pending(bench.session_id)
         await store.questions(session_id=bench.session_id, include_closed=True)
@@ -82,17 +82,17 @@ async def read_runs(deployment: Deployment, limit: int) -> None:
     store = deployment.bench.store
     for run in await store.run_page(limit=limit):
         async with while_reading(f"run {run.id}"):
-            respond(RunShape.of(run))
+            respond(RunSchema.of(run))
             respond(RunDetail.of(run))
             dump(run_json(run))
             await store.is_tainted(run.id)
             await store.calls(run.id)
         async with while_reading(f"the events of run {run.id}"):
             events = await all_events(store, run.id)
-            [respond(EventShape.model_validate(event.envelope())) for event in events]
+            [respond(EventSchema.model_validate(event.envelope())) for event in events]
             [dump(line) for lines in lines_of(events).values() for line in lines]
         async with while_reading(f"the nodes of run {run.id}"):
-            [respond(NodeShape.of(node)) for node in await store.node_page(run.id, limit=1000)]
+            [respond(NodeSchema.of(node)) for node in await store.node_page(run.id, limit=1000)]
 
 
 async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
@@ -100,11 +100,11 @@ async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
     store = deployment.bench.store
     for task in await store.tasks(limit=limit):
         async with while_reading(f"task {task.id}"):
-            view = await view_of(store, task.id)
+            view = await snapshot_of(store, task.id)
             dump((await outcome_of(store, view, folder)).as_json())
         for step in view.steps:
             async with while_reading(f"step {step.key}"):
-                respond(StepShape.of(step))
+                respond(StepSchema.of(step))
                 await store.result(step.key)
 
 

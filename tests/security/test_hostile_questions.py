@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 
 from soong.orchestrator.approvals.approval import Approval
-from soong.orchestrator.approvals.full_input import EXACT, WholeInput
-from soong.orchestrator.approvals.target_check import TargetNow
+from soong.orchestrator.approvals.full_input import EXACT, FullInput
+from soong.orchestrator.approvals.target_check import TargetStatus
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.console import folded, visible
 from soong.orchestrator.cli.display import Lines
 from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.prompt import TerminalPrompt
 from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.shared.core.inert import inert
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
@@ -76,8 +76,8 @@ def approval_of(request: PermissionRequest) -> Approval:
         make_session(),
         request.identity.step_title,
         (request.identity,),
-        WholeInput(request.arguments, EXACT, is_exact=True),
-        TargetNow(True, request.shown, request.preview),
+        FullInput(request.arguments, EXACT, is_exact=True),
+        TargetStatus(True, request.shown, request.preview),
         is_tainted=True,
         withdrawn=request.shown,
     )
@@ -91,8 +91,8 @@ async def prompted(request: PermissionRequest, width: int = 80) -> str:
         show_mark()
         return next(keys)
 
-    async def whole(asked: PermissionRequest) -> WholeInput:
-        return WholeInput(asked.arguments, EXACT)
+    async def whole(asked: PermissionRequest) -> FullInput:
+        return FullInput(asked.arguments, EXACT)
 
     output = io.StringIO()
     console = Console(file=output, width=width, height=40, highlight=False, markup=False, force_terminal=False)
@@ -127,7 +127,7 @@ async def test_what_the_prompt_writes_is_inert(text: str) -> None:
 def test_whoever_only_watches_sees_it_inert_too(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     questions = tuple(replace(hostile_request(text), id=f"req_{number}") for number in range(5))
     task = Task("task_1", "sess_1", text, TaskStatus.RUNNING, {}, {}, "run_1", 1)
-    view = View(task, (), (), questions)
+    view = TaskSnapshot(task, (), (), questions)
     output = io.StringIO()
     live = Live(Console(file=output, width=80, height=40, highlight=False, markup=False, force_terminal=False))
 
@@ -161,7 +161,7 @@ def test_a_second_prompt_is_spelled_out_or_stands_behind_a_margin(way: str) -> N
 def test_what_is_cut_says_how_much_and_what_it_is_the_whole_has_all() -> None:
     """A person must be able to see every byte before a yes (threat: the approval shows something else)."""
     text = "A" * 1_000_000 + "the end"
-    whole = WholeInput({"content": text}, EXACT)
+    whole = FullInput({"content": text}, EXACT)
 
     cut, full = input_lines(whole, max_chars=4_000), input_lines(whole)
 
@@ -171,7 +171,7 @@ def test_what_is_cut_says_how_much_and_what_it_is_the_whole_has_all() -> None:
 
 
 def test_an_argv_is_a_word_a_line_with_what_looks_like_two_words_as_one() -> None:
-    lines = input_lines(WholeInput({"argv": ["rm", "-rf", "a b\nc", ""]}, EXACT))
+    lines = input_lines(FullInput({"argv": ["rm", "-rf", "a b\nc", ""]}, EXACT))
 
     assert lines[1:] == ["  argv: 4 words", "  | [0] rm", "  | [1] -rf", "  | [2] a b\\nc", "  | [3] "]
 

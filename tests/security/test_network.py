@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from soong.shared.permissions.egress import reachable
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.sandbox.egress import Reachable
+from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.sandbox.hosts import HostRefusedError
 from soong.shared.sandbox.network import open_client
 from soong.shared.tools.definition import Risk, Target
@@ -80,7 +80,7 @@ def anything(_host: str) -> bool:
     return True
 
 
-async def fetch(url: str, reachable: Reachable, names: Names) -> str:
+async def fetch(url: str, reachable: EgressPolicy, names: Names) -> str:
     async with open_client(reachable, timeout=LIMIT, resolver=names) as client:
         return (await client.get(url)).text
 
@@ -91,7 +91,7 @@ async def test_a_permitted_host_is_reached_by_its_name() -> None:
         names = here("api.example.org")
 
         text = await fetch(
-            f"http://API.example.org:{server.port}/x", Reachable("api.example.org", is_named=anything), names
+            f"http://API.example.org:{server.port}/x", EgressPolicy("api.example.org", is_named=anything), names
         )
 
     assert text == "hello"
@@ -122,7 +122,7 @@ async def test_a_redirect_away_from_the_permitted_host_is_refused_at_the_hop(loc
 
         with pytest.raises(Exception, match=r"permitted|not an http|scheme|protocol|user name") as caught:
             await fetch(
-                f"http://api.example.org:{server.port}/", Reachable("api.example.org", is_named=anything), names
+                f"http://api.example.org:{server.port}/", EgressPolicy("api.example.org", is_named=anything), names
             )
 
     assert isinstance(caught.value, HostRefusedError) or type(caught.value).__name__ == "UnsupportedProtocol"
@@ -157,7 +157,7 @@ async def test_a_name_that_resolves_anew_between_check_and_use_leads_nowhere_els
         names.turns["rebind.example.org"].pop(0)  # the answer that was shown when the call was permitted
 
         with pytest.raises(HostRefusedError, match="private address"):
-            await fetch(f"http://rebind.example.org:{server.port}/", Reachable("rebind.example.org"), names)
+            await fetch(f"http://rebind.example.org:{server.port}/", EgressPolicy("rebind.example.org"), names)
 
     assert server.heard == []
 
@@ -170,7 +170,9 @@ async def test_each_hop_is_resolved_once_and_judged_again() -> None:
 
         with pytest.raises(HostRefusedError, match="special address"):
             await fetch(
-                f"http://rebind.example.org:{server.port}/", Reachable("rebind.example.org", is_named=anything), names
+                f"http://rebind.example.org:{server.port}/",
+                EgressPolicy("rebind.example.org", is_named=anything),
+                names,
             )
 
     assert [path for _, path in server.heard] == ["/"]
@@ -182,7 +184,7 @@ async def test_one_bad_address_among_good_ones_condemns_the_name() -> None:
     names = Names({"mixed.example.org": [["93.184.215.14", "10.0.0.1"]]})
 
     with pytest.raises(HostRefusedError, match=r"10\.0\.0\.1"):
-        await fetch("http://mixed.example.org/", Reachable("mixed.example.org"), names)
+        await fetch("http://mixed.example.org/", EgressPolicy("mixed.example.org"), names)
 
 
 @pytest.mark.spec("PER-09")
@@ -191,7 +193,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
         names = Names({"two.example.org": [["127.0.0.2", "127.0.0.1"]]})
 
         text = await fetch(
-            f"http://two.example.org:{server.port}/", Reachable("two.example.org", is_named=anything), names
+            f"http://two.example.org:{server.port}/", EgressPolicy("two.example.org", is_named=anything), names
         )
 
     assert text == "hello"
@@ -200,7 +202,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
 @pytest.mark.spec("PER-09")
 async def test_a_name_without_an_address_is_refused_in_words() -> None:
     with pytest.raises(HostRefusedError, match="cannot be resolved"):
-        await fetch("http://gone.example.org/", Reachable("gone.example.org"), Names({}))
+        await fetch("http://gone.example.org/", EgressPolicy("gone.example.org"), Names({}))
 
 
 @pytest.mark.spec("PER-09")
@@ -211,7 +213,7 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
 
         await fetch(
             f"http://api.example.org:{server.port}/",
-            Reachable("api.example.org", is_named=anything),
+            EgressPolicy("api.example.org", is_named=anything),
             here("api.example.org"),
         )
 
@@ -228,7 +230,7 @@ async def test_the_name_and_not_the_address_is_in_the_tls_handshake(tmp_path: Pa
         with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):  # a stranger's certificate is not believed
             await fetch(
                 f"https://api.example.org:{port}/",
-                Reachable("api.example.org", is_named=anything),
+                EgressPolicy("api.example.org", is_named=anything),
                 here("api.example.org"),
             )
 
@@ -254,17 +256,17 @@ def self_signed(folder: Path) -> Path:
 @pytest.mark.spec("PER-09", "RES-05")
 def test_a_refused_host_is_network_denied_to_the_model() -> None:
     with pytest.raises(HostRefusedError) as caught:
-        Reachable("example.org").check_url("http://127.1:6379/")
+        EgressPolicy("example.org").check_url("http://127.1:6379/")
 
     failure = failure_of(caught.value)
     assert (failure.type, failure.retryable) == (ErrorType.NETWORK_DENIED, False)
     assert "127.0.0.1" in failure.message
 
 
-def web(host: str, *, is_tainted: bool = False) -> Facts:
+def web(host: str, *, is_tainted: bool = False) -> CallFacts:
     target = Target(kind="host", scope=host, shown=f"http://{host}/", host=host)
     tags = frozenset({"network", "readonly"})
-    return Facts("web.fetch", tags, True, False, True, Risk.READ, target, is_tainted=is_tainted)
+    return CallFacts("web.fetch", tags, True, False, True, Risk.READ, target, is_tainted=is_tainted)
 
 
 ALLOWED = Rule(Effect.ALLOW, "web.*", scope=Scope(ScopeKind.HOST, "cdn.example.org"))

@@ -20,7 +20,7 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import ToolContext, ToolDefinition
 from soong.shared.tools.result import ToolError
 from soong.shared.toolsets.code import code_tools
-from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import ToolEnvironment
 from tests.unit.tools.parts import make_identity, make_workplace
 
 ROOT = Path(soong.__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ def how_refused(tool: ToolDefinition, context: ToolContext, call_input: JsonObje
 
 
 def policy(modules: tuple[str, ...] = (), functions: tuple[str, ...] = ()) -> PathPolicy:
-    return Surroundings(config=Config(), modules=modules, functions=functions).paths
+    return ToolEnvironment(config=Config(), modules=modules, functions=functions).paths
 
 
 OWN = {
@@ -101,8 +101,8 @@ def test_a_project_with_our_environment_in_it_may_be_worked_on(tmp_path: Path) -
     code = """
 import json, sys
 from pathlib import Path
-from soong.shared.toolsets.sources import Surroundings
-policy = Surroundings().paths
+from soong.shared.toolsets.sources import ToolEnvironment
+policy = ToolEnvironment().paths
 print(json.dumps([policy.is_protected(Path(path)) for path in sys.argv[1:]]))
 """
     paths = [".venv/bin/soong", f".venv/lib/python3.{sys.version_info.minor}/site-packages/x.pth", ".venv/pyvenv.cfg"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from soong.orchestrator.approvals.broker import Desk
+from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
@@ -20,12 +20,12 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.store import Store
-from soong.worker.additional_steps import FurtherSteps
-from soong.worker.function_step import PythonSteps
+from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
-from soong.worker.parking import ParkingLot
+from soong.worker.parking import ParkingCoordinator
 from soong.worker.process import WorkerProcess
-from soong.worker.run import Runner
+from soong.worker.run import StepRunner
 from tests.simulation.asking import HOME, SIGNER, AskedCalls
 from tests.simulation.borders import border_ring, border_store
 from tests.simulation.faults import Dice, Fault
@@ -91,7 +91,7 @@ class Actor:
         self.strands = [self.main]
         self.clock = SkewedClock(ground.clock)
         self.store = border_store(ground.store, self)
-        self.ring = border_ring(ground.board, self)
+        self.notifier = border_ring(ground.board, self)
         self.is_alive = True
         self.is_excused = False
         """It stood still and may not know yet that its lease is gone."""
@@ -195,17 +195,17 @@ class OwnerActor(Actor):
 
     def __init__(self, ground: Ground, name: str) -> None:
         super().__init__(ground, name)
-        store, ring, clock = self.store, self.ring, self.clock
+        store, notifier, clock = self.store, self.notifier, self.clock
         key = DeploymentKey(store, SIGNER, clock)
         parts = Parts(
             store=store,
-            ring=ring,
-            switchboard=ground.board,
+            notifier=notifier,
+            subscriber=ground.board,
             clock=clock,
             scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
-            commands=Commands(store, store, store, ring, clock),
+            commands=Commands(store, store, store, notifier, clock),
             dispatcher=Dispatcher(store, store, SimBroker(ground.queues, self)),
-            desk=Desk(store, ring, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
+            broker=ApprovalBroker(store, notifier, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
             recorder=NoFolders(),
         )
         self.orchestrator = Orchestrator(parts, ground.settings)
@@ -273,20 +273,20 @@ class WorkerActor(Actor):
         self.strands.append(self.heart)
         self._busy_threads = 0
         self._is_started = False
-        self.further = FurtherSteps()
+        self.further = AdditionalSteps()
         self.incarnation = Incarnation(self.store, self.clock, name, slots, pools, labels)
         settings = ground.settings.model_copy(update={"slots": slots, "pools": pools})
-        lot = ParkingLot(self.store, self.clock, settings.park_after_s, settings.max_parked)
-        asked = AskedCalls.of(self.store, self.ring, ground.board, self.clock, self, ground.bench.effects, lot)
+        lot = ParkingCoordinator(self.store, self.clock, settings.park_after_s, settings.max_parked)
+        asked = AskedCalls.of(self.store, self.notifier, ground.board, self.clock, self, ground.bench.effects, lot)
         work = ScriptedWork(self.store, self.clock, self, ground.bench, asked)
         self.process = WorkerProcess(
             store=self.store,
-            ring=self.ring,
-            switchboard=ground.board,
+            notifier=self.notifier,
+            subscriber=ground.board,
             clock=self.clock,
             settings=settings,
             incarnation=self.incarnation,
-            runner=Runner(PythonSteps(None), work),  # type: ignore[arg-type]  # no plain function is called here
+            runner=StepRunner(FunctionStepRunner(None), work),  # type: ignore[arg-type]  # no plain function is called here
             watcher=_NoWatcher(),
             thread=_Caller(ground.loop, self.main),
             pace=StrandPace(ground.loop, self.heart),

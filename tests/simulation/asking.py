@@ -11,15 +11,15 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.step import Claim, Held
-from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.signing import Signer
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
-from soong.worker.parking import Parking, ParkingLot
+from soong.worker.parking import ParkingCoordinator, RunParking
 from soong.worker.permission_gate import DecisionInbox, WorkerGate
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit, UntimedGate
 from tests.simulation.effects import Effects, Host
 
@@ -47,10 +47,10 @@ class AskedCalls:
     """The calls of the runs of one worker process that need consent."""
 
     store: Store
-    ring: Ring
+    notifier: Notifier
     inbox: DecisionInbox
     clock: Clock
-    lot: ParkingLot
+    lot: ParkingCoordinator
     host: Host
     effects: Effects
 
@@ -58,27 +58,27 @@ class AskedCalls:
     def of(
         cls,
         store: Store,
-        ring: Ring,
-        board: Switchboard,
+        notifier: Notifier,
+        board: Subscriber,
         clock: Clock,
         host: Host,
         effects: Effects,
-        lot: ParkingLot,
+        lot: ParkingCoordinator,
     ) -> "AskedCalls":
-        return cls(store, ring, DecisionInbox(store, board, ""), clock, lot, host, effects)
+        return cls(store, notifier, DecisionInbox(store, board, ""), clock, lot, host, effects)
 
-    async def make(self, claim: Claim, number: int, limit: TimeLimit, interruption: Interruption) -> None:
+    async def make(self, claim: Claim, number: int, limit: TimeLimit, interruption: StopSignal) -> None:
         """Make so many calls in one turn; what a former life of the run has ended or begun is not made again."""
         task = asyncio.current_task()
         assert task is not None
         run_id = claim.identity.run_id
         self.inbox.worker_id = self.host.worker_id
         held = Held(claim.step_key, run_id, claim.fence)
-        parking = Parking(self.lot, self.host.worker_id, held, interruption, task, _nothing_is_kept)
+        parking = RunParking(self.lot, self.host.worker_id, held, interruption, task, _nothing_is_kept)
         policy = Policy.from_json(claim.policy)
         gate = WorkerGate(
             self.store,
-            self.ring,
+            self.notifier,
             self.inbox,
             self.clock,
             policy,
@@ -93,7 +93,7 @@ class AskedCalls:
             calls = [f"call_{place}" for place in range(number) if f"call_{place}" not in known]
             await _together([self._make(claim, call_id, asked, parking) for call_id in calls])
 
-    async def _make(self, claim: Claim, call_id: str, gate: UntimedGate, parking: Parking) -> None:
+    async def _make(self, claim: Claim, call_id: str, gate: UntimedGate, parking: RunParking) -> None:
         with parking.call():
             verdict = await gate.decide(_gate_call(claim, call_id))
             row = _row(claim, call_id, verdict.decision_id if verdict.is_allowed else "")

@@ -37,8 +37,8 @@ MOVES: Final[Mapping[str, set[tuple[StepStatus, StepStatus]]]] = {
     "advance": _UNLOCKS
     | {(_S.PENDING, _S.RUNNING), (_S.READY, _S.RUNNING)}
     | {(_S.RUNNING, end) for end in (_S.COMPLETED, _S.FAILED, _S.CANCELLED)},
-    "claim_further": {(_S.READY, _S.RUNNING)},
-    "hand_back": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.CANCELLED)},
+    "claim_additional": {(_S.READY, _S.RUNNING)},
+    "release": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.CANCELLED)},
     "park": {(_S.RUNNING, _S.BLOCKED)},
     "decide": {(_S.BLOCKED, _S.READY)},
     "expire_worker": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.FAILED), (_S.RUNNING, _S.CANCELLED)},
@@ -153,9 +153,9 @@ class Auditor:
         match method:
             case "advance" if isinstance(outcome, Advance):
                 self._check_ends(args[0], args[1], outcome, rows)
-            case "claim_further" if not isinstance(outcome, SoongError):
+            case "claim_additional" if not isinstance(outcome, SoongError):
                 self._check_further(args[0], args[1], outcome, rows)
-            case "hand_back" if isinstance(outcome, frozenset):
+            case "release" if isinstance(outcome, frozenset):
                 stale = {held.run_id for held in args[1] if not self._holds(args[0], held)}
                 _promise(stale == outcome, f"hand_back told {outcome} stale, and {stale} were")
                 self.stale_refused += len(stale)

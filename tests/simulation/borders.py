@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from soong.shared.core.errors import SoongError, UnavailableError
-from soong.shared.engine.sessions.store import Heart
-from soong.shared.engine.wire.notifier import Ring
+from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.storage.store import Store
 from tests.simulation.faults import Dice, Fault
 
@@ -26,7 +26,7 @@ READ_SHARE = 0.1
 RARE_SHARE = 6.0
 RARE = frozenset({
     "expire_worker", "expire_owner", "expand", "begin_expansion", "fail_expansion", "retry_step", "settle_failure",
-    "retry_task", "cancel_task", "pause_task", "resume_task", "hand_back", "set_worker_state", "release_owner", "park",
+    "retry_task", "cancel_task", "pause_task", "resume_task", "release", "set_worker_state", "release_owner", "park",
     "decide", "raise_request", "start_call", "withdraw",
 })  # fmt: skip
 """What happens seldom, and decides much when it does: faults are drawn to it."""
@@ -134,7 +134,7 @@ class _BorderStore(_Borders):
         elif random.random() < (0.2 if name in READS else 0.6):
             await asyncio.sleep(random.uniform(0.0, LATENCY_S))
 
-    def heart(self) -> Heart:
+    def heart(self) -> HeartbeatWriter:
         return _BorderHeart(cast(Store, self._inner).heart(), self._process)
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class _BorderStore(_Borders):
 class _BorderHeart:
     """A heart is blocking: it cannot wait, but it can fail and die."""
 
-    def __init__(self, inner: Heart, process: Crossing) -> None:
+    def __init__(self, inner: HeartbeatWriter, process: Crossing) -> None:
         self._inner = inner
         self._process = process
 
@@ -187,6 +187,6 @@ def border_store(inner: Store, process: Crossing) -> Store:
     return cast(Store, _BorderStore(inner, process))
 
 
-def border_ring(inner: Ring, process: Crossing) -> Ring:
+def border_ring(inner: Notifier, process: Crossing) -> Notifier:
     """Return the ring as that process reaches it."""
-    return cast(Ring, _BorderRing(inner, process))
+    return cast(Notifier, _BorderRing(inner, process))

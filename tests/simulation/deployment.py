@@ -64,7 +64,7 @@ class ClientActor(Actor):
         super().__init__(ground, name)
         self._session = session
         self._random = random
-        self._client = Client(self.store, self.ring, ground.board, self.clock, ground.settings)
+        self._client = Client(self.store, self.notifier, ground.board, self.clock, ground.settings)
 
     async def live(self) -> None:
         for number in range(self._random.choice((1, 2, 3, 4))):
@@ -92,7 +92,7 @@ class ClientActor(Actor):
         if self._session.id not in {known.id for known in await self.store.sessions()}:
             await self.store.open_session(self._session)
         await self.store.create_task(task)
-        await self.ring.wake_owners([self._session.id])
+        await self.notifier.notify_owners([self._session.id])
         if '"claim":"pull"' in dump(task.plan):
             for _ in range(self._random.choice((0, 1, 1, 2))):
                 await self._dispatch(await self.store.task(task.id))

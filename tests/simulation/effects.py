@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from soong.shared.engine.tasks.step import Claim
-from soong.worker.additional_steps import FurtherSteps
+from soong.worker.additional_steps import AdditionalSteps
 
 
 class Host(Protocol):
@@ -15,7 +15,7 @@ class Host(Protocol):
     def worker_id(self) -> str: ...
 
     @property
-    def further(self) -> FurtherSteps:
+    def further(self) -> AdditionalSteps:
         """What the process's runs hold beside their own steps."""
         ...
 

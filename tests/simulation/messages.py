@@ -7,7 +7,7 @@ from typing import Protocol
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.wire.events import OWNERS_CHANNEL
 from soong.shared.engine.wire.permissions import REQUESTS
-from tests.model.memory import MemorySwitchboard
+from tests.model.memory import MemoryBus
 from tests.simulation.borders import Crossing
 from tests.simulation.faults import Dice, Fault
 
@@ -17,7 +17,7 @@ Later = Callable[[float, Callable[[], None]], None]
 """Calls something after so many seconds, whatever becomes of who asked."""
 
 
-class LossyBoard(MemorySwitchboard):
+class LossyBoard(MemoryBus):
     """The hints of one deployment."""
 
     def __init__(self, dice: Dice, later: Later) -> None:

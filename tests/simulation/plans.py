@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.plan.plan import Known, Plan
+from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import Cap
 
@@ -33,7 +33,7 @@ def random_plan(random: Random, title: str) -> Plan:
         steps.append((_map if is_map else _step)(random, index, parents, kept, steps))
         if is_pulled and random.random() < 0.6:
             _pull(random, steps[-1])
-    return plan_from_json({"title": title, "steps": steps}, title, Known())
+    return plan_from_json({"title": title, "steps": steps}, title, PlanNames())
 
 
 def _pull(random: Random, step: dict[str, Json]) -> None:

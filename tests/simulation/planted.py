@@ -7,7 +7,7 @@ from typing import Any
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.additional_claims import Seeker
+from soong.shared.engine.tasks.additional_claims import ClaimingRun
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Held, NewStep, Step, StepEnd
 from tests.model.memory import MemoryStore
@@ -28,7 +28,7 @@ class FencelessStore(MemoryStore):
 class GenerousStore(MemoryStore):
     """Gives a run a further step although it holds one."""
 
-    def _seeker(self, worker_id: str, own: Step) -> Seeker:
+    def _seeker(self, worker_id: str, own: Step) -> ClaimingRun:
         return replace(super()._seeker(worker_id, own), open_step_id="")
 
 

@@ -13,14 +13,14 @@ from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step, StepEnd
 from soong.shared.storage.store import Store
-from soong.worker.additional_steps import FurtherSteps
+from soong.worker.additional_steps import AdditionalSteps
 
 
 class Holder(Protocol):
     """The worker process, with what its runs hold beside their own steps."""
 
     @property
-    def further(self) -> FurtherSteps: ...
+    def further(self) -> AdditionalSteps: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from sqlalchemy import Connection, make_url, select, text
 
-from soong.shared.engine.sessions.store import Heart
+from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.storage.sql.claims.heartbeat import BEAT
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
@@ -104,7 +104,7 @@ class InlineStore(SqlStore):
         self._seen = -1
         self._rows = Rows()
 
-    def heart(self) -> Heart:
+    def heart(self) -> HeartbeatWriter:
         return _InlineHeart(self._inline)
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from soong.shared.core.ids import ids_from
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import AnswerMode, CommandKind
 from soong.shared.engine.tasks.expansion import new_task
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
@@ -77,17 +77,17 @@ class Quiet(Deployment):
 
     @property
     def client(self) -> Client:
-        return Client(self._person.store, self._person.ring, self.board, self.clock, self.settings)
+        return Client(self._person.store, self._person.notifier, self.board, self.clock, self.settings)
 
     async def submit(self, steps: Sequence[dict[str, Json]]) -> Task:
         session = make_session("sess_1", answer_mode=AnswerMode.INBOX)
-        plan = plan_from_json({"title": "t", "steps": list(steps)}, "t", Known())
+        plan = plan_from_json({"title": "t", "steps": list(steps)}, "t", PlanNames())
         task = new_task(
             plan, {}, session, surface_of=lambda _: {}, default_model="sim:small", now_us=self.clock.now_us()
         )
         await self._person.store.open_session(session)
         await self._person.store.create_task(task)
-        await self._person.ring.wake_owners([session.id])
+        await self._person.notifier.notify_owners([session.id])
         return await self._person.store.task(task.id)
 
     def steps(self) -> dict[str, Step]:

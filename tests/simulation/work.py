@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Held, StepEnd
 from soong.shared.storage.store import Store
 from soong.worker.function_step import failed
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
@@ -43,7 +43,7 @@ class ScriptedWork:
     bench: Bench
     asked: AskedCalls
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         script = bound.inputs
         if "does" not in script:
             return await Pulling(self.store, self.host, self._work).run(claim)

@@ -201,7 +201,7 @@ class Deployment:
 
     async def _wake(self, session_id: str) -> None:
         if self.has_own_owner:
-            await self.orchestrator.parts.ring.wake_owners([session_id])
+            await self.orchestrator.parts.notifier.notify_owners([session_id])
 
     # -- tasks
     async def submit(

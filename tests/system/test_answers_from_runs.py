@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from soong import Choice, PermissionDecision, PermissionRequest, Soong
-from soong.orchestrator.approvals.remote_responder import AnotherFirstError
+from soong.orchestrator.approvals.remote_responder import SkipQuestionError
 from soong.shared.core.jsontext import Json
 from soong.shared.storage.sql.store import open_store
 from tests.servers import free_port
@@ -130,7 +130,7 @@ async def attempted(service: Service, folder: Path, ways: Sequence[str]) -> Atte
             return PermissionDecision(Choice.ALLOW_ONCE)
         if not has_begun.is_set():
             await asyncio.sleep(0.1)
-            raise AnotherFirstError
+            raise SkipQuestionError
         await asyncio.to_thread(until, is_over, "the spy is done", service.cli.logs, 200)
         return PermissionDecision(Choice.DENY, "the person wakes up")
 

@@ -70,7 +70,7 @@ async def stands(service: Deployment, task: Task, status: StepStatus) -> bool:
 async def answer(service: Deployment, request: PermissionRequest) -> None:
     """Answer as a client does: a row, and a hint."""
     await service.store.answer(make_answer(request))
-    await service.orchestrator.parts.ring.permission_raised(request.id, request.identity.session_id)
+    await service.orchestrator.parts.notifier.permission_raised(request.id, request.identity.session_id)
 
 
 async def story(service: Deployment, request: PermissionRequest) -> Counter[str]:

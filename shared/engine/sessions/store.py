@@ -112,7 +112,7 @@ class SessionStore(Protocol):
         ...
 
 
-class Heart(Protocol):
+class HeartbeatWriter(Protocol):
     """The heartbeat of one worker incarnation, blocking: it runs on its own thread and its own connection."""
 
     def beat(self, worker_id: str) -> bool:

@@ -35,7 +35,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unclaimable:
+class ClaimRefusal:
     """A refusal: what the matter is, and what to do about it."""
 
     reason: Refusal
@@ -44,7 +44,7 @@ class Unclaimable:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeker:
+class ClaimingRun:
     """The run that asks, as the rows stand: its own step, the further one it holds, how many it has had, and its limit.
 
     ``is_stopping``: it, or its worker, was told to stop.
@@ -58,7 +58,7 @@ class Seeker:
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class RequestedStep:
     """The step that is asked for, as the rows stand."""
 
     step_id: str
@@ -80,8 +80,13 @@ def limit_of(spec: JsonObject) -> int | None:
 
 
 def refusal(
-    seeker: Seeker, asked: str, sought: Sought | None, *, pools: Collection[str], capabilities: Collection[str]
-) -> Unclaimable | None:
+    seeker: ClaimingRun,
+    asked: str,
+    sought: RequestedStep | None,
+    *,
+    pools: Collection[str],
+    capabilities: Collection[str],
+) -> ClaimRefusal | None:
     """Return why the run may not have the step; None when only the caps are left to say no."""
     refused = _by_seeker(seeker)
     if refused is not None:
@@ -91,75 +96,75 @@ def refusal(
     return _by_kind(sought) or _by_status(sought) or _by_place(sought, pools, capabilities)
 
 
-def unknown(asked: str) -> Unclaimable:
+def unknown(asked: str) -> ClaimRefusal:
     """Return the refusal of a step that the task does not have."""
-    return Unclaimable(Refusal.UNKNOWN, f"your task has no step {asked[:80]!r}", _ANOTHER)
+    return ClaimRefusal(Refusal.UNKNOWN, f"your task has no step {asked[:80]!r}", _ANOTHER)
 
 
-def capped(step_id: str, scope: str) -> Unclaimable:
+def capped(step_id: str, scope: str) -> ClaimRefusal:
     """Return the refusal of a step for which a cap has no room."""
-    return Unclaimable(
+    return ClaimRefusal(
         Refusal.CAP,
         f"step {step_id!r} must wait: the cap of {scope} is reached",
         "take another step, or go on with yours and ask again later",
     )
 
 
-def taken_meanwhile(step_id: str) -> Unclaimable:
+def taken_meanwhile(step_id: str) -> ClaimRefusal:
     """Return the refusal of a step that somebody else claims at this very moment."""
-    return Unclaimable(Refusal.HELD, f"step {step_id!r} has just been taken by another run", _ANOTHER)
+    return ClaimRefusal(Refusal.HELD, f"step {step_id!r} has just been taken by another run", _ANOTHER)
 
 
-def undoable(step_id: str, problem: str) -> Unclaimable:
+def undoable(step_id: str, problem: str) -> ClaimRefusal:
     """Return the refusal of a step that has failed as soon as it was given out."""
-    return Unclaimable(Refusal.ENDED, f"step {step_id!r} cannot be done and has failed: {problem}", _ANOTHER)
+    return ClaimRefusal(Refusal.ENDED, f"step {step_id!r} cannot be done and has failed: {problem}", _ANOTHER)
 
 
 _ANOTHER: Final = "take another one; agent.task_query_steps lists the ready ones"
 
 
-def _by_seeker(seeker: Seeker) -> Unclaimable | None:
+def _by_seeker(seeker: ClaimingRun) -> ClaimRefusal | None:
     if seeker.is_stopping:
         problem = "your run was told to stop, so it gets no further step"
-        return Unclaimable(Refusal.STOPPING, problem, "finish what you hold and give your answer")
+        return ClaimRefusal(Refusal.STOPPING, problem, "finish what you hold and give your answer")
     if seeker.open_step_id:
-        return Unclaimable(
+        return ClaimRefusal(
             Refusal.ONE_AT_A_TIME,
             f"you hold the step {seeker.open_step_id!r} already; one at a time",
             f"end it first: agent.task_update_step with step_id {seeker.open_step_id!r} and its output or failure",
         )
     if seeker.most is not None and seeker.taken >= seeker.most:
         problem = f"you have had {seeker.taken} steps, and {seeker.most} is your limit"
-        return Unclaimable(Refusal.LIMIT, problem, "give your final answer now")
+        return ClaimRefusal(Refusal.LIMIT, problem, "give your final answer now")
     return None
 
 
-def _by_kind(sought: Sought) -> Unclaimable | None:
+def _by_kind(sought: RequestedStep) -> ClaimRefusal | None:
     if sought.kind is StepKind.AGENT and not sought.is_puller:
         return None
     what = "another run that takes steps like you" if sought.is_puller else f"a {sought.kind} step, not an agent's work"
-    return Unclaimable(Refusal.NOT_FOR_AGENTS, f"step {sought.step_id!r} is {what}", _ANOTHER)
+    return ClaimRefusal(Refusal.NOT_FOR_AGENTS, f"step {sought.step_id!r} is {what}", _ANOTHER)
 
 
-def _by_status(sought: Sought) -> Unclaimable | None:
+def _by_status(sought: RequestedStep) -> ClaimRefusal | None:
     name, status = sought.step_id, sought.status
     if status.is_terminal:
-        return Unclaimable(Refusal.ENDED, f"step {name!r} is {status} already", _ANOTHER)
+        return ClaimRefusal(Refusal.ENDED, f"step {name!r} is {status} already", _ANOTHER)
     if sought.is_paused:
-        return Unclaimable(Refusal.PAUSED, "the task is paused", "finish what you hold; nothing new starts")
+        return ClaimRefusal(Refusal.PAUSED, "the task is paused", "finish what you hold; nothing new starts")
     if status is StepStatus.READY:
         begun = f"step {name!r} has begun already, and its own run goes on with it"
-        return Unclaimable(Refusal.BEGUN, begun, _ANOTHER) if sought.has_begun else None
+        return ClaimRefusal(Refusal.BEGUN, begun, _ANOTHER) if sought.has_begun else None
     if status is StepStatus.PENDING:
         waits = f"waits for {sought.open_deps} other steps" if sought.open_deps else "waits for its next attempt"
-        return Unclaimable(Refusal.NOT_READY, f"step {name!r} {waits}", _ANOTHER)
-    return Unclaimable(Refusal.HELD, f"step {name!r} is held by another run", _ANOTHER)
+        return ClaimRefusal(Refusal.NOT_READY, f"step {name!r} {waits}", _ANOTHER)
+    return ClaimRefusal(Refusal.HELD, f"step {name!r} is held by another run", _ANOTHER)
 
 
-def _by_place(sought: Sought, pools: Collection[str], capabilities: Collection[str]) -> Unclaimable | None:
+def _by_place(sought: RequestedStep, pools: Collection[str], capabilities: Collection[str]) -> ClaimRefusal | None:
     missing = [] if sought.pool in pools else [f"pool {sought.pool}"]
     missing += [need for need in sought.needs if need not in capabilities]
     if not missing:
         return None
     problem = f"step {sought.step_id!r} needs {', '.join(missing)}, which your worker does not have"
-    return Unclaimable(Refusal.INCAPABLE, problem, _ANOTHER)
+    return ClaimRefusal(Refusal.INCAPABLE, problem, _ANOTHER)

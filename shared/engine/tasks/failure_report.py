@@ -17,7 +17,7 @@ MAX_PARTIAL_CHARS: Final = 4000
 
 
 @dataclass(slots=True)
-class Suffered:
+class StepIncidents:
     """What a run was refused and which of its effects nobody knows the end of, as it comes to know it.
 
     Filled by the agent loop, read by whoever asks people about its calls, and by whoever ends the run in its place.
@@ -34,7 +34,7 @@ class Suffered:
         return {"denials": list(self.denials), "unknown_effects": list(self.unknown_effects)}
 
 
-def with_report(end: StepEnd, suffered: Suffered) -> StepEnd:
+def with_report(end: StepEnd, suffered: StepIncidents) -> StepEnd:
     """Return an end that says what the run suffered where the run itself could not: it was cut off, or had a fault."""
     if not suffered or any(node.kind is NodeKind.RESULT for node in end.nodes):
         return end
@@ -43,7 +43,7 @@ def with_report(end: StepEnd, suffered: Suffered) -> StepEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class FailureReport:
     """What the rows say of a step's last run: its error, its progress, its result node and its last answer."""
 
     error: JsonObject | None = None

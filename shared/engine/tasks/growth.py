@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
 from soong.shared.engine.tasks.plan.permissions import Asks
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
 from soong.shared.engine.tasks.problems import Problems, Remedy, Unknown
@@ -64,7 +64,7 @@ class Update:
     reason: str = ""
 
 
-def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: Known) -> Update:
+def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: PlanNames) -> Update:
     """Read what is asked of a task whose steps stand as given.
 
     Raises:
@@ -226,7 +226,7 @@ def _check_edges(update: Update, standing: Standing, report: Report) -> None:
 
 
 def _check_attempt(
-    attempt: Attempt, index: int, task: Task, steps: Mapping[str, Step], known: Known, report: Report
+    attempt: Attempt, index: int, task: Task, steps: Mapping[str, Step], known: PlanNames, report: Report
 ) -> None:
     """Check a step that is to be tried otherwise as the plan would have been, had it said so."""
     step = steps[attempt.step_id]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class WorkerLoad:
     """A step that a worker holds."""
 
     worker_id: str
@@ -35,7 +35,7 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Metrics:
     """One look at the rows. ``lost_leases`` counts those of open tasks; a poisoned step is among them."""
 
     pools: Mapping[str, PoolFigures] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class CapFigures:
 class FigureSource(Protocol):
     """Reads figures; its cost grows with what is open now, not with what has ended."""
 
-    async def figures(self) -> Figures:
+    async def figures(self) -> Metrics:
         """Raises: UnavailableError; InvalidConfigError when our role may not read them (a worker's may not)."""
         ...
 
@@ -65,7 +65,7 @@ class FigureSource(Protocol):
         """Return how many runs wait for consent without a slot. Raises: UnavailableError."""
         ...
 
-    async def holdings(self) -> Sequence[Holding]:
+    async def holdings(self) -> Sequence[WorkerLoad]:
         """Return what is held, by worker, oldest first. Raises: UnavailableError."""
         ...
 

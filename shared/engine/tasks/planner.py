@@ -11,7 +11,7 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import SurfaceOf, further_attempt, grown
 from soong.shared.engine.tasks.growth import Update, planned
-from soong.shared.engine.tasks.plan.plan import Known, PlanStep
+from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
 from soong.shared.engine.tasks.pull_workers import Dispatch, pullers
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.tasks.totals import check_total
@@ -26,7 +26,7 @@ def no_tools(_step: PlanStep) -> JsonObject:
 class Planner:
     """Made by bootstrap of the user's configuration; without one, plans are checked for what is known everywhere."""
 
-    known: Known = field(default_factory=Known)
+    known: PlanNames = field(default_factory=PlanNames)
     surface_of: SurfaceOf = no_tools
     default_model: str = ""
     max_children: int = 0

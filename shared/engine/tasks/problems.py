@@ -12,7 +12,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final, TypeAlias
 
-from soong.shared.core.errors import InvalidPlanError, Offence
+from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.engine.tasks.paths import Path, show
 
 MAX_PROBLEMS: Final = 50
@@ -80,7 +80,7 @@ class Problems:
     source: str = ""
     joint: str = " "
     count: int = 0
-    _kept: list[tuple[int, Offence]] = field(default_factory=list)
+    _kept: list[tuple[int, Problem]] = field(default_factory=list)
     _compared: int = 0
 
     def report(self, path: Path, problem: str, remedy: Remedy) -> None:
@@ -93,10 +93,10 @@ class Problems:
         """Take a problem by what its place is called; the kept ones are ordered by ``line``."""
         self.count += 1
         if len(self._kept) < MAX_PROBLEMS:
-            self._kept.append((line, Offence(_cut(place), _cut(problem), _cut(self._text(remedy)))))
+            self._kept.append((line, Problem(_cut(place), _cut(problem), _cut(self._text(remedy)))))
 
     @property
-    def kept(self) -> tuple[Offence, ...]:
+    def kept(self) -> tuple[Problem, ...]:
         """The problems that are shown, in the order of their lines."""
         return tuple(one for _, one in sorted(self._kept, key=lambda item: item[0]))
 

@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Known, Plan, PlanInput, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.problems import Problems, Remedy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
@@ -46,7 +46,7 @@ class Dispatch:
     max_steps: int | None
 
 
-def read_dispatch(document: JsonObject, task: Task, known: Known) -> Dispatch:
+def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatch:
     """Read what is asked for. Raises: InvalidPlanError with every offence."""
     problems = Problems(SOURCE)
     report: Report = problems.report

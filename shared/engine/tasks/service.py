@@ -27,7 +27,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.tasks.totals import check_total
-from soong.shared.engine.wire.notifier import Ring, Switchboard
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 
 COMMAND_LIMIT_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.2
@@ -42,8 +42,8 @@ class TaskService:
     """One for each process that asks. ``planner`` is what its plans are checked against, ``principal`` who asks."""
 
     store: Ledger
-    ring: Ring
-    switchboard: Switchboard
+    notifier: Notifier
+    subscriber: Subscriber
     clock: Clock
     planner: Planner = field(default_factory=Planner)
     principal: str = "local"
@@ -80,7 +80,7 @@ class TaskService:
         check_total(0, len(new.steps), self.planner.max_children)
         if not await self._stands(new.id):
             await self.store.create_task(replace(new, session_id=session_id))
-        await self.ring.wake_owners([session_id])
+        await self.notifier.notify_owners([session_id])
         return await self.store.task(new.id)
 
     async def _stands(self, task_id: str) -> bool:
@@ -202,22 +202,22 @@ class TaskService:
             {name: value for name, value in detail.items() if value not in ("", None)},
             may_approve=self.may_approve,
         )
-        ear = await self.switchboard.session_ear(session_id)
+        subscription = await self.subscriber.subscribe_session(session_id)
         try:
             async with asyncio.timeout(limit_s):
                 await self.store.send_command(command)
-                await self.ring.wake_owners([session_id])
+                await self.notifier.notify_owners([session_id])
                 while True:
                     asked, has_ended = await self.store.command(command.id)
                     if has_ended:
                         break
-                    await ear.wait(LOOK_EVERY_S)
+                    await subscription.wait(LOOK_EVERY_S)
         except TimeoutError as error:
             raise UnavailableError(
                 f"no orchestrator carried out {kind} of {subject} within {limit_s:g} s; it stays asked for"
             ) from error
         finally:
-            await ear.close()
+            await subscription.close()
         if asked.refusal.startswith(LimitExceededError.MARK):
             raise LimitExceededError(asked.refusal)
         if asked.refusal:

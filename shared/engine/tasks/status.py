@@ -49,7 +49,7 @@ class StepEvent(StrEnum):
     UNPARK = "unpark"
     COMPLETE = "complete"
     FAIL = "fail"
-    HAND_BACK = "hand_back"
+    HAND_BACK = "release"
     EXPIRE = "expire"
     QUARANTINE = "quarantine"
     RETRY = "retry"

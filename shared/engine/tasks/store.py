@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.lost_lease import WORKER_GONE
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
@@ -113,7 +113,7 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def claim_further(
+    async def claim_additional(
         self,
         worker_id: str,
         holder: Held,
@@ -122,7 +122,7 @@ class TaskStore(Protocol):
         pools: Sequence[str],
         capabilities: Sequence[str],
         now_us: int,
-    ) -> Claim | Unclaimable:
+    ) -> Claim | ClaimRefusal:
         """Claim a further ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
 
         As ``advance`` claims: the worker must be live and fit, no cap may be passed, the session has had its turn, the
@@ -130,13 +130,13 @@ class TaskStore(Protocol):
         step's own run is started; its step_claimed event says which run holds it (``claimed_by``). The lease is the
         worker's: it ends with an end, a hand-back or the worker like any other. A run holds one further step at a time,
         and no more than its own step's limit in all. Of a step that is not given
-        :class:`soong.shared.engine.tasks.additional_claims.Unclaimable` says why.
+        :class:`soong.shared.engine.tasks.additional_claims.ClaimRefusal` says why.
 
         Raises: LeaseLostError when the holder does not hold its own step (any more).
         """
         ...
 
-    async def hand_back(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+    async def release(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
         """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids.
 
         A step whose cancellation was asked for is cancelled instead.

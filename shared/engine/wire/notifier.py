@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Ring(Protocol):
+class Notifier(Protocol):
     """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
 
-    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
         """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
         ...
 
-    async def wake_worker(self, worker_id: str) -> None: ...
+    async def notify_worker(self, worker_id: str) -> None: ...
 
-    async def wake_session(self, session_id: str) -> None: ...
+    async def notify_session(self, session_id: str) -> None: ...
 
-    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+    async def notify_runs(self, run_ids: Sequence[str]) -> None:
         """Tell whoever follows these runs that their logs have grown."""
         ...
 
@@ -30,7 +30,7 @@ class Ring(Protocol):
     async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
 
 
-class Ear(Protocol):
+class Subscription(Protocol):
     """Receives hints on one subject; create it, then look at the rows, then wait: nothing falls in between."""
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
@@ -40,7 +40,7 @@ class Ear(Protocol):
     async def close(self) -> None: ...
 
 
-class DeafEar:
+class NullSubscription:
     """Hears nothing, ever: for rows that are read without a service."""
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
@@ -51,32 +51,32 @@ class DeafEar:
         """Nothing to close."""
 
 
-class Switchboard(Protocol):
+class Subscriber(Protocol):
     """Makes ears. One that was away (its server restarted) says so when it is back: look at all rows.
 
     It then reports an empty id, the ears of a worker and of a session their own.
     """
 
-    async def owner_ear(self) -> Ear:
+    async def subscribe_owner(self) -> Subscription:
         """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
         ...
 
-    async def permission_ear(self) -> Ear:
+    async def subscribe_permissions(self) -> Subscription:
         """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away."""
         ...
 
-    async def worker_ear(self, worker_id: str) -> Ear:
+    async def subscribe_worker(self, worker_id: str) -> Subscription:
         """Hear "look at your interrupts": the worker's id."""
         ...
 
-    async def decision_ear(self, worker_id: str) -> Ear:
+    async def subscribe_decisions(self, worker_id: str) -> Subscription:
         """Hear decided requests of one worker: request ids."""
         ...
 
-    async def session_ear(self, session_id: str) -> Ear:
+    async def subscribe_session(self, session_id: str) -> Subscription:
         """Hear that a session changed: its id."""
         ...
 
-    async def run_ear(self, run_id: str) -> Ear:
+    async def subscribe_run(self, run_id: str) -> Subscription:
         """Hear that a run's log has grown: its id."""
         ...

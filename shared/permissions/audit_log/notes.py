@@ -14,7 +14,7 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.step import MALFORMED
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
-from soong.shared.permissions.keys import Lapsed
+from soong.shared.permissions.keys import ExpiredDecision
 from soong.shared.permissions.request import Answer, Choice, Decision
 from soong.shared.sandbox.redact import Redactor
 
@@ -157,7 +157,7 @@ def of_refused_key(key_id: str, problem: str) -> AuditNote:
 
 
 def of_key_retired(
-    key_id: str, is_revoked: bool, at_us: int, principal: str, reason: str, lapsed: Sequence[Lapsed]
+    key_id: str, is_revoked: bool, at_us: int, principal: str, reason: str, lapsed: Sequence[ExpiredDecision]
 ) -> list[AuditNote]:
     """Tell that a key has ended, and of every decision that was taken away with it."""
     data: dict[str, Json] = {"key": key_id, "is_revoked": is_revoked, "at_us": at_us}

@@ -29,7 +29,7 @@ CLOSE_LIMIT_S = 2.0
 _Hint = tuple[Literal["publish", "stream"], str, str]
 
 
-class RedisRing:
+class RedisNotifier:
     """Implements ``soong.shared.engine.wire.notifier.Ring``. Bound to the loop of its first hint; ``close`` sends
     what waits.
     """
@@ -41,17 +41,17 @@ class RedisRing:
         self._said_at = -SAY_EVERY_S
         self.dropped = 0
 
-    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
         for session_id in sessions or ("",):
             self._put("publish", OWNERS_CHANNEL, session_id)
 
-    async def wake_worker(self, worker_id: str) -> None:
+    async def notify_worker(self, worker_id: str) -> None:
         self._put("publish", worker_channel(worker_id), worker_id)
 
-    async def wake_session(self, session_id: str) -> None:
+    async def notify_session(self, session_id: str) -> None:
         self._put("publish", session_channel(session_id), session_id)
 
-    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+    async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             self._put("publish", run_channel(run_id), run_id)
 

@@ -40,7 +40,7 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
-class RedisEar:
+class RedisSubscription:
     """Implements ``soong.shared.engine.wire.notifier.Ear`` over a source. Made by :meth:`listen`."""
 
     def __init__(self, source: Source, *, returned: str) -> None:
@@ -52,20 +52,20 @@ class RedisEar:
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
     @classmethod
-    async def listen(cls, source: Source, *, returned: str = "") -> "RedisEar":
+    async def listen(cls, source: Source, *, returned: str = "") -> "RedisSubscription":
         """Start to listen; ``returned`` is reported after an outage.
 
         Returns once it listens, or after a short while with Redis away: it then reports its start as a return.
         """
-        ear = cls(source, returned=returned)
+        subscription = cls(source, returned=returned)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_OPEN_LIMIT_S):
-                    await ear._opened.wait()
+                    await subscription._opened.wait()
         except asyncio.CancelledError:  # nobody has it yet who could close it
-            await ear.close()
+            await subscription.close()
             raise
-        return ear
+        return subscription
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
         try:

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from soong.shared.engine.sessions.store import Heart
+from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.claims.additional_claims import SqlFurther
 from soong.shared.storage.sql.claims.claim_context import Contexts
-from soong.shared.storage.sql.claims.heartbeat import SqlHeart
+from soong.shared.storage.sql.claims.heartbeat import SqlHeartbeatWriter
 from soong.shared.storage.sql.consent.consent import SqlConsent
 from soong.shared.storage.sql.engine.audit_log import AuditTrail, SqlAudit
 from soong.shared.storage.sql.engine.database import Database
@@ -44,8 +44,8 @@ class SqlStore(
         self._trail = AuditTrail(redactor or Redactor())
         self._contexts = Contexts()
 
-    def heart(self) -> Heart:
-        return SqlHeart(self._database.url, self._database.credential)
+    def heart(self) -> HeartbeatWriter:
+        return SqlHeartbeatWriter(self._database.url, self._database.credential)
 
     async def close(self) -> None:
         """Finish what was handed in and close every connection. Idempotent."""

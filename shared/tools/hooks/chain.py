@@ -11,7 +11,7 @@ from soong.shared.tools.hooks.hook import (
     DEFAULT_HOOK_TIMEOUT,
     STRENGTH,
     HookCall,
-    HookWires,
+    HookServices,
     Matcher,
     NamedPostHook,
     NamedPreHook,
@@ -29,7 +29,7 @@ __all__ = [
     "DEFAULT_HOOK_TIMEOUT",
     "NO_HOOKS",
     "HookCall",
-    "HookWires",
+    "HookServices",
     "Hooks",
     "Matcher",
     "NamedPostHook",
@@ -81,7 +81,7 @@ class Hooks:
     def __add__(self, other: "Hooks") -> "Hooks":
         return Hooks(self.pre + other.pre, self.post + other.post)
 
-    async def before(self, call: HookCall, wires: HookWires) -> PreResult:
+    async def before(self, call: HookCall, wires: HookServices) -> PreResult:
         """Ask the Pre hooks one after another; each sees what the one before made of the input.
 
         A hook that fails, is too slow or answers nonsense denies. After a denial or a stop no further hook is asked.
@@ -99,7 +99,7 @@ class Hooks:
                 break
         return so_far
 
-    async def after(self, call: HookCall, result: ToolResult, wires: HookWires) -> PostResult:
+    async def after(self, call: HookCall, result: ToolResult, wires: HookServices) -> PostResult:
         """Tell the Post hooks; each sees what the one before made of the content.
 
         One that fails, is too slow or answers nonsense changes nothing and is noted.

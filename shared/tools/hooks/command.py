@@ -28,13 +28,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
 from soong.shared.core.errors import InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, parse_strict
-from soong.shared.sandbox.command import Command, CommandRunner, Finished, Stream
+from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, Stream
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import is_below
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.tools.definition import Progress, Workplace
+from soong.shared.tools.definition import Progress, RunDirs
 from soong.shared.tools.hooks.chain import (
     HookCall,
     Hooks,
@@ -127,7 +127,7 @@ class _Found:
         named = (self.program, *(Path(argument) for argument in self.argv[1:] if argument.startswith("/")))
         return (self.program, *(Path(os.path.realpath(path)) for path in named if path.is_file()))
 
-    def for_run(self, place: Workplace, home: Path) -> "_Found":
+    def for_run(self, place: RunDirs, home: Path) -> "_Found":
         """Return the hook as it is started for a run.
 
         Raises:
@@ -200,7 +200,7 @@ class _Program:
             folder = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             limit = timedelta(seconds=found.hook.timeout_s) + _GRACE
             finished = await self.runner.run(
-                Command(
+                ChildCommand(
                     argv=found.argv,
                     cwd=folder,
                     cwd_path=self.home,
@@ -236,7 +236,7 @@ class _Program:
             text = "… " + text[-_MAX_SUMMARY_CHARS:].partition("\n")[2]
         return text
 
-    def _refuse_from_project(self, found: _Found, place: Workplace) -> None:
+    def _refuse_from_project(self, found: _Found, place: RunDirs) -> None:
         for path in found.files:
             is_ours = is_below(path, self.home)
             if not is_ours and any(is_below(path, root) for root in (place.project, place.cwd, *place.write_roots)):

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.tools.definition import Progress, Target, ToolDefinition, Workplace
+from soong.shared.tools.definition import Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ContentBlock, ToolResult
 
@@ -46,7 +46,7 @@ class HookCall:
     tool_call_id: str
     definition: ToolDefinition
     call_input: JsonObject
-    workplace: Workplace
+    workplace: RunDirs
     derived: JsonObject = field(default_factory=dict)
     progress: Progress = field(default_factory=_Silence)
     effect_id: str = ""
@@ -120,7 +120,7 @@ async def _underived(call_input: JsonObject) -> JsonObject:
 
 
 @dataclass(frozen=True, slots=True)
-class HookWires:
+class HookServices:
     """What running hooks needs of the pipeline for one call.
 
     ``note`` writes one event about the call and redacts it; ``derive`` computes the derived fields of an input.
@@ -131,7 +131,7 @@ class HookWires:
     clock: Clock = field(default_factory=SystemClock)
 
 
-def derived_fields(target: Target | None, workplace: Workplace) -> dict[str, Json]:
+def derived_fields(target: Target | None, workplace: RunDirs) -> dict[str, Json]:
     """Return what a hook is told besides the input: where the call is made and what it touches.
 
     ``target`` None: what it touches cannot be said, and the call will fail unless a hook rewrites it.

@@ -17,7 +17,7 @@ from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
 from soong.shared.tools.hooks.hook import (
     STRENGTH,
     HookCall,
-    HookWires,
+    HookServices,
     NamedPostHook,
     NamedPreHook,
     PostOutcome,
@@ -42,7 +42,7 @@ class HookFailedError(Exception):
     """Raised by a hook of ours that says why it has no answer; foreign ones raise what they like."""
 
 
-async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookWires) -> PreOutcome:
+async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookServices) -> PreOutcome:
     """Return what a Pre hook wants; a denial that names it when that cannot be known."""
     own = replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
     run = await _run(named, "pre", lambda: named.hook(own), _sound_pre, wires)
@@ -54,7 +54,7 @@ async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookWires) -> PreO
     return outcome
 
 
-async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wires: HookWires) -> PostOutcome:
+async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wires: HookServices) -> PostOutcome:
     """Return what a Post hook wants; nothing when that cannot be known."""
     own = replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
     run = await _run(named, "post", lambda: named.hook(own, result), _sound_post, wires)
@@ -75,7 +75,7 @@ class _Run(Generic[T]):
     failure: Failure = ""
     problem: str = ""
 
-    async def note(self, wires: HookWires, data: JsonObject) -> None:
+    async def note(self, wires: HookServices, data: JsonObject) -> None:
         event: dict[str, Json] = {"hook": self.hook, "stage": self.stage, **data, "duration_ms": self.duration_ms}
         if self.failure:
             event["failure"] = self.failure
@@ -87,7 +87,7 @@ async def _run(
     stage: str,
     hook: Callable[[], Awaitable[T]],
     sound: Callable[[T], T],
-    wires: HookWires,
+    wires: HookServices,
 ) -> _Run[T]:
     began_s = wires.clock.monotonic_s()
     answer: T | None = None
@@ -101,7 +101,7 @@ async def _run(
         cancelled: _Run[T] = _Run(named.name, stage, _since(began_s, wires))
         await cancelled.note(wires, {"outcome": "cancelled"})
         raise
-    except _NonsenseError as error:
+    except InvalidHookResultError as error:
         failure, problem = "nonsense", f"gave no usable answer: {error}"
     except HookFailedError as error:
         failure, problem = "failed", str(error)
@@ -112,7 +112,7 @@ async def _run(
     return _Run(named.name, stage, _since(began_s, wires), answer, failure, problem)
 
 
-def _since(began_s: float, wires: HookWires) -> int:
+def _since(began_s: float, wires: HookServices) -> int:
     return int((wires.clock.monotonic_s() - began_s) * 1000)
 
 
@@ -121,14 +121,14 @@ class _HookProgress:
     """A hook's progress as events of the call."""
 
     hook: str
-    wires: HookWires
+    wires: HookServices
 
     async def report(self, message: str, data: JsonObject | None = None) -> None:
         event: dict[str, Json] = {"hook": self.hook, "message": message, "data": dict(data or {})}
         await self.wires.note(PROGRESS_EVENT, event)
 
 
-class _NonsenseError(Exception):
+class InvalidHookResultError(Exception):
     """An answer that is none of those a hook can give."""
 
 
@@ -136,9 +136,9 @@ def _sound_pre(outcome: PreOutcome) -> PreOutcome:
     """Return the outcome with an input of our own, which the hook can no longer change. Types are not believed."""
     answer: object = outcome
     if not isinstance(answer, PreOutcome):
-        raise _NonsenseError(f"{type(answer).__name__} is no PreOutcome")
+        raise InvalidHookResultError(f"{type(answer).__name__} is no PreOutcome")
     if answer.action not in STRENGTH:
-        raise _NonsenseError(f"there is no action {str(answer.action)[:80]!r}")
+        raise InvalidHookResultError(f"there is no action {str(answer.action)[:80]!r}")
     _check_words(answer.reason, answer.context)
     if answer.call_input is None:
         return answer
@@ -148,33 +148,33 @@ def _sound_pre(outcome: PreOutcome) -> PreOutcome:
 def _sound_post(outcome: PostOutcome) -> PostOutcome:
     answer: object = outcome
     if not isinstance(answer, PostOutcome):
-        raise _NonsenseError(f"{type(answer).__name__} is no PostOutcome")
+        raise InvalidHookResultError(f"{type(answer).__name__} is no PostOutcome")
     _check_words(answer.reason, answer.context)
     blocks: object = answer.content
     if blocks is None:
         return answer
     if not isinstance(blocks, tuple) or not all(isinstance(one, TextBlock | JsonBlock | ArtifactRef) for one in blocks):
-        raise _NonsenseError("its content is no tuple of content blocks")
+        raise InvalidHookResultError("its content is no tuple of content blocks")
     return answer
 
 
 def _check_words(reason: object, context: object) -> None:
     if not isinstance(reason, str) or not isinstance(context, tuple):
-        raise _NonsenseError("its reason is no text, or its context is no tuple")
+        raise InvalidHookResultError("its reason is no text, or its context is no tuple")
     texts = [text for text in (reason, *context) if isinstance(text, str)]
     if len(texts) <= len(context):
-        raise _NonsenseError("its context holds something that is no text")
+        raise InvalidHookResultError("its context holds something that is no text")
     if sum(map(len, texts)) > MAX_CONTEXT_CHARS:
-        raise _NonsenseError(f"its reason and context have more than {MAX_CONTEXT_CHARS} characters")
+        raise InvalidHookResultError(f"its reason and context have more than {MAX_CONTEXT_CHARS} characters")
 
 
 def _object(value: object) -> JsonObject:
     try:
         copy = parse_strict(dump(value))
     except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
-        raise _NonsenseError(f"its input is not JSON: {error}") from error
+        raise InvalidHookResultError(f"its input is not JSON: {error}") from error
     if not isinstance(copy, dict):
-        raise _NonsenseError("its input is no object")
+        raise InvalidHookResultError("its input is no object")
     return copy
 
 

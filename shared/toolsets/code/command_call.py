@@ -16,7 +16,7 @@ from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, open
 from soong.shared.sandbox.links import stands_linked
 from soong.shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from soong.shared.tools.definition import Target, ToolContext, Workplace
+from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.named_files import NamedFiles, named_files
 from soong.shared.toolsets.code.paths import number_of, object_identity, text_of
@@ -130,7 +130,7 @@ def resolve(
     return replace(found, files=named_files(found.argv, cwd, untrusted, policy.is_sensitive))
 
 
-def _stays_within(policy: PathPolicy, place: Workplace, cwd: Path, words: Sequence[str]) -> bool:
+def _stays_within(policy: PathPolicy, place: RunDirs, cwd: Path, words: Sequence[str]) -> bool:
     """Say whether words are short options and names of what lies in the project and may be read without asking."""
     end = words.index("--") if "--" in words else len(words)
     if any(word.startswith("--") for word in words[:end]):

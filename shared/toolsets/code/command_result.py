@@ -8,7 +8,7 @@ from typing import Final
 from soong.shared.core.jsontext import Json
 from soong.shared.sandbox.command import Finished, Stream
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.sandbox.transcript import Transcript
+from soong.shared.sandbox.transcript import OutputTranscript
 from soong.shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.toolsets.code.command_call import CommandCall
@@ -19,7 +19,7 @@ SUMMARY_CHARS: Final = 2_000
 
 
 def result_of(
-    tool_call_id: str, call: CommandCall, finished: Finished, transcript: Transcript, duration_ms: int
+    tool_call_id: str, call: CommandCall, finished: Finished, transcript: OutputTranscript, duration_ms: int
 ) -> ToolResult:
     """Return the result: an error for any exit code but zero, with the last words of the program."""
     data: dict[str, Json] = {
@@ -43,7 +43,7 @@ def result_of(
     return ToolResult(tool_call_id, tuple(blocks) or (TextBlock("[exit code 0, no output]"),), summary, data)
 
 
-def partial_of(transcript: Transcript) -> str:
+def partial_of(transcript: OutputTranscript) -> str:
     """Return what was said so far as one text, for a result that comes before the end."""
     return "\n".join(block.text for block in _blocks(transcript) if isinstance(block, TextBlock))
 
@@ -54,7 +54,7 @@ def _failed(tool_call_id: str, failure: ToolFailure, data: dict[str, Json], bloc
     return replace(head, content=(*head.content, *blocks))
 
 
-def _failure(call: CommandCall, finished: Finished, transcript: Transcript) -> ToolFailure:
+def _failure(call: CommandCall, finished: Finished, transcript: OutputTranscript) -> ToolFailure:
     name = Path(call.given_name).name
     how = f"{name} ended with exit code {finished.code}"
     if finished.code < 0:
@@ -72,13 +72,13 @@ def _signal_name(number: int) -> str:
         return ""
 
 
-def _blocks(transcript: Transcript) -> list[ContentBlock]:
+def _blocks(transcript: OutputTranscript) -> list[ContentBlock]:
     """Return output and then stderr, which is a log: each led by its last part where it is long."""
     streams: tuple[tuple[Stream, str], ...] = (("stdout", ""), ("stderr", "stderr:\n"))
     return [_block(transcript, stream, title) for stream, title in streams if transcript.said[stream]]
 
 
-def _block(transcript: Transcript, stream: Stream, title: str) -> TextBlock:
+def _block(transcript: OutputTranscript, stream: Stream, title: str) -> TextBlock:
     raw = transcript.raw(stream)
     original = (title + raw).encode("utf-8", "surrogateescape")
     if "\0" in raw and len(raw) > LONG_CHARS:

@@ -30,7 +30,7 @@ _NOT_ASCII: Final = ("**/*[!\x01-\x7f]*", "**/*[!\x01-\x7f]*/**")
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SearchExclusions:
     """What one search below ``base``, open as ``folder``, may not look into."""
 
     policy: PathPolicy

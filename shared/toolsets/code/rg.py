@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.process import run
 from soong.shared.sandbox.programs import find_own_program, own_folders, untrusted_folders
-from soong.shared.tools.definition import Workplace
+from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.result import ErrorType, ToolError
 
 MAX_OUTPUT_BYTES: Final = 8 * 1024 * 1024
@@ -106,7 +106,7 @@ async def files_with(what: Search, expression: str) -> list[str]:
     return [_name(name) for name in output.split(b"\0")[:-1]]
 
 
-def program(place: Workplace) -> Path:
+def program(place: RunDirs) -> Path:
     """Return the absolute path of the rg that searches for a run.
 
     Raises:
@@ -133,7 +133,9 @@ async def _files(arguments: Sequence[str], what: Search) -> list[str]:
 
 async def _call(arguments: Sequence[str], what: Search) -> Finished:
     argv = (str(what.program), *arguments)
-    command = Command(argv, what.cwd, what.cwd_path, {"LC_ALL": "C.UTF-8"}, TIMEOUT, MAX_OUTPUT_BYTES, stdin=what.file)
+    command = ChildCommand(
+        argv, what.cwd, what.cwd_path, {"LC_ALL": "C.UTF-8"}, TIMEOUT, MAX_OUTPUT_BYTES, stdin=what.file
+    )
     try:
         return await run(command)
     except ValueError as error:

@@ -15,12 +15,12 @@ from typing import Final
 
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.sandbox.command import Command, CommandRunner, Finished
+from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.transcript import STREAMS, Transcript
+from soong.shared.sandbox.transcript import STREAMS, OutputTranscript
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
@@ -98,13 +98,15 @@ class CommandTool:
         if call.shown != context.target.shown:
             problem = f"{call.shown} is not what was permitted"
             raise ToolError(ErrorType.PATH_CONFLICT, problem, hint="call again to be asked anew")
-        transcript = Transcript(self.config.max_output_bytes, self.redactor)
+        transcript = OutputTranscript(self.config.max_output_bytes, self.redactor)
         with opened_directory(call.cwd) as folder:
             _check_unchanged(context, call, folder)
             return await self._ended(context, call, transcript, folder)
 
-    async def _ended(self, context: ToolContext, call: CommandCall, transcript: Transcript, folder: int) -> ToolResult:
-        command = Command(
+    async def _ended(
+        self, context: ToolContext, call: CommandCall, transcript: OutputTranscript, folder: int
+    ) -> ToolResult:
+        command = ChildCommand(
             argv=call.argv,
             cwd=folder,
             cwd_path=call.cwd,
@@ -125,7 +127,7 @@ class CommandTool:
         return result_of(context.tool_call_id, call, finished, transcript, round((loop.time() - begun) * 1000))
 
     async def _watched(
-        self, context: ToolContext, transcript: Transcript, running: Coroutine[object, object, Finished]
+        self, context: ToolContext, transcript: OutputTranscript, running: Coroutine[object, object, Finished]
     ) -> Finished:
         """Report while it runs. Whatever ends the waiting, a lost run too, ends the command before it goes on."""
         task, loop = asyncio.ensure_future(running), asyncio.get_running_loop()
@@ -162,7 +164,7 @@ def _check_unchanged(context: ToolContext, call: CommandCall, folder: int) -> No
         raise PathRefusedError(PathRefusal.CHANGED, call.argv[0], problem, "call again to be asked anew")
 
 
-async def _report(context: ToolContext, transcript: Transcript, elapsed_ms: int) -> None:
+async def _report(context: ToolContext, transcript: OutputTranscript, elapsed_ms: int) -> None:
     lines = {stream: transcript.last_lines(stream, _PROGRESS_LINES, _PROGRESS_CHARS) for stream in STREAMS}
     last = next((said[-1] for said in (lines["stdout"], lines["stderr"]) if said), "")
     message = f"running for {elapsed_ms // 1000} s, {sum(transcript.said.values())} bytes"

@@ -15,7 +15,7 @@ from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.exclusions import LeftOut, globs, kernel_globs, withheld_globs
+from soong.shared.toolsets.code.exclusions import SearchExclusions, globs, kernel_globs, withheld_globs
 from soong.shared.toolsets.code.paths import check_object, integer, number_of, permitted, read_target, string, text_of
 from soong.shared.toolsets.code.rg import Matches, Search, program, search
 from soong.shared.toolsets.code.verify_matches import Confirmed, confirmed
@@ -68,7 +68,7 @@ async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObje
             hidden = _of_one_file(policy, context, what, located)
         else:
             # A place that was itself asked for and allowed is searched whole, but for what a rule withholds.
-            hidden = LeftOut(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=located.is_sensitive)
+            hidden = SearchExclusions(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=located.is_sensitive)
             await hidden.look_for_keys(what)
         counting = asyncio.ensure_future(_none() if what.file is not None else hidden.count(what))
         try:
@@ -80,11 +80,11 @@ async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObje
     return _result(context, located, matches, held, limit, left_out)
 
 
-def _of_one_file(policy: PathPolicy, context: ToolContext, what: Search, located: Located) -> LeftOut:
+def _of_one_file(policy: PathPolicy, context: ToolContext, what: Search, located: Located) -> SearchExclusions:
     """Return what a search of one file leaves out: the lines of its keys, unless it was asked for as a secret."""
     is_allowed = located.is_sensitive or context.target.is_sensitive
     blocks = () if is_allowed or what.file is None else blocks_of(what.file)
-    return LeftOut(policy, what.cwd_path, what.cwd, shows_sensitive=True, keys={"": blocks})
+    return SearchExclusions(policy, what.cwd_path, what.cwd, shows_sensitive=True, keys={"": blocks})
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.sandbox.paths import is_below
-from soong.shared.tools.definition import Workplace
+from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.result import ErrorType, ToolError
 
 LISTS: Final = ("code.list_dir",)
@@ -12,7 +12,7 @@ SEARCHES: Final = ("code.search", "code.read_file")
 """The tools whose rules a search keeps, its own first: what it shows of a file is the file's content."""
 
 
-def withheld_below(place: Workplace, base: Path, tools: tuple[str, ...]) -> tuple[str, ...]:
+def withheld_below(place: RunDirs, base: Path, tools: tuple[str, ...]) -> tuple[str, ...]:
     """Return what a call of the first of ``tools`` on ``base`` leaves out.
 
     Raises:

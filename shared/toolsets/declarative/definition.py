@@ -23,7 +23,7 @@ from soong.shared.tools.naming import check_name
 from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.tools.schema import schema_offences
 from soong.shared.toolsets.code.shell_strings import shell_string
-from soong.shared.toolsets.declarative.template import OPENING, Argument, field_problems, shell_problems
+from soong.shared.toolsets.declarative.template import OPENING, TemplateArgument, field_problems, shell_problems
 from soong.shared.toolsets.modules import RESERVED
 
 MAX_STDOUT_BYTES: Final = 8 * 1024 * 1024
@@ -81,7 +81,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandTool:
+class DeclaredTool:
     """A checked definition. ``arguments`` are the elements of ``args``; ``origin`` is the file it stands in."""
 
     name: str
@@ -91,7 +91,7 @@ class CommandTool:
     tags: frozenset[str]
     is_shell: bool
     command: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[TemplateArgument, ...]
     working_dir: Path | None
     env_allowlist: tuple[str, ...]
     timeout: timedelta | None
@@ -100,7 +100,7 @@ class CommandTool:
     origin: str
 
 
-def read_tool(document: Json, origin: str, bounds: Bounds) -> CommandTool | list[Problem]:
+def read_tool(document: Json, origin: str, bounds: Bounds) -> DeclaredTool | list[Problem]:
     """Return the definition that a file's JSON value makes, or everything that is wrong with it."""
     if not isinstance(document, Mapping):
         return [("$", "is not an object", "write one tool definition a file")]
@@ -117,8 +117,8 @@ def read_tool(document: Json, origin: str, bounds: Bounds) -> CommandTool | list
     return problems or _made(file, origin, bounds)
 
 
-def _made(file: ToolFile, origin: str, bounds: Bounds) -> CommandTool:
-    return CommandTool(
+def _made(file: ToolFile, origin: str, bounds: Bounds) -> DeclaredTool:
+    return DeclaredTool(
         name=file.name,
         description=file.description,
         input_schema=file.input_schema,
@@ -126,7 +126,7 @@ def _made(file: ToolFile, origin: str, bounds: Bounds) -> CommandTool:
         tags=frozenset({*file.tags, "declarative", file.permission}),
         is_shell=file.command_type == "shell",
         command=file.command,
-        arguments=tuple(map(Argument.parse, file.args)),
+        arguments=tuple(map(TemplateArgument.parse, file.args)),
         working_dir=None if file.working_dir is None else Path(file.working_dir),
         env_allowlist=file.env_allowlist,
         timeout=None if file.timeout_ms is None else timedelta(milliseconds=file.timeout_ms),
@@ -176,13 +176,13 @@ def _schema_problems(file: ToolFile) -> Iterator[Problem]:
 def _command_problems(file: ToolFile) -> Iterator[Problem]:
     if OPENING in file.command:
         yield "command", "holds a field; fields stand in args only", "move it into args"
-    arguments: list[Argument] = []
+    arguments: list[TemplateArgument] = []
     for position, text in enumerate(file.args):
         try:
-            arguments.append(Argument.parse(text))
+            arguments.append(TemplateArgument.parse(text))
         except ValueError as error:
             yield f"args[{position}]", str(error), "name a field of input_schema"
-            arguments.append(Argument(("",), ()))
+            arguments.append(TemplateArgument(("",), ()))
         if "\0" in text:
             yield f"args[{position}]", "holds a NUL character", "remove it"
     for position, problem in field_problems(arguments, file.input_schema):
@@ -190,14 +190,14 @@ def _command_problems(file: ToolFile) -> Iterator[Problem]:
     yield from _shell_problems(file, arguments) if file.command_type == "shell" else _exec_problems(file)
 
 
-def _shell_problems(file: ToolFile, arguments: list[Argument]) -> Iterator[Problem]:
+def _shell_problems(file: ToolFile, arguments: list[TemplateArgument]) -> Iterator[Problem]:
     if file.permission != "write" and "dangerous" not in file.tags:
         problem = "'shell' needs permission 'write' or the tag 'dangerous'"
         yield "command_type", problem, "set one of them, or use 'exec'"
     if "\0" in file.command:
         yield "command", "holds a NUL character", "remove it"
     if OPENING not in file.command:
-        for position, problem in shell_problems([Argument((file.command,), ()), *arguments]):
+        for position, problem in shell_problems([TemplateArgument((file.command,), ()), *arguments]):
             yield f"args[{position - 1}]" if position else "command", problem, "write the line so that it is one word"
 
 

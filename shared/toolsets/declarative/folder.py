@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.errors import InvalidJsonError, Offence, UsageError
+from soong.shared.core.errors import InvalidJsonError, Problem, UsageError
 from soong.shared.core.jsontext import Json, canonical, parse_strict
 from soong.shared.sandbox.descriptors import opened_directory, opened_file
-from soong.shared.toolsets.declarative.definition import Bounds, CommandTool, read_tool
+from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, read_tool
 
 TOOLS_FOLDER: Final = "tools"
 SUFFIX: Final = ".json"
@@ -27,8 +27,8 @@ MAX_DEPTH: Final = 64
 class ToolFiles:
     """What a folder holds, in the order of file names: the tools, and all that is wrong with the other files."""
 
-    tools: tuple[CommandTool, ...] = ()
-    offences: tuple[Offence, ...] = ()
+    tools: tuple[DeclaredTool, ...] = ()
+    offences: tuple[Problem, ...] = ()
 
 
 def read_tool_files(home: Path, bounds: Bounds) -> ToolFiles:
@@ -40,8 +40,8 @@ def read_tool_files(home: Path, bounds: Bounds) -> ToolFiles:
         return ToolFiles()
     except (UsageError, OSError) as error:
         return ToolFiles(offences=(_offence(folder, "cannot be used", error),))
-    tools: dict[str, CommandTool] = {}
-    offences: list[Offence] = []
+    tools: dict[str, DeclaredTool] = {}
+    offences: list[Problem] = []
     for name in names[:MAX_FILES]:
         path = folder / name
         found = _read(path, bounds)
@@ -49,11 +49,11 @@ def read_tool_files(home: Path, bounds: Bounds) -> ToolFiles:
             offences += found
         elif found.name in tools:
             problem = f"{found.name!r} is the name of the tool in {tools[found.name].origin!r}, too"
-            offences.append(Offence(f"{path}: name", problem, "rename one of the two"))
+            offences.append(Problem(f"{path}: name", problem, "rename one of the two"))
         else:
             tools[found.name] = found
     if len(names) > MAX_FILES:
-        offences.append(Offence(str(folder), f"holds {len(names)} files", f"keep at most {MAX_FILES}"))
+        offences.append(Problem(str(folder), f"holds {len(names)} files", f"keep at most {MAX_FILES}"))
     return ToolFiles(tuple(tools.values()), tuple(offences))
 
 
@@ -67,17 +67,17 @@ def _names(folder: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(SUFFIX) and not name.startswith("."))
 
 
-def _read(path: Path, bounds: Bounds) -> CommandTool | list[Offence]:
+def _read(path: Path, bounds: Bounds) -> DeclaredTool | list[Problem]:
     try:
         document = _document(path)
     except InvalidJsonError as error:
-        return [Offence(str(path), f"is not JSON: {error}", "mend it")]
+        return [Problem(str(path), f"is not JSON: {error}", "mend it")]
     except (UsageError, OSError) as error:
         return [_offence(path, "cannot be used", error)]
     read = read_tool(document, str(path), bounds)
-    if isinstance(read, CommandTool):
+    if isinstance(read, DeclaredTool):
         return read
-    return [Offence(f"{path}: {field}", problem, remedy) for field, problem, remedy in read]
+    return [Problem(f"{path}: {field}", problem, remedy) for field, problem, remedy in read]
 
 
 def _document(path: Path) -> Json:
@@ -121,6 +121,6 @@ def _refuse_foreign(descriptor: int, path: Path) -> None:
         raise UsageError(f"{str(path)!r} can be written by others; chmod go-w {path}")
 
 
-def _offence(path: Path, problem: str, error: Exception) -> Offence:
+def _offence(path: Path, problem: str, error: Exception) -> Problem:
     what, _, remedy = str(error).partition("; ")
-    return Offence(str(path), f"{problem}: {what}", remedy or "mend it, or take the file away")
+    return Problem(str(path), f"{problem}: {what}", remedy or "mend it, or take the file away")

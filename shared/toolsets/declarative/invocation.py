@@ -14,13 +14,13 @@ from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.sandbox.paths import is_below, valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from soong.shared.tools.definition import Target, ToolContext, Workplace
+from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.named_files import NamedFiles, runs_what_is_in
 from soong.shared.toolsets.code.program_kinds import is_open_ended
 from soong.shared.toolsets.code.shell_strings import shell_string
-from soong.shared.toolsets.declarative.definition import Bounds, CommandTool, is_inside
-from soong.shared.toolsets.declarative.template import Argument, render_arguments, render_shell
+from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, is_inside
+from soong.shared.toolsets.declarative.template import TemplateArgument, render_arguments, render_shell
 
 SHELL: Final = "/bin/sh"
 EFFECT_VARIABLE: Final = "SOONG_EFFECT_ID"
@@ -44,7 +44,7 @@ class Invocation:
 
 
 def invocation(
-    tool: CommandTool, bounds: Bounds, config: Config, place: Workplace, call_input: JsonObject
+    tool: DeclaredTool, bounds: Bounds, config: Config, place: RunDirs, call_input: JsonObject
 ) -> Invocation:
     """Return what a validated call starts.
 
@@ -58,7 +58,7 @@ def invocation(
     cwd = _cwd(tool, bounds, place)
     program = find_program(SHELL if tool.is_shell else tool.command, environment, cwd=cwd, untrusted=own)
     if tool.is_shell:
-        shell = render_shell((Argument((tool.command,), ()), *tool.arguments), call_input)
+        shell = render_shell((TemplateArgument((tool.command,), ()), *tool.arguments), call_input)
         # The name stands where the shell expects its own; it is what its error messages begin with.
         argv = (str(program), "-c", shell.text, tool.name, *shell.values)
         line = shell.shown
@@ -71,7 +71,7 @@ def invocation(
     return Invocation(argv, cwd, environment, line, is_own or runs_what_is_in(argv, cwd, own))
 
 
-def target_of(tool: CommandTool, made: Invocation, call_input: JsonObject, files: NamedFiles) -> Target:
+def target_of(tool: DeclaredTool, made: Invocation, call_input: JsonObject, files: NamedFiles) -> Target:
     """Return what permission is asked for and remembered by (PER-04, PER-08). ``files`` are those of the invocation.
 
     A grant for a plain program holds for the program in its folder: what it can be made to do was fixed by the user who
@@ -106,14 +106,14 @@ def hold_to_permission(context: ToolContext, now: Target) -> None:
         raise ToolError(ErrorType.PATH_CONFLICT, "the program is not the one that was permitted any more; call again")
 
 
-def _refuse_shell_string(tool: CommandTool, argv: Sequence[str]) -> None:
+def _refuse_shell_string(tool: DeclaredTool, argv: Sequence[str]) -> None:
     shell = shell_string(_known_as(tool, Path(argv[0])), argv[1:])
     if shell:
         problem = f"this input would hand {shell} a command string"
         raise ToolError(ErrorType.SHELL_NOT_ALLOWED, problem, hint="a user can declare a tool of command_type shell")
 
 
-def _has_free_argument(tool: CommandTool, program: Path) -> bool:
+def _has_free_argument(tool: DeclaredTool, program: Path) -> bool:
     """Say whether a value can be a program, a script or a command of the program.
 
     It can where it begins its argument, and where the program is known for that. In ``--to={{place}}`` it is a value
@@ -123,11 +123,11 @@ def _has_free_argument(tool: CommandTool, program: Path) -> bool:
     return is_free or is_open_ended(_known_as(tool, program))
 
 
-def _known_as(tool: CommandTool, program: Path) -> tuple[str, ...]:
+def _known_as(tool: DeclaredTool, program: Path) -> tuple[str, ...]:
     return (tool.command, str(program), os.path.realpath(program))
 
 
-def _cwd(tool: CommandTool, bounds: Bounds, place: Workplace) -> Path:
+def _cwd(tool: DeclaredTool, bounds: Bounds, place: RunDirs) -> Path:
     if tool.working_dir is None:
         return place.cwd
     if not is_inside(tool.working_dir, bounds.roots):
@@ -136,7 +136,7 @@ def _cwd(tool: CommandTool, bounds: Bounds, place: Workplace) -> Path:
     return Path(os.path.realpath(tool.working_dir))
 
 
-def _preview(tool: CommandTool, made: Invocation, files: NamedFiles) -> str:
+def _preview(tool: DeclaredTool, made: Invocation, files: NamedFiles) -> str:
     kind = "shell line" if tool.is_shell else "program"
     names = ", ".join(sorted({*made.environment, EFFECT_VARIABLE}))
     place = f"{kind} declared in {tool.origin}\nruns in {made.cwd}"

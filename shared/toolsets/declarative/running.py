@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.sandbox.command import Command, CommandRunner, Finished
+from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished
 from soong.shared.sandbox.descriptors import opened_directory
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import Progress, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
-from soong.shared.toolsets.declarative.definition import Bounds, CommandTool
+from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
 from soong.shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
 from soong.shared.toolsets.declarative.plaintext import last_lines
 from soong.shared.toolsets.declarative.protocol import read_result
@@ -27,7 +27,7 @@ MAX_SUMMARY_CHARS: Final = 1_500
 
 
 async def run_tool(
-    tool: CommandTool,
+    tool: DeclaredTool,
     made: Invocation,
     context: ToolContext,
     call_input: JsonObject,
@@ -47,7 +47,7 @@ async def run_tool(
             stderr.extend(piece[: tool.stderr_limit_bytes - len(stderr)])
 
     with opened_directory(made.cwd) as cwd:
-        command = Command(
+        command = ChildCommand(
             argv=made.argv,
             cwd=cwd,
             cwd_path=made.cwd,
@@ -84,7 +84,7 @@ async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progres
                 await asyncio.wait({task})
 
 
-async def _result(tool: CommandTool, context: ToolContext, finished: Finished) -> ToolResult:
+async def _result(tool: DeclaredTool, context: ToolContext, finished: Finished) -> ToolResult:
     is_cut = finished.stderr_bytes > tool.stderr_limit_bytes
     _refuse_failed(tool, finished, last_lines(finished.stderr, MAX_SUMMARY_CHARS, is_cut=is_cut))
     result = await run_blocking(
@@ -97,7 +97,7 @@ async def _result(tool: CommandTool, context: ToolContext, finished: Finished) -
     return replace(result, metadata={**result.metadata, **facts})
 
 
-def _refuse_failed(tool: CommandTool, finished: Finished, log: str) -> None:
+def _refuse_failed(tool: DeclaredTool, finished: Finished, log: str) -> None:
     """Raise for a child that did not end well; its log says why."""
     details: dict[str, Json] = {"stderr": log} if log else {}
     words = f"\nstderr:\n{log}" if log else ""

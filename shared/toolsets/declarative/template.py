@@ -29,14 +29,14 @@ _EVALUATES_AGAIN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class TemplateArgument:
     """One element of ``args``: literal texts with fields between them, so one literal more than fields."""
 
     literals: tuple[str, ...]
     fields: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> "Argument":
+    def parse(cls, text: str) -> "TemplateArgument":
         """Read an element.
 
         Raises:
@@ -63,7 +63,7 @@ class Argument:
         return "".join(literal + value for literal, value in pieces)
 
 
-def field_problems(arguments: Sequence[Argument], input_schema: JsonObject) -> Iterator[tuple[int, str]]:
+def field_problems(arguments: Sequence[TemplateArgument], input_schema: JsonObject) -> Iterator[tuple[int, str]]:
     """Yield (position, problem) for every field that is not a scalar of the input schema."""
     properties = input_schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
@@ -78,7 +78,7 @@ def field_problems(arguments: Sequence[Argument], input_schema: JsonObject) -> I
                 yield position, f"names {field!r}, which is {kind}; only string, number, integer and boolean fit here"
 
 
-def shell_problems(arguments: Sequence[Argument]) -> Iterator[tuple[int, str]]:
+def shell_problems(arguments: Sequence[TemplateArgument]) -> Iterator[tuple[int, str]]:
     """Yield (position, problem) for what keeps a value from being exactly one word of a shell line.
 
     Position 0 is the command itself. Values cannot break out of their word whatever stands around them; these rules
@@ -105,7 +105,7 @@ def shell_problems(arguments: Sequence[Argument]) -> Iterator[tuple[int, str]]:
         yield first, f"is a value in a line with {found[0].strip()!r}, which would read it again as code"
 
 
-def render_arguments(arguments: Sequence[Argument], call_input: JsonObject) -> list[str]:
+def render_arguments(arguments: Sequence[TemplateArgument], call_input: JsonObject) -> list[str]:
     """Return the argv elements that a validated input makes; elements with an absent field are left out.
 
     Raises:
@@ -135,7 +135,7 @@ class ShellLine:
     shown: str
 
 
-def render_shell(arguments: Sequence[Argument], call_input: JsonObject) -> ShellLine:
+def render_shell(arguments: Sequence[TemplateArgument], call_input: JsonObject) -> ShellLine:
     """Return the shell line that a validated input makes.
 
     Raises:
@@ -173,7 +173,7 @@ def _text_of(field: str, value: Json) -> str:
     raise ToolError(ErrorType.INVALID_INPUT, f"$.{field}: is not a scalar and cannot stand in an argument")
 
 
-def _refuse_option(argument: Argument, element: str) -> None:
+def _refuse_option(argument: TemplateArgument, element: str) -> None:
     if element.startswith("-") and argument.fields and not argument.literals[0]:
         field = argument.fields[0]
         raise ToolError(
@@ -183,7 +183,7 @@ def _refuse_option(argument: Argument, element: str) -> None:
         )
 
 
-def _refuse_unusable(argument: Argument, element: str) -> None:
+def _refuse_unusable(argument: TemplateArgument, element: str) -> None:
     names = ", ".join(f"$.{field}" for field in argument.fields) or "an argument"
     if "\0" in element:
         raise ToolError(ErrorType.INVALID_INPUT, f"{names}: holds a NUL character, which no argument can")

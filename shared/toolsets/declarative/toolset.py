@@ -16,7 +16,7 @@ from soong.shared.tools.docs import EVERY_CALL
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.named_files import named_files
-from soong.shared.toolsets.declarative.definition import Bounds, CommandTool
+from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
 from soong.shared.toolsets.declarative.folder import read_tool_files
 from soong.shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
 from soong.shared.toolsets.declarative.protocol import CLAIMABLE
@@ -67,7 +67,7 @@ class DeclarativeTools:
 
 
 def command_tool(
-    tool: CommandTool, bounds: Bounds, config: Config, runner: CommandRunner, paths: PathPolicy
+    tool: DeclaredTool, bounds: Bounds, config: Config, runner: CommandRunner, paths: PathPolicy
 ) -> ToolDefinition:
     """Return the registered form of one definition."""
 

@@ -28,7 +28,7 @@ Level: TypeAlias = Literal["user", "project"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SkillDir:
     """A folder of skills. ``beneath`` is the folder that nothing in it may lead out of; None: links are the user's."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SkillEntry:
     """A folder that looks like a skill: its text, or what is wrong with it. ``is_shadowed``: another has its name."""
 
     name: str
@@ -48,18 +48,18 @@ class Found:
     is_shadowed: bool = False
 
 
-def places(home: Path | None, config: Config, project: Path) -> tuple[Place, ...]:
+def places(home: Path | None, config: Config, project: Path) -> tuple[SkillDir, ...]:
     """Return where to look, the first that has a name wins."""
     own = () if home is None else (home / USER_FOLDER,)
-    found = [Place(folder, "user") for folder in (*own, *map(Path, config.skills.folders))]
+    found = [SkillDir(folder, "user") for folder in (*own, *map(Path, config.skills.folders))]
     if config.skills.project:
-        found.append(Place(project / PROJECT_FOLDER, "project", project))
+        found.append(SkillDir(project / PROJECT_FOLDER, "project", project))
     return tuple(found)
 
 
-def all_skills(where: Iterable[Place]) -> list[Found]:
+def all_skills(where: Iterable[SkillDir]) -> list[SkillEntry]:
     """Return every skill of every place, by level and name; one that is broken is there with its problem."""
-    found: list[Found] = []
+    found: list[SkillEntry] = []
     seen: set[str] = set()
     for place in where:
         here = [_looked_at(place, name) for name in skill_names(place)]
@@ -68,7 +68,7 @@ def all_skills(where: Iterable[Place]) -> list[Found]:
     return found
 
 
-def skill_names(place: Place) -> list[str]:
+def skill_names(place: SkillDir) -> list[str]:
     """Return the names of the folders of a place that have a SKILL.md, in order; none where there is no place."""
     try:
         folder = _resolved(place, place.folder)
@@ -79,13 +79,13 @@ def skill_names(place: Place) -> list[str]:
     return [name for name in names[:MAX_FOLDERS] if os.path.lexists(folder / name / SKILL_FILE)]
 
 
-def load(where: Iterable[Place], name: str) -> Found:
+def load(where: Iterable[SkillDir], name: str) -> SkillEntry:
     """Return the skill that a name means.
 
     Raises:
         ToolError: there is none, naming those there are; or it cannot be used, saying why.
     """
-    known: dict[str, Place] = {}
+    known: dict[str, SkillDir] = {}
     for place in where:
         for each in skill_names(place):
             known.setdefault(each, place)
@@ -94,22 +94,22 @@ def load(where: Iterable[Place], name: str) -> Found:
         raise ToolError(ErrorType.FILE_NOT_FOUND, f"there is no skill {_shown(name)}", hint=f"known: {names}")
     place = known[name]
     try:
-        return Found(name, place.level, place.folder / name, _read(place, name))
+        return SkillEntry(name, place.level, place.folder / name, _read(place, name))
     except BrokenSkillError as error:
         raise ToolError(ErrorType.EXECUTION_FAILED, f"the skill {_shown(name)} cannot be used: {error}") from error
 
 
-def _looked_at(place: Place, name: str) -> Found:
+def _looked_at(place: SkillDir, name: str) -> SkillEntry:
     folder = place.folder / name
     try:
-        return Found(name, place.level, folder, _read(place, name))
+        return SkillEntry(name, place.level, folder, _read(place, name))
     except (BrokenSkillError, PathRefusedError, ToolError) as error:
-        return Found(name, place.level, folder, None, str(error))
+        return SkillEntry(name, place.level, folder, None, str(error))
     except OSError as error:
-        return Found(name, place.level, folder, None, error.strerror or type(error).__name__)
+        return SkillEntry(name, place.level, folder, None, error.strerror or type(error).__name__)
 
 
-def _read(place: Place, name: str) -> SkillText:
+def _read(place: SkillDir, name: str) -> SkillText:
     if not NAME.fullmatch(name):
         raise BrokenSkillError("its folder's name is not made of a-z, 0-9, '_' and '-', at most 64 characters")
     folder = _resolved(place, place.folder / name)
@@ -128,7 +128,7 @@ def _read(place: Place, name: str) -> SkillText:
         raise ToolError(ErrorType.BINARY_FILE, f"{SKILL_FILE} of {name!r} is not UTF-8 (byte {error.start})") from error
 
 
-def _resolved(place: Place, folder: Path) -> Path:
+def _resolved(place: SkillDir, folder: Path) -> Path:
     resolved = Path(os.path.realpath(folder))
     if place.beneath is not None and not is_below(resolved, place.beneath):
         raise PathRefusedError(

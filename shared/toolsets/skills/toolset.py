@@ -17,7 +17,7 @@ from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolResult
 from soong.shared.toolsets.skills.document import MAX_NAME_CHARS
-from soong.shared.toolsets.skills.loader import Found, Place, all_skills, load, places
+from soong.shared.toolsets.skills.loader import SkillDir, SkillEntry, all_skills, load, places
 
 _TAGS: Final = frozenset({"internal", "readonly"})
 
@@ -32,7 +32,7 @@ class SkillTools:
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (self._list_skills(), self._load_skill())
 
-    def _places(self, context: ToolContext) -> tuple[Place, ...]:
+    def _places(self, context: ToolContext) -> tuple[SkillDir, ...]:
         return places(self.home, self.config, context.workplace.project)
 
     def _origin(self) -> dict[str, Json]:
@@ -102,7 +102,7 @@ class SkillTools:
         )
 
 
-def _loaded(context: ToolContext, skill: Found) -> ToolResult:
+def _loaded(context: ToolContext, skill: SkillEntry) -> ToolResult:
     text = skill.text
     assert text is not None
     folder = valid_text(str(skill.folder))
@@ -121,7 +121,7 @@ def _loaded(context: ToolContext, skill: Found) -> ToolResult:
     )
 
 
-def _entry(skill: Found) -> dict[str, Json]:
+def _entry(skill: SkillEntry) -> dict[str, Json]:
     entry: dict[str, Json] = {"name": valid_text(skill.name), "level": skill.level}
     if skill.text is None:
         return {**entry, "problem": skill.problem}
@@ -130,7 +130,7 @@ def _entry(skill: Found) -> dict[str, Json]:
     return {**entry, "description": skill.text.description, **asked, **shadowed}
 
 
-def _line(skill: Found) -> str:
+def _line(skill: SkillEntry) -> str:
     name = skill.name if skill.name.isascii() and is_told_apart(skill.name) else ascii(skill.name)
     if skill.text is None:
         return f"- {name[:MAX_NAME_CHARS]} ({skill.level}): cannot be used: {' '.join(skill.problem.split())}"

@@ -12,7 +12,7 @@ from typing import Final
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Held, Step, StepEnd, StepError
 from soong.shared.engine.tasks.store import TaskStore
@@ -100,7 +100,7 @@ class ClaimTools:
         if self.claims is None:
             raise ToolError(ErrorType.STEP_NOT_CLAIMABLE, "no further step is given out here", hint="finish your own")
         answer = await self.claims.claim(holder, asked)
-        if isinstance(answer, Unclaimable):
+        if isinstance(answer, ClaimRefusal):
             reason = {"reason": answer.reason.value}
             raise ToolError(ErrorType.STEP_NOT_CLAIMABLE, answer.problem, hint=answer.remedy, details=reason)
         return {"claimed": work_of(answer)}

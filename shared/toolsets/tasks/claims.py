@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.additional_claims import Unclaimable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.step import Claim, Held, StepEnd
 
@@ -22,7 +22,7 @@ class FurtherClaims(Protocol):
         """Return why the run does not hold a step any more that it had here; empty when nothing is known."""
         ...
 
-    async def claim(self, holder: Held, step_id: str) -> Claim | Unclaimable:
+    async def claim(self, holder: Held, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step of the holder's task. Raises: LeaseLostError; UnavailableError."""
         ...
 

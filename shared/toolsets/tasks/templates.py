@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.toolsets.tasks.showing import TAGS
 
@@ -93,7 +93,7 @@ SHAPES: Final[Mapping[str, JsonObject]] = {
 class PlanTemplates:
     """A :class:`soong.shared.tools.definition.ToolAdapter` that needs nothing but what plans may name."""
 
-    known: Known = field(default_factory=Known)
+    known: PlanNames = field(default_factory=PlanNames)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (

@@ -29,8 +29,8 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.access.token import Right, make_token
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisRing
-from soong.shared.storage.redis.subscriber import RedisSwitchboard
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.tools.ports import Verdict
 from tests.integration.consent import Bench, make_call, open_bench, until
@@ -101,7 +101,7 @@ class HttpScene:
         events = [NewEvent("tool_progress", {"number": start + number}) for number in range(count)]
         now_us = self.bench.clock.now_us()
         await self.bench.store.append(claim.identity.run_id, claim.fence, events=events, now_us=now_us)
-        await self.bench.ring.wake_runs([claim.identity.run_id])
+        await self.bench.notifier.notify_runs([claim.identity.run_id])
 
     async def raw(self, request: bytes) -> bytes:
         """Send bytes as they are on a connection of their own; return all that comes back until it ends."""
@@ -158,12 +158,16 @@ async def open_scene(
     """Serve the deployment at these addresses until the context ends; ``server_url`` is for the server alone."""
     loaded = Settings(agent_home=home, database_url=url, redis_url=redis_url, **settings)
     clients = RedisClients.of(redis_url)
-    ring, switchboard, store = RedisRing(clients.commands), RedisSwitchboard(clients.blocking), await open_store(url)
+    notifier, subscriber, store = (
+        RedisNotifier(clients.commands),
+        RedisSubscriber(clients.blocking),
+        await open_store(url),
+    )
     served = await open_store(server_url) if server_url else store
     stop = asyncio.Event()
-    async with open_bench(mode=mode, store=store, ring=ring, switchboard=switchboard) as bench:
+    async with open_bench(mode=mode, store=store, notifier=notifier, subscriber=subscriber) as bench:
         listener = listen("127.0.0.1", 0, ())
-        client = Client(served, ring, switchboard, bench.clock, loaded)
+        client = Client(served, notifier, subscriber, bench.clock, loaded)
         api = Api(client, open_figures(loaded), limits=limits or Limits())
         loop = asyncio.get_running_loop()
         owner = loop.create_task(_carry_out(bench))
@@ -180,7 +184,7 @@ async def open_scene(
             await api.close()
             for one in scene.clients:
                 await one.aclose()
-    await ring.close()
+    await notifier.close()
     await clients.close()
     await served.close()
     await store.close()
@@ -198,10 +202,10 @@ async def _scene(
 
 async def _carry_out(bench: Bench) -> None:
     """Carry out what clients ask of sessions, as their owner: adopt new ones first."""
-    ear = await bench.switchboard.owner_ear()
-    commands = Commands(bench.store, bench.store, bench.store, bench.ring, bench.clock, Planner())
+    subscription = await bench.subscriber.subscribe_owner()
+    commands = Commands(bench.store, bench.store, bench.store, bench.notifier, bench.clock, Planner())
     while True:
-        await ear.wait(0.2)
+        await subscription.wait(0.2)
         await bench.store.adopt_sessions(bench.ownership.owner_id)
         for session in await bench.store.sessions(owner_id=bench.ownership.owner_id):
             await commands.carry_out(session.ownership)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from soong.orchestrator.approvals.approval import question_json
 from soong.orchestrator.approvals.question_status import question_of
-from soong.orchestrator.http.questions import ApprovalShape
+from soong.orchestrator.http.questions import ApprovalSchema
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import AnswerMode
 from soong.shared.permissions.access.token import Right
@@ -281,7 +281,7 @@ async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpScene) 
 @pytest.mark.spec("PER-15")
 async def test_what_an_ended_run_asked_is_gone_though_no_orchestrator_runs(scene: HttpScene) -> None:
     request, store = await scene.ask(), scene.bench.store
-    await scene.bench.desk.close()
+    await scene.bench.broker.close()
     (worker,) = await store.workers()
     await store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=scene.bench.clock.now_us())
 
@@ -404,7 +404,7 @@ async def test_a_question_shows_all_that_a_person_needs(scene: HttpScene) -> Non
 async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpScene) -> None:
     question = await question_of(scene.bench.store, (await scene.ask()).id)
 
-    assert question_json(question).keys() <= ApprovalShape.model_fields.keys(), (
+    assert question_json(question).keys() <= ApprovalSchema.model_fields.keys(), (
         "add it to soong.orchestrator.http.questions"
     )
 

@@ -37,7 +37,7 @@ async def end(scene: HttpScene, claim: Claim) -> None:
         live_workers=1,
         now_us=scene.bench.clock.now_us(),
     )
-    await scene.bench.ring.wake_runs([claim.identity.run_id])
+    await scene.bench.notifier.notify_runs([claim.identity.run_id])
 
 
 async def read_until_end(client: httpx.AsyncClient, url: str, seen: list[Sent], last: str = "") -> None:
@@ -153,7 +153,7 @@ async def test_a_reader_that_leaves_holds_nothing(open_http: OpenScene) -> None:
                 await anext(events_of(response))
 
         await until(lambda: not scene.api.streams.held)
-        await until(lambda: not scene.api.ears._subjects)
+        await until(lambda: not scene.api.subscriptions._subjects)
 
 
 async def test_streams_end_when_the_server_stops(open_http: OpenScene) -> None:

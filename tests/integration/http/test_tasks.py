@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from httpx import AsyncClient, Response
 
-from soong.orchestrator.http.service_routes import WorkersShape
+from soong.orchestrator.http.service_routes import WorkersSchema
 from soong.shared.engine.sessions.session import AnswerMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
@@ -298,7 +298,7 @@ async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: Ht
     metrics = await scene.caller.get("/v1/metrics")
 
     assert workers["workers"][0]["used"] == 1
-    assert set(workers) == set(WorkersShape.model_fields)
+    assert set(workers) == set(WorkersSchema.model_fields)
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "soong_" in metrics.text
     assert str(scene.api.client.settings.database_url) not in metrics.text

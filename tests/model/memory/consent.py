@@ -16,7 +16,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_withdrawn,
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
-from soong.shared.permissions.store import Decided, OpenQuestions, Settled
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
 from tests.model.memory.logs import held_run, note_run, write_events
@@ -75,12 +75,12 @@ class MemoryConsent:
         return OpenQuestions(session, pending, answers, there, tokens, has_orphans)
 
     @transaction
-    def settled(self, request_id: str) -> Settled | None:
+    def settled(self, request_id: str) -> ClosedQuestion | None:
         self._request(request_id)
         if self._state(request_id) is RequestState.PENDING:
             return None
         decision = self.rows.decisions.get(request_id)
-        return Settled(decision, None if decision is None else self.rows.keys.get(decision.key_id))
+        return ClosedQuestion(decision, None if decision is None else self.rows.keys.get(decision.key_id))
 
     @transaction
     def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
@@ -148,7 +148,7 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> Decided:
+    ) -> DecisionReceipt:
         try:
             return await self._decide(ownership, decision, state, events, now_us)
         except NotOwnerError:
@@ -167,7 +167,7 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> Decided:
+    ) -> DecisionReceipt:
         self.rows.owned(ownership)
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
@@ -178,7 +178,7 @@ class MemoryConsent:
         add_notes(self.rows, of_decision(decision, events), now_us)
         write_events(self.rows, request.identity.run_id, events, now_us)
         was_parked = unpark(self.rows, request, now_us)
-        return Decided(was_parked, self.rows.run(request.identity.run_id).worker_id)
+        return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id)
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:

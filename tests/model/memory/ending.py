@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunEvent
-from soong.shared.engine.tasks.failure_report import Remains, is_unclean, of_map
+from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.lost_lease import poisoned
 from soong.shared.engine.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepKind, StepResult
@@ -136,10 +136,10 @@ def result_of(rows: Rows, step_key: str) -> StepResult:
     return of_map(told, [result_of(rows, child.key) for child in unclean])
 
 
-def _remains(rows: Rows, step: Step) -> Remains:
+def _remains(rows: Rows, step: Step) -> FailureReport:
     last = {node.kind: node.payload for node in rows.nodes.get(step.run_id, ())}
     error = None if step.error is None else step.error.as_json()
-    return Remains(error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT))
+    return FailureReport(error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT))
 
 
 def _move(rows: Rows, step_key: str, event: StepEvent, now_us: int) -> Step:

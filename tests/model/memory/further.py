@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.additional_claims import Seeker, Sought, Unclaimable, capped, limit_of, refusal
+from soong.shared.engine.tasks.additional_claims import (
+    ClaimingRun,
+    ClaimRefusal,
+    RequestedStep,
+    capped,
+    limit_of,
+    refusal,
+)
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step
 from tests.model.memory.claiming import claim_step, counted_leases, scopes_of
@@ -20,7 +27,7 @@ class MemoryFurther:
     lock: threading.RLock
 
     @transaction
-    def claim_further(
+    def claim_additional(
         self,
         worker_id: str,
         holder: Held,
@@ -29,7 +36,7 @@ class MemoryFurther:
         pools: Sequence[str],
         capabilities: Sequence[str],
         now_us: int,
-    ) -> Claim | Unclaimable:
+    ) -> Claim | ClaimRefusal:
         own = self._own_step(worker_id, holder)
         key = step_key(own.task_id, step_id)
         sought = self._sought(self.rows.steps[key]) if key in self.rows.steps else None
@@ -48,17 +55,17 @@ class MemoryFurther:
             raise LeaseLostError(holder.run_id, holder.fence)
         return step
 
-    def _seeker(self, worker_id: str, own: Step) -> Seeker:
+    def _seeker(self, worker_id: str, own: Step) -> ClaimingRun:
         had = [step for step in self.rows.steps_of(own.task_id) if step.holder_run_id == own.run_id]
         open_ids = [step.step_id for step in had if step.status.is_leased]
         worker = self.rows.workers.get(worker_id)
         is_live = worker is not None and worker.state is ProcessState.LIVE
         is_stopping = not is_live or own.key in self.rows.stopping
-        return Seeker(own.step_id, next(iter(open_ids), ""), len(had), limit_of(own.spec), is_stopping)
+        return ClaimingRun(own.step_id, next(iter(open_ids), ""), len(had), limit_of(own.spec), is_stopping)
 
-    def _sought(self, step: Step) -> Sought:
+    def _sought(self, step: Step) -> RequestedStep:
         has_run = bool(step.run_id) and self.rows.run(step.run_id).started_us is not None
-        return Sought(
+        return RequestedStep(
             step_id=step.step_id,
             kind=step.kind,
             status=step.status,
@@ -70,7 +77,7 @@ class MemoryFurther:
             has_begun=has_run and step.claim_mode is ClaimMode.ASSIGNED,
         )
 
-    def _over_a_cap(self, step: Step, own: Step) -> Unclaimable | None:
+    def _over_a_cap(self, step: Step, own: Step) -> ClaimRefusal | None:
         leases = counted_leases(self.rows)
         for scope in scopes_of(step):
             if scope not in scopes_of(own) and scope in self.rows.caps and leases[scope] >= self.rows.caps[scope]:

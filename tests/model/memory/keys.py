@@ -7,7 +7,7 @@ from dataclasses import replace
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.notes import of_key_published, of_key_retired
-from soong.shared.permissions.keys import Lapsed, SigningKey
+from soong.shared.permissions.keys import ExpiredDecision, SigningKey
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.auditing import add_notes
 from tests.model.memory.logs import note_run
@@ -49,7 +49,7 @@ class MemoryKeys:
     @transaction
     def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
-    ) -> Sequence[Lapsed]:
+    ) -> Sequence[ExpiredDecision]:
         key = self.rows.keys.get(key_id)
         if key is None:
             raise NotFoundError("key", key_id)
@@ -69,12 +69,12 @@ class MemoryKeys:
             and self.rows.request_states[request_id] is RequestState.DECIDED
         ]
 
-    def _lapse(self, request_id: str, now_us: int) -> Lapsed:
+    def _lapse(self, request_id: str, now_us: int) -> ExpiredDecision:
         self.rows.request_states[request_id] = RequestState.EXPIRED
         identity, decision = self.rows.requests[request_id].identity, self.rows.decisions[request_id]
         told = {"request_id": request_id, "decision_id": decision.id, "reason": "its key was revoked"}
         note_run(self.rows, identity.run_id, EventType.PERMISSION_EXPIRED, now_us, **told)
-        return Lapsed(identity.session_id, identity.run_id, request_id)
+        return ExpiredDecision(identity.session_id, identity.run_id, request_id)
 
 
 def check_signs(rows: Rows, key_id: str, decided_us: int) -> None:

@@ -5,20 +5,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
-from soong.shared.engine.wire.notifier import Ear
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import REQUESTS, decisions_of
 
 
-class MemoryEar:
+class MemorySubscription:
     """One listener. What is rung between two waits is kept."""
 
-    def __init__(self, board: "MemorySwitchboard", subject: str) -> None:
+    def __init__(self, board: "MemoryBus", subject: str) -> None:
         self._board = board
         self._subject = subject
         self._heard: dict[str, None] = {}
         self._rung = asyncio.Event()
 
-    def ring(self, ids: Sequence[str]) -> None:
+    def notifier(self, ids: Sequence[str]) -> None:
         self._heard.update(dict.fromkeys(ids))
         self._rung.set()
 
@@ -37,25 +37,25 @@ class MemoryEar:
         self._board.forget(self._subject, self)
 
 
-class MemorySwitchboard:
+class MemoryBus:
     """Both ports of :mod:`soong.shared.engine.wire.notifier` in one loop. What is rung while nobody listens is gone,
     as it may be.
     """
 
     def __init__(self) -> None:
-        self._ears: defaultdict[str, list[MemoryEar]] = defaultdict(list)
+        self._ears: defaultdict[str, list[MemorySubscription]] = defaultdict(list)
 
     # -- ring
-    async def wake_owners(self, sessions: Sequence[str] = ()) -> None:
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
         self._ring(OWNERS_CHANNEL, tuple(sessions) or ("",))
 
-    async def wake_worker(self, worker_id: str) -> None:
+    async def notify_worker(self, worker_id: str) -> None:
         self._ring(worker_channel(worker_id), (worker_id,))
 
-    async def wake_session(self, session_id: str) -> None:
+    async def notify_session(self, session_id: str) -> None:
         self._ring(session_channel(session_id), (session_id,))
 
-    async def wake_runs(self, run_ids: Sequence[str]) -> None:
+    async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             self._ring(run_channel(run_id), (run_id,))
 
@@ -67,34 +67,34 @@ class MemorySwitchboard:
         self._ring(decisions_of(worker_id), (request_id,))
 
     # -- switchboard
-    async def owner_ear(self) -> Ear:
+    async def subscribe_owner(self) -> Subscription:
         return self._listen(OWNERS_CHANNEL)
 
-    async def permission_ear(self) -> Ear:
+    async def subscribe_permissions(self) -> Subscription:
         return self._listen(REQUESTS)
 
-    async def worker_ear(self, worker_id: str) -> Ear:
+    async def subscribe_worker(self, worker_id: str) -> Subscription:
         return self._listen(worker_channel(worker_id))
 
-    async def decision_ear(self, worker_id: str) -> Ear:
+    async def subscribe_decisions(self, worker_id: str) -> Subscription:
         return self._listen(decisions_of(worker_id))
 
-    async def session_ear(self, session_id: str) -> Ear:
+    async def subscribe_session(self, session_id: str) -> Subscription:
         return self._listen(session_channel(session_id))
 
-    async def run_ear(self, run_id: str) -> Ear:
+    async def subscribe_run(self, run_id: str) -> Subscription:
         return self._listen(run_channel(run_id))
 
-    def forget(self, subject: str, ear: MemoryEar) -> None:
+    def forget(self, subject: str, subscription: MemorySubscription) -> None:
         """Stop ringing an ear that was closed; a second time does nothing."""
-        if ear in self._ears[subject]:
-            self._ears[subject].remove(ear)
+        if subscription in self._ears[subject]:
+            self._ears[subject].remove(subscription)
 
-    def _listen(self, subject: str) -> MemoryEar:
-        ear = MemoryEar(self, subject)
-        self._ears[subject].append(ear)
-        return ear
+    def _listen(self, subject: str) -> MemorySubscription:
+        subscription = MemorySubscription(self, subject)
+        self._ears[subject].append(subscription)
+        return subscription
 
     def _ring(self, subject: str, ids: Sequence[str]) -> None:
-        for ear in self._ears.get(subject, ()):
-            ear.ring(ids)
+        for subscription in self._ears.get(subject, ()):
+            subscription.notifier(ids)

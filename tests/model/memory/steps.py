@@ -143,7 +143,7 @@ class MemorySteps:
         )
 
     @transaction
-    def hand_back(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+    def release(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
         stale: set[str] = set()
         for lease in held:
             step = self._held(worker_id, lease)

@@ -2,7 +2,7 @@
 
 import threading
 
-from soong.shared.engine.sessions.store import Heart
+from soong.shared.engine.sessions.store import HeartbeatWriter
 from tests.model.memory.access import MemoryAccess
 from tests.model.memory.auditing import MemoryAudit
 from tests.model.memory.changing import MemoryChanging
@@ -36,7 +36,7 @@ class MemoryStore(
         self.rows = Rows()
         self.lock = threading.RLock()
 
-    def heart(self) -> Heart:
+    def heart(self) -> HeartbeatWriter:
         return MemoryHeart(self.rows, self.lock)
 
     async def close(self) -> None:

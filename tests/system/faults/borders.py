@@ -20,7 +20,7 @@ from typing import Any, Final
 from sqlalchemy import RootTransaction
 
 from soong.shared.permissions.store import OpenQuestions
-from soong.shared.storage.redis.notifier import RedisRing
+from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.sql.engine.database import Database, commit
 from soong.shared.storage.sql.store import SqlStore
 
@@ -117,9 +117,9 @@ def _watch_commits() -> None:
 
 
 def _watch_hints() -> None:
-    original = RedisRing._send_batch  # where hints leave the process; nothing public is that exact
+    original = RedisNotifier._send_batch  # where hints leave the process; nothing public is that exact
 
-    async def sending(self: RedisRing, batch: Mapping[Any, str]) -> None:
+    async def sending(self: RedisNotifier, batch: Mapping[Any, str]) -> None:
         is_meant = any(how == "stream" for how, _, _ in batch)
         if is_meant:
             reach(f"{HINT}:before")
@@ -127,7 +127,7 @@ def _watch_hints() -> None:
         if is_meant:
             reach(f"{HINT}:after")
 
-    RedisRing._send_batch = sending  # type: ignore[method-assign]  # it does not come back
+    RedisNotifier._send_batch = sending  # type: ignore[method-assign]  # it does not come back
 
 
 if _named := os.environ.get("FAULT_BORDERS"):

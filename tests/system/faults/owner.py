@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import tests.system.faults.plugin  # noqa: F401  # installs them
-from soong.orchestrator.approvals.broker import Desk
-from soong.orchestrator.approvals.session_approvals import SessionDesk
+from soong.orchestrator.approvals.broker import ApprovalBroker
+from soong.orchestrator.approvals.session_approvals import SessionApprovals
 from soong.orchestrator.cli.main import main
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.system.faults.append_tool import note
@@ -19,7 +19,7 @@ from tests.system.faults.borders import reach
 
 def install_callback(asked: Path, choice: Choice) -> None:
     """Let every desk of this process have a callback, as one that embeds an owner attaches it."""
-    original = Desk._of  # an owner on the command line offers no other place for a callback
+    original = ApprovalBroker._of  # an owner on the command line offers no other place for a callback
 
     async def callback(request: PermissionRequest) -> PermissionDecision:
         identity = request.identity
@@ -27,12 +27,12 @@ def install_callback(asked: Path, choice: Choice) -> None:
         reach("callback:asked")
         return PermissionDecision(choice, reason="seen")
 
-    def of(self: Desk, session_id: str) -> SessionDesk:
-        desk = original(self, session_id)
-        desk.callback = desk.callback or callback
-        return desk
+    def of(self: ApprovalBroker, session_id: str) -> SessionApprovals:
+        broker = original(self, session_id)
+        broker.callback = broker.callback or callback
+        return broker
 
-    Desk._of = of  # type: ignore[method-assign]  # it does not come back
+    ApprovalBroker._of = of  # type: ignore[method-assign]  # it does not come back
 
 
 if __name__ == "__main__":

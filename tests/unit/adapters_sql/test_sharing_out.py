@@ -2,11 +2,11 @@
 
 import pytest
 
-from soong.shared.storage.sql.claims.claiming import Lane, Place, share_out
+from soong.shared.storage.sql.claims.claiming import Lane, QueuePosition, share_out
 
 
 def make_lane(
-    key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: Place = (0, 0, 1), scope: str = ""
+    key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: QueuePosition = (0, 0, 1), scope: str = ""
 ) -> Lane:
     return Lane(key, session, (scope,) if scope else (), ready, turn, [head])
 

@@ -22,11 +22,11 @@ from soong.shared.engine.sessions.session import AnswerMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.functions import StepContext, resolve
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
-from soong.shared.engine.tasks.plan.plan import Known, Plan
+from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepKind, StepResult, Task
-from soong.shared.tools.definition import ToolDefinition, Workplace
+from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
@@ -34,7 +34,7 @@ from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
 from soong.shared.toolsets.code.toolset import code_tools
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-KNOWN = Known(
+KNOWN = PlanNames(
     tools=Catalogue().names,
     definitions=builtin_definitions().ids,
     check_script=check_script,
@@ -153,7 +153,7 @@ class Playground:
         surface = Surface.from_json(step.run.surface)
         tools = [tool for tool in code_tools() if tool.name in surface.tools]
         run_dir = self.cwd / "home" / step.run.identity.run_id
-        place = Workplace(self.project, self.cwd, run_dir, (self.cwd,))
+        place = RunDirs(self.project, self.cwd, run_dir, (self.cwd,))
         notebook = self.notebooks[step.step_id] = Notebook()
         scope = RunScope(step.run.identity, 1, place)
         pipeline = ToolPipeline(tools, scope, self.gate, notebook, artifacts=ArtifactBin())

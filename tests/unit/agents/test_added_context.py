@@ -13,7 +13,7 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.result import ContextNode, TextBlock, ToolResult
 from tests.model.clock import FakeClock
@@ -40,7 +40,7 @@ NOTE = ToolDefinition("test.note", "Notes.", NAME, note, Permission.READONLY, al
 async def play(talker: Talker, notebook: Notebook, *, is_resumed: bool = False) -> AgentEnd:
     task = make_task(tools=(LOAD, NOTE), is_resumed=is_resumed)
     pipeline = ToolPipeline(
-        task.tools, RunScope(task.identity, 1, Workplace(Path("/p"), Path("/p"), Path("/r"))), RuleGate(), notebook
+        task.tools, RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r"))), RuleGate(), notebook
     )
     return await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock())
 

@@ -19,7 +19,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.step import Outcome
-from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.result import ErrorType, ToolError
 from tests.model.clock import FakeClock
@@ -83,7 +83,7 @@ async def run(
     task = task or make_task()
     task = replace(task, tools=task.tools or (SHOUT, WRITE, BREAK))
     notebook = notebook or Notebook()
-    place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), gate or RuleGate(), notebook)
 
     async def no_pause(_seconds: float) -> None:

@@ -22,7 +22,7 @@ from soong.shared.agents.provider_schema import LIMITS, SchemaUnsupportedError, 
 from soong.shared.agents.turn import FINAL_TOOL, parameters_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
@@ -81,7 +81,7 @@ class Picky(InlineDefsJsonSchemaTransformer):
 async def run(model: Model[Any], tools: tuple[ToolDefinition, ...], output: JsonObject | None = None) -> AgentEnd:
     task = make_task(tools=tools, output_schema=output)
     notebook = Notebook()
-    place = Workplace.__new__(Workplace)
+    place = RunDirs.__new__(RunDirs)
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
     end = await run_agent(task, model, pipeline, notebook, notebook, FakeClock())
     assert notebook.written == []

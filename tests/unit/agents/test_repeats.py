@@ -9,7 +9,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, User
 from soong.shared.agents.definition import AgentLimits
 from soong.shared.agents.loop import run_agent
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.tools.definition import Workplace
+from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
@@ -89,7 +89,7 @@ async def test_what_a_model_that_never_learns_costs_is_bounded() -> None:
     # A server that answered each turn with the first tool and invented arguments cost 63,475 input tokens in 50 turns.
     talker = Talker(*repeated(50))
     task = make_task(tools=(SHOUT, BREAK))
-    place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     notebook = Notebook()
     pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
 

@@ -14,9 +14,9 @@ from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow, CallStatus
-from soong.shared.engine.tasks.failure_report import Suffered
+from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.engine.tasks.step import Outcome
-from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
@@ -58,13 +58,15 @@ class World:
         return self.writes[-1]
 
 
-async def play(notebook: Notebook, world: World, *, is_resumed: bool, suffered: Suffered | None = None) -> AgentEnd:
+async def play(
+    notebook: Notebook, world: World, *, is_resumed: bool, suffered: StepIncidents | None = None
+) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
         ToolDefinition("test.store", "Stores.", NUMBER, world.store, Permission.WRITE),
     )
     task = make_task(tools=tools, inputs={"numbers": [1, 2, 3]}, output_schema=OUTPUT, is_resumed=is_resumed)
-    place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
     model = resolve_model("script", SCRIPT)
     return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), suffered=suffered)
@@ -123,7 +125,7 @@ async def test_a_second_crash_forgets_neither_the_unknown_effect_nor_what_it_was
     row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.STARTED)
     notebook = Notebook(written=nodes[: second_turn + 2], calls_=[row])
     first = await play(notebook, World(), is_resumed=True)
-    told = Suffered()
+    told = StepIncidents()
 
     again = await play(Notebook(written=notebook.written), World(), is_resumed=True, suffered=told)
 

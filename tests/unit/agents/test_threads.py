@@ -11,7 +11,7 @@ from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.failure_report import Remains
+from soong.shared.engine.tasks.failure_report import FailureReport
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.tools.ports import GateCall
@@ -57,7 +57,7 @@ async def test_a_provider_that_fails_for_good_leaves_what_the_child_had_got_so_f
     end, notebook = await run(talker, gate=RuleGate(nothing))
 
     payloads = {node.kind: node.payload for node in (*notebook.written, *end.nodes)}
-    remains = Remains(result=payloads[NodeKind.RESULT], answer=payloads[NodeKind.ASSISTANT])
+    remains = FailureReport(result=payloads[NodeKind.RESULT], answer=payloads[NodeKind.ASSISTANT])
     left = remains.added_to(StepResult("a", StepStatus.FAILED, None))
     assert end.end_reason is EndReason.PROVIDER_FAILED
     assert left.partial == {"text": "Two of three are fine."}

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from soong.orchestrator.approvals.question_status import ending_of
+from soong.orchestrator.approvals.question_status import status_of_question
 from soong.orchestrator.cli import approvals
 from soong.orchestrator.cli.application import build
 from tests.unit.orchestrator.test_endings import WAYS
@@ -56,4 +56,4 @@ def test_every_option_is_told() -> None:
 def test_every_way_a_question_ends_stands_in_the_table() -> None:
     told = set(re.findall(r"^\| `([a-z ]+)` \|", TEXT, flags=re.MULTILINE))
 
-    assert {ending_of(question).word for question in WAYS.values()} <= told
+    assert {status_of_question(question).word for question in WAYS.values()} <= told

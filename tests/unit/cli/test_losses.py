@@ -3,7 +3,7 @@
 import pytest
 
 from soong.orchestrator.cli.losses import LostLeases
-from soong.orchestrator.client.client import view_of
+from soong.orchestrator.client.client import snapshot_of
 from tests.contract.scene import Scene, open_scene
 from tests.model.memory import MemoryStore
 
@@ -26,9 +26,9 @@ async def test_a_lost_worker_is_told_once_with_its_steps(number: int, most: int,
     task_id = await scene.task(*"abc"[:number])
     await scene.claim()
 
-    told = [losses.news(await view_of(store, task_id))]
+    told = [losses.news(await snapshot_of(store, task_id))]
     await expired(scene, most=most)
-    told += [losses.news(await view_of(store, task_id)) for _ in range(2)]
+    told += [losses.news(await snapshot_of(store, task_id)) for _ in range(2)]
 
     assert told == [[], [f"{DIED}{consequence}"], []]
 
@@ -39,4 +39,4 @@ async def test_what_was_lost_before_is_not_told() -> None:
     task_id = (await scene.start("a")).identity.task_id
     await expired(scene)
 
-    assert LostLeases().news(await view_of(store, task_id)) == []
+    assert LostLeases().news(await snapshot_of(store, task_id)) == []

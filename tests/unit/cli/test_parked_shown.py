@@ -10,7 +10,7 @@ from soong.orchestrator.cli.display import Lines, status_text
 from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.step_words import counted
 from soong.orchestrator.cli.workers import text_of
-from soong.orchestrator.client.client import View
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.workers import WorkersView
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.store import Store
@@ -19,12 +19,12 @@ from tests.model.builders import make_request
 from tests.model.memory import MemoryStore
 
 
-async def view_of(scene: Scene, store: Store) -> View:
+async def snapshot_of(scene: Scene, store: Store) -> TaskSnapshot:
     claim = await scene.start("asks")
     request = await scene.raised(make_request(claim))
     assert await store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
     steps = tuple(await store.steps(claim.identity.task_id))
-    return View(await store.task(claim.identity.task_id), steps, (), (request,))
+    return TaskSnapshot(await store.task(claim.identity.task_id), steps, (), (request,))
 
 
 @pytest.mark.spec("DAG-04", "PER-13")
@@ -32,7 +32,7 @@ async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_conse
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = MemoryStore()
-    view = await view_of(await open_scene(store), store)
+    view = await snapshot_of(await open_scene(store), store)
     output = io.StringIO()
     live = Live(Console(file=output, width=100, height=40, force_terminal=False))
 

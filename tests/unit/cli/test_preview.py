@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from soong.orchestrator.cli import asking
-from soong.orchestrator.cli.preview import StoppedError, consented, text_of
-from soong.shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
+from soong.orchestrator.cli.preview import PreviewStoppedError, consented, text_of
+from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import Scope, ScopeKind
 
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.spec("PER-17")
 LONG = "/work/" + "deep/" * 60 + "report.md"
 
 
-def asked(path: str, effect: Effect = Effect.ASK) -> Asked:
+def asked(path: str, effect: Effect = Effect.ASK) -> CheckedPermission:
     scope = Scope(ScopeKind.PATH, path) if effect is Effect.ASK else None
     tools = ("code.write_file",)
-    return Asked(AskKind.WRITE, path, path, effect, "it writes", tools=tools, scope=scope, grantable=tools)
+    return CheckedPermission(AskKind.WRITE, path, path, effect, "it writes", tools=tools, scope=scope, grantable=tools)
 
 
 def preview(*steps: StepPreview) -> Preview:
@@ -72,7 +72,7 @@ def test_stopping_at_any_step_grants_nothing_at_all(typed: io.StringIO, words: s
     type_in(typed, f"1\n{words}")
     steps = tuple(StepPreview(name, name, "agent", (asked(f"/work/{name}"),)) for name in ("a", "b"))
 
-    with pytest.raises(StoppedError):
+    with pytest.raises(PreviewStoppedError):
         consented(preview(*steps), (), is_shown=True, is_json=False)
 
 

@@ -13,8 +13,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from soong.orchestrator.approvals.full_input import EXACT, WholeInput
-from soong.orchestrator.approvals.remote_responder import AnotherFirstError, NoMoreAnswersError
+from soong.orchestrator.approvals.full_input import EXACT, FullInput
+from soong.orchestrator.approvals.remote_responder import ResponderClosedError, SkipQuestionError
 from soong.orchestrator.cli.console import one_line, table
 from soong.orchestrator.cli.prompt import (
     Keyboard,
@@ -223,7 +223,7 @@ def typed(*lines: str) -> ReadLine:
         show_mark()
         line = next(left, None)
         if line is None:
-            raise NoMoreAnswersError("standard input ended")
+            raise ResponderClosedError("standard input ended")
         return line
 
     return read
@@ -269,7 +269,7 @@ async def test_a_single_question_has_no_list_and_no_next() -> None:
 async def test_keys_that_look_and_slips_answer_nothing(key: str) -> None:
     prompt, _ = prompt_of(typed(key))
 
-    with pytest.raises(NoMoreAnswersError):
+    with pytest.raises(ResponderClosedError):
         await prompt(THREE[0])
 
 
@@ -277,7 +277,7 @@ async def test_n_asks_for_another_question_first() -> None:
     prompt, _ = prompt_of(typed("n"))
     prompt.take_waiting(THREE)
 
-    with pytest.raises(AnotherFirstError):
+    with pytest.raises(SkipQuestionError):
         await prompt(THREE[0])
 
 
@@ -309,8 +309,8 @@ async def test_every_line_fits_the_terminal_and_every_fact_is_there(width: int) 
 
 
 async def test_the_whole_input_is_shown_on_demand_and_says_what_it_is() -> None:
-    async def whole(_request: PermissionRequest) -> WholeInput:
-        return WholeInput({"content": "one\ntwo"}, EXACT, is_exact=True)
+    async def whole(_request: PermissionRequest) -> FullInput:
+        return FullInput({"content": "one\ntwo"}, EXACT, is_exact=True)
 
     prompt, output = prompt_of(typed("f", "1"))
     prompt.whole = whole
@@ -322,7 +322,7 @@ async def test_the_whole_input_is_shown_on_demand_and_says_what_it_is() -> None:
 
 
 async def test_a_database_that_is_away_leaves_the_question_standing() -> None:
-    async def whole(_request: PermissionRequest) -> WholeInput:
+    async def whole(_request: PermissionRequest) -> FullInput:
         raise UnavailableError("the database does not answer")
 
     prompt, output = prompt_of(typed("f", "3 too much"))
@@ -337,7 +337,7 @@ async def test_the_end_of_the_input_is_no_answer() -> None:
     os.close(writing)
     try:
         prompt, _ = prompt_of(Keyboard(reading).line)
-        with pytest.raises(NoMoreAnswersError, match="standard input ended"):
+        with pytest.raises(ResponderClosedError, match="standard input ended"):
             await prompt(make_request())
     finally:
         os.close(reading)

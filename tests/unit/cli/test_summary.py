@@ -1,7 +1,7 @@
 """What is told of a task when it has ended."""
 
 from soong.orchestrator.cli.summary import text_of
-from soong.orchestrator.client.client import view_of
+from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import TaskOutcome
 from tests.contract.scene import cancelled, open_scene
 from tests.model.builders import make_step
@@ -14,7 +14,7 @@ async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> Non
     task_id = claim.identity.task_id
     await scene.store.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
     await scene.advance([cancelled(claim)])
-    view = await view_of(scene.store, task_id)
+    view = await snapshot_of(scene.store, task_id)
     begun, _, never = view.steps
 
     text = text_of(TaskOutcome(view, (), ()))

@@ -9,7 +9,7 @@ import pytest
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.workers import PoolView, WorkersView, WorkerView
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import Holding
+from soong.shared.engine.tasks.metrics import WorkerLoad
 from soong.shared.storage.sql.store import open_store
 from tests.model.builders import make_worker
 from tests.unit.cli.calling import soong
@@ -71,7 +71,7 @@ def test_a_home_in_which_nothing_has_run_says_so(tmp_path: Path) -> None:
 
 def test_what_a_worker_says_of_itself_moves_no_terminal() -> None:
     hostile = make_worker(capabilities=("\x1b[31mred", "version:1\x1b]0;x\x07"))
-    held = Holding(hostile.id, "run_1", "task_1/a", "\x1b[2Jtitle", 1, "sess_1", None)
+    held = WorkerLoad(hostile.id, "run_1", "task_1/a", "\x1b[2Jtitle", 1, "sess_1", None)
 
     shown = text_of(WorkersView((WorkerView(hostile, (held,)),), (PoolView("default", 0, 1),)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.embedded.child import EXIT_USAGE, STATUS_FD, Child, exit_words
+from soong.orchestrator.embedded.child import EXIT_USAGE, STATUS_FD, ServiceChild, exit_words
 
 REPORTING = """
 import os, sys
@@ -32,7 +32,7 @@ def test_how_a_process_ended_is_said_in_words(code: int, words: str) -> None:
     assert exit_words(code) == words
 
 
-async def ended(child: Child, folder: Path) -> Child:
+async def ended(child: ServiceChild, folder: Path) -> ServiceChild:
     await child.spawn(folder)
     assert child.process is not None
     async with asyncio.timeout(30):
@@ -41,9 +41,9 @@ async def ended(child: Child, folder: Path) -> Child:
     return child
 
 
-def worker(line: str, then: str) -> Child:
+def worker(line: str, then: str) -> ServiceChild:
     code = REPORTING.format(fd=STATUS_FD)
-    return Child("w", [sys.executable, "-c", code, line, then], dict(os.environ), is_worker=True)
+    return ServiceChild("w", [sys.executable, "-c", code, line, then], dict(os.environ), is_worker=True)
 
 
 async def test_a_worker_whose_settings_are_wrong_is_hopeless_at_once_and_says_why(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.embedded.control import ControlClient, ControlServer, Ending, ask_once
+from soong.orchestrator.embedded.control import ControlClient, ControlServer, ShutdownState, ask_once
 from soong.shared.core.errors import UnavailableError
 
 
@@ -66,7 +66,7 @@ async def test_a_stopping_service_lets_nobody_attach(server: ControlServer) -> N
     client = await ControlClient.open(server.path)
     assert (await client.ask("hello"))["ok"] is True
 
-    await server.refuse(Ending.STOPPING)
+    await server.refuse(ShutdownState.STOPPING)
 
     assert (await client.reader.readline()).rstrip().endswith(b'"event": "stopping"}')
     with pytest.raises(UnavailableError):
@@ -78,10 +78,10 @@ async def test_a_service_that_stops_says_farewell(server: ControlServer) -> None
     client = await ControlClient.open(server.path)
     await client.ask("attach")
 
-    await server.refuse(Ending.STOPPING)
+    await server.refuse(ShutdownState.STOPPING)
     await server.close()
 
-    assert await client.ended() is Ending.STOPPING
+    assert await client.ended() is ShutdownState.STOPPING
     await client.close()
 
 
@@ -91,7 +91,7 @@ async def test_a_service_that_dies_says_nothing(server: ControlServer) -> None:
 
     await server.close()
 
-    assert await client.ended() is Ending.DIED
+    assert await client.ended() is ShutdownState.DIED
     await client.close()
 
 

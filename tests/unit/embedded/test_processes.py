@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded import die_with_parent
-from soong.orchestrator.embedded.child import Child
+from soong.orchestrator.embedded.child import ServiceChild
 from soong.orchestrator.embedded.environment import child_environment, module_command
 from soong.orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
 from soong.orchestrator.embedded.leftovers import expire_dead, has_ended
@@ -205,7 +205,7 @@ def test_a_home_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_child_that_dies_again_and_again_is_started_ever_more_slowly() -> None:
-    child = Child("w", [], {})
+    child = ServiceChild("w", [], {})
     pauses = []
     for deaths in (1, 2, 3, 20):
         child.deaths = deaths

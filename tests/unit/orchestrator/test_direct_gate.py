@@ -77,19 +77,19 @@ def make_desk(callback: PermissionCallback | None = None, *allow: str, policy: P
 @pytest.mark.spec("PER-02", "EXE-12")
 async def test_a_read_is_asked_of_nobody() -> None:
     person = Person([Choice.DENY])
-    desk = make_desk(person)
+    broker = make_desk(person)
 
-    verdict = await desk.decide(READ)
+    verdict = await broker.decide(READ)
 
     assert (verdict.is_allowed, verdict.author, person.asked) == (True, "rule", [])
-    assert desk.types == ["permission_decided"]
+    assert broker.types == ["permission_decided"]
 
 
 async def test_an_allow_rule_answers_a_write_within_its_scope() -> None:
-    desk = make_desk(None, "code.write_file:/work/out")
+    broker = make_desk(None, "code.write_file:/work/out")
 
-    inside = await desk.decide(make_call())
-    outside = await desk.decide(make_call(target=make_path("/work/else/x")))
+    inside = await broker.decide(make_call())
+    outside = await broker.decide(make_call(target=make_path("/work/else/x")))
 
     assert (inside.is_allowed, inside.author) == (True, "rule")
     assert "code.write_file" in inside.rule
@@ -99,24 +99,24 @@ async def test_an_allow_rule_answers_a_write_within_its_scope() -> None:
 @pytest.mark.spec("PER-03", "PER-19")
 async def test_a_persons_yes_runs_one_call_and_is_recorded() -> None:
     person = Person([Choice.ALLOW_ONCE, Choice.DENY])
-    desk = make_desk(person)
+    broker = make_desk(person)
 
-    first, second = await desk.decide(make_call()), await desk.decide(make_call())
+    first, second = await broker.decide(make_call()), await broker.decide(make_call())
 
     assert (first.is_allowed, first.author, first.reason) == (True, "person", "said so")
     assert (second.is_allowed, second.error, second.reason) == (False, ErrorType.PERMISSION_DENIED, "said so")
-    assert desk.types == ["permission_requested", "permission_decided"] * 2
-    assert first.decision_id == desk.events[1].data["decision_id"]
+    assert broker.types == ["permission_requested", "permission_decided"] * 2
+    assert first.decision_id == broker.events[1].data["decision_id"]
 
 
 @pytest.mark.spec("PER-04.a", "PER-07")
 async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
-    desk = make_desk(person)
+    broker = make_desk(person)
 
-    await desk.decide(make_call())
-    same = await desk.decide(make_call(target=make_path("/work/out/another.md")))
-    other = await desk.decide(make_call(target=make_path("/work/elsewhere/x.md")))
+    await broker.decide(make_call())
+    same = await broker.decide(make_call(target=make_path("/work/out/another.md")))
+    other = await broker.decide(make_call(target=make_path("/work/elsewhere/x.md")))
 
     assert (same.is_allowed, same.author) == (True, "grant")
     assert (other.is_allowed, len(person.asked)) == (False, 2)
@@ -124,18 +124,18 @@ async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> No
 
 @pytest.mark.spec("PER-04.c")
 async def test_a_deny_is_not_remembered() -> None:
-    desk = make_desk(Person([Choice.DENY, Choice.ALLOW_ONCE]))
+    broker = make_desk(Person([Choice.DENY, Choice.ALLOW_ONCE]))
 
-    assert not (await desk.decide(make_call())).is_allowed
-    assert (await desk.decide(make_call())).is_allowed
+    assert not (await broker.decide(make_call())).is_allowed
+    assert (await broker.decide(make_call())).is_allowed
 
 
 @pytest.mark.spec("PER-07")
 async def test_of_equal_questions_at_once_one_is_asked_and_its_grant_answers_all() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION])
-    desk = make_desk(person)
+    broker = make_desk(person)
 
-    verdicts = await asyncio.gather(*(desk.decide(make_call()) for _ in range(5)))
+    verdicts = await asyncio.gather(*(broker.decide(make_call()) for _ in range(5)))
 
     assert [verdict.is_allowed for verdict in verdicts] == [True] * 5
     assert len(person.asked) == 1
@@ -144,17 +144,17 @@ async def test_of_equal_questions_at_once_one_is_asked_and_its_grant_answers_all
 @pytest.mark.spec("PER-21")
 async def test_a_grant_carries_nothing_out_after_strangers_text_was_read() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
-    desk = make_desk(person)
+    broker = make_desk(person)
     fetch = make_call(
         "web.fetch",
         tags=frozenset({"network"}),
         target=Target(kind="host", scope="example.org", shown="example.org", host="example.org"),
     )
 
-    await desk.decide(fetch)
-    before = await desk.decide(fetch)
-    desk.gate.is_tainted = lambda: True
-    after = await desk.decide(fetch)
+    await broker.decide(fetch)
+    before = await broker.decide(fetch)
+    broker.gate.is_tainted = lambda: True
+    after = await broker.decide(fetch)
 
     assert (before.author, after.error) == ("grant", ErrorType.PERMISSION_DENIED)
 
@@ -162,32 +162,32 @@ async def test_a_grant_carries_nothing_out_after_strangers_text_was_read() -> No
 @pytest.mark.spec("PER-20.b")
 async def test_strict_mode_neither_uses_nor_gives_grants() -> None:
     person = Person([Choice.ALLOW_ONCE])
-    desk = make_desk(person, policy=Policy(mode=Mode.STRICT))
+    broker = make_desk(person, policy=Policy(mode=Mode.STRICT))
 
-    await desk.decide(make_call())
-    await desk.decide(make_call())
+    await broker.decide(make_call())
+    await broker.decide(make_call())
 
     assert [request.offers_session for request in person.asked] == [False, False]
 
 
 @pytest.mark.spec("PER-05", "PER-14")
 async def test_without_a_callback_and_a_rule_it_is_denied_with_what_to_do() -> None:
-    desk = make_desk(None)
+    broker = make_desk(None)
 
-    verdict = await desk.decide(make_call())
+    verdict = await broker.decide(make_call())
 
     assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_NO_CALLBACK)
     assert "--allow" in verdict.reason
-    assert desk.types == ["permission_requested", "permission_failed", "permission_decided"]
-    assert desk.events[1].data["reason"] == "permission_no_callback"
+    assert broker.types == ["permission_requested", "permission_failed", "permission_decided"]
+    assert broker.events[1].data["reason"] == "permission_no_callback"
 
 
 @pytest.mark.spec("PER-08")
 async def test_a_dangerous_call_is_told_that_no_rule_will_do() -> None:
     policy = Policy(is_dangerous_enabled=True).with_rules([parse_allow("code.run_command:exact:ls")])
-    desk = make_desk(None, policy=policy)
+    broker = make_desk(None, policy=policy)
 
-    verdict = await desk.decide(make_call("code.run_command", tags=frozenset({"dangerous"}), risk=Risk.EXECUTE))
+    verdict = await broker.decide(make_call("code.run_command", tags=frozenset({"dangerous"}), risk=Risk.EXECUTE))
 
     assert verdict.error is ErrorType.PERMISSION_NO_CALLBACK
     assert "no rule can say yes" in verdict.reason
@@ -206,23 +206,23 @@ WRONG_ANSWERS = {
 @pytest.mark.spec("PER-05", "PER-14")
 @pytest.mark.parametrize(("answer", "told"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS.keys())
 async def test_a_callback_that_fails_denies_and_says_how(answer: object, told: str) -> None:
-    desk = make_desk(Person([answer]))
+    broker = make_desk(Person([answer]))
 
-    verdict = await desk.decide(make_call())
+    verdict = await broker.decide(make_call())
 
     assert (verdict.is_allowed, verdict.error, verdict.author) == (False, ErrorType.PERMISSION_FAILED, "system")
     assert told in verdict.reason
-    assert desk.types == ["permission_requested", "permission_failed", "permission_decided"]
+    assert broker.types == ["permission_requested", "permission_failed", "permission_decided"]
 
 
 @pytest.mark.spec("PER-08")
 async def test_a_grant_that_was_not_offered_is_a_failed_answer() -> None:
-    desk = make_desk(Person([Choice.ALLOW_FOR_SESSION]))
+    broker = make_desk(Person([Choice.ALLOW_FOR_SESSION]))
 
-    verdict = await desk.decide(make_call(target=make_path("/x")))
+    verdict = await broker.decide(make_call(target=make_path("/x")))
 
     assert verdict.error is ErrorType.PERMISSION_FAILED
-    assert len(desk.gate.grants) == 0
+    assert len(broker.gate.grants) == 0
 
 
 @pytest.mark.spec("PER-05", "PER-14")
@@ -238,12 +238,12 @@ async def test_a_callback_that_does_not_answer_in_time_denies_and_a_late_yes_cou
                 raise
         return PermissionDecision(Choice.ALLOW_FOR_SESSION)
 
-    desk = make_desk(late)
+    broker = make_desk(late)
 
-    verdict = await desk.decide(make_call())
+    verdict = await broker.decide(make_call())
 
     assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_TIMEOUT)
-    assert len(desk.gate.grants) == 0
+    assert len(broker.gate.grants) == 0
 
 
 @pytest.mark.spec("PER-14")
@@ -258,9 +258,9 @@ async def test_a_question_whose_call_is_cancelled_is_withdrawn() -> None:
             was_cancelled.set()
         raise AssertionError
 
-    desk = make_desk(waiting)
-    desk.gate.timeout = timedelta(minutes=1)
-    asking = asyncio.create_task(desk.decide(make_call()))
+    broker = make_desk(waiting)
+    broker.gate.timeout = timedelta(minutes=1)
+    asking = asyncio.create_task(broker.decide(make_call()))
     await is_asked.wait()
 
     asking.cancel()
@@ -268,15 +268,15 @@ async def test_a_question_whose_call_is_cancelled_is_withdrawn() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert was_cancelled.is_set()
-    assert desk.types == ["permission_requested", "permission_withdrawn"]
+    assert broker.types == ["permission_requested", "permission_withdrawn"]
 
 
 @pytest.mark.spec("EVT-05")
 async def test_the_question_shows_no_secret() -> None:
     person = Person([Choice.ALLOW_ONCE])
-    desk = make_desk(person)
+    broker = make_desk(person)
 
-    await desk.decide(make_call(call_input={"path": "/work/out/x", "content": "key hunter2hunter2"}))
+    await broker.decide(make_call(call_input={"path": "/work/out/x", "content": "key hunter2hunter2"}))
 
     assert "hunter2" not in str(person.asked[0].arguments)
     assert person.asked[0].proof == ""

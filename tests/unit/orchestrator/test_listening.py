@@ -3,7 +3,7 @@
 import pytest
 
 from soong.orchestrator.embedded.listening import PortHeldError, address_of, is_loopback, listen
-from soong.orchestrator.http.origin_checks import Borders
+from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.shared.core.errors import UsageError
 
 
@@ -34,7 +34,7 @@ def test_loopback_is_known_by_its_addresses(host: str, is_ours: bool) -> None:
 @pytest.mark.parametrize("host", ["http://console", "console:8080", "a b", "", "*"])
 def test_a_host_is_allowed_by_its_bare_name(host: str) -> None:
     with pytest.raises(UsageError, match="without scheme and port"):
-        Borders.of([host], [])
+        RequestPolicy.of([host], [])
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,10 @@ def test_a_host_is_allowed_by_its_bare_name(host: str) -> None:
 )
 def test_an_origin_is_allowed_written_out(origin: str) -> None:
     with pytest.raises(UsageError, match="write it as"):
-        Borders.of([], [origin])
+        RequestPolicy.of([], [origin])
 
 
 def test_allowed_hosts_are_known_in_every_spelling() -> None:
-    assert {"console.example", "2001:db8::1", "localhost"} <= Borders.of(["Console.Example", "[2001:db8::1]"], []).hosts
+    assert {"console.example", "2001:db8::1", "localhost"} <= RequestPolicy.of(
+        ["Console.Example", "[2001:db8::1]"], []
+    ).hosts

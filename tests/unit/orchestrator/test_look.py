@@ -11,7 +11,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Command, Ownership
 from tests.model.builders import make_owner, make_session
 from tests.model.clock import FakeClock
-from tests.model.memory import MemoryStore, MemorySwitchboard
+from tests.model.memory import MemoryBus, MemoryStore
 from tests.one_loop import NoFolders, NoQuestions
 
 
@@ -41,16 +41,16 @@ class TakenStore(MemoryStore):
 
 
 def make_orchestrator(store: TakenStore) -> Orchestrator:
-    clock, board = FakeClock(), MemorySwitchboard()
+    clock, board = FakeClock(), MemoryBus()
     parts = Parts(
         store=store,
-        ring=board,
-        switchboard=board,
+        notifier=board,
+        subscriber=board,
         clock=clock,
         scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
         commands=Commands(store, store, store, board, clock),
         dispatcher=Dispatcher(store, store, CountedBroker()),
-        desk=NoQuestions(),
+        broker=NoQuestions(),
         recorder=NoFolders(),
     )
     return Orchestrator(parts, Settings())

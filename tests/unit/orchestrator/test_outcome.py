@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from soong.orchestrator.client.client import View, view_of
+from soong.orchestrator.client.client import TaskSnapshot, snapshot_of
 from soong.orchestrator.client.outcome import TaskOutcome
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
@@ -31,7 +31,7 @@ async def outcome_of_two_maps() -> TaskOutcome:
     """An ended task with two map steps of 2,000 children each, of which the store holds one."""
     scene = await open_scene(MemoryStore())
     task_id = await scene.task(make_map("one"), make_map("two"))
-    view: View = await view_of(scene.store, task_id)
+    view: TaskSnapshot = await snapshot_of(scene.store, task_id)
     one, two = (replace(step, status=StepStatus.COMPLETED) for step in view.steps)
     children = [
         replace(one, key=f"{each.key}[{n}]", step_id=f"{each.step_id}[{n}]", map_key=each.key, output={"n": n})

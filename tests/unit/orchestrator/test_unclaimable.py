@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from soong.orchestrator.client.client import view_of
-from soong.orchestrator.owner.unschedulable import UnclaimableSteps
+from soong.orchestrator.client.client import snapshot_of
+from soong.orchestrator.owner.unschedulable import UnschedulableSteps
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import Event, EventType
@@ -52,7 +52,7 @@ async def test_what_nobody_is_able_to_run_is_told_once_and_by_name(service: OneL
     (event,) = await told(service, task)
     await asyncio.sleep(3 * SETTINGS.no_worker_s)
 
-    view = await view_of(service.store, task.id)
+    view = await snapshot_of(service.store, task.id)
     assert event.data["steps"] == ["special", "too"]
     assert event.data["reason"] == "no capable worker: needs the label 'gpu'"
     assert view.lacks == {
@@ -87,7 +87,7 @@ async def test_it_is_run_as_soon_as_somebody_able_comes(service: OneLoop) -> Non
     ended = await service.finished(task.id)
 
     assert ended.status is TaskStatus.COMPLETED
-    assert (await view_of(service.store, task.id)).lacks == {}
+    assert (await snapshot_of(service.store, task.id)).lacks == {}
 
 
 async def test_no_message_calls_a_worker_for_what_it_cannot_take(service: OneLoop) -> None:
@@ -110,7 +110,7 @@ async def test_a_session_that_was_taken_over_meanwhile_leaves_the_others_to_be_t
         lost, kept = [(await rows.session(task.session_id)).ownership for task in tasks]
         needs = {step.needs for step in await rows.steps(tasks[0].id) if step.step_id == "special"}.pop()
         unclaimable = {Waiting(own.session_id, "default", needs): "nobody has it" for own in (lost, kept)}
-        telling = UnclaimableSteps(rows, rows, SystemClock(), patience_s=0.0)
+        telling = UnschedulableSteps(rows, rows, SystemClock(), patience_s=0.0)
 
         await telling.tell(unclaimable, {own.session_id: own for own in (replace(lost, epoch=lost.epoch - 1), kept)})
 

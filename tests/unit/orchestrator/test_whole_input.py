@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from soong.orchestrator.approvals.full_input import EXACT, REDACTED, SUMMARY, whole_input
+from soong.orchestrator.approvals.full_input import EXACT, REDACTED, SUMMARY, full_input
 from soong.shared.core.jsontext import Json, JsonObject, digest, dump
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.permissions.gate import MAX_SHOWN_CHARS
@@ -33,8 +33,8 @@ def nodes(*calls: tuple[str, Json]) -> list[Node]:
 def test_a_short_input_is_whole_in_the_question_itself() -> None:
     request = asked({"path": "a"}, {"path": "a"})
 
-    assert whole_input(request, []).input == {"path": "a"}
-    assert whole_input(request, []).is_exact
+    assert full_input(request, []).input == {"path": "a"}
+    assert full_input(request, []).is_exact
 
 
 @pytest.mark.spec("PER-06")
@@ -43,7 +43,7 @@ def test_what_the_summary_cuts_is_found_whole_and_exact(as_text: bool) -> None:
     real: Mapping[str, Json] = {"path": "a", "content": TEXT}
     request = asked(real, {"path": "a", "content": CUT})
 
-    whole = whole_input(request, nodes(("call_0", {"path": "b"}), ("call_1", dump(real) if as_text else dict(real))))
+    whole = full_input(request, nodes(("call_0", {"path": "b"}), ("call_1", dump(real) if as_text else dict(real))))
 
     assert (dict(whole.input), whole.is_exact, whole.note) == (real, True, EXACT)
 
@@ -58,7 +58,7 @@ def test_an_input_without_its_secrets_says_so() -> None:
     }
     request = asked({**kept, "content": f"hunter22{TEXT}"}, summary)
 
-    whole = whole_input(request, nodes(("call_1", dict(kept))))
+    whole = full_input(request, nodes(("call_1", dict(kept))))
 
     assert (dict(whole.input), whole.is_exact, whole.is_whole, whole.note) == (kept, False, True, REDACTED)
 
@@ -81,6 +81,6 @@ def test_what_the_model_sent_is_not_shown_for_what_a_hook_made_of_it(sent: Json)
     summary: JsonObject = {"path": "a", "content": CUT}
     request = asked({"path": "a", "content": TEXT}, summary)
 
-    whole = whole_input(request, nodes(("call_1", sent)))
+    whole = full_input(request, nodes(("call_1", sent)))
 
     assert (whole.input, whole.is_whole, whole.note) == (summary, False, SUMMARY)

@@ -8,7 +8,7 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
@@ -26,9 +26,9 @@ def make_tool(
     return ToolDefinition(name, "A tool.", {"type": "object"}, _unused, permission, tags, **more)  # type: ignore[arg-type]  # a test names real fields
 
 
-def make_facts(tool: str = "code.write_file", **overrides: object) -> Facts:
+def make_facts(tool: str = "code.write_file", **overrides: object) -> CallFacts:
     """Return the facts of a plain write."""
-    facts = Facts(
+    facts = CallFacts(
         tool=tool,
         tags=frozenset({"code", "filesystem", "write"}),
         is_read=False,
@@ -90,7 +90,7 @@ HOST_TARGETS = st.sampled_from(["example.org", "api.example.org", "evil.test", "
     lambda host: Target(kind="host", scope=host, shown=host, host=host)
 )
 FACTS = st.builds(
-    Facts,
+    CallFacts,
     tool=TOOLS,
     tags=TAGS,
     is_read=st.booleans(),

@@ -8,7 +8,7 @@ from soong.shared.core.config import Config, PermissionConfig, RuleConfig, Tools
 from soong.shared.core.identity import Role
 from soong.shared.permissions.configured import WORKER_SOURCE, policy_of, surface_request
 from soong.shared.permissions.policy import judge
-from soong.shared.permissions.rules import Effect, Facts
+from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.surface import RunMode, compute_surface, narrow
@@ -51,12 +51,12 @@ CONFIGS = st.builds(
 CHILDREN = st.sampled_from([Role.SUB, Role.FORK, Role.WORKER])
 
 
-def facts_of(tool: ToolDefinition) -> Facts:
+def facts_of(tool: ToolDefinition) -> CallFacts:
     """Return the mildest facts that a call of a tool can have."""
     is_read = tool.permission is Permission.READONLY
     is_open = bool(tool.tags & {"network", "mcp"})
     risk = Risk.READ if is_read else Risk.WRITE
-    return Facts(tool.name, tool.tags, is_read, "dangerous" in tool.tags, is_open, risk, Target())
+    return CallFacts(tool.name, tool.tags, is_read, "dangerous" in tool.tags, is_open, risk, Target())
 
 
 @pytest.mark.spec("PER-18.a", "ETS-06.d", "ETS-03.a", "ETS-01.a")

@@ -9,7 +9,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Policy, judge
-from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Risk, Target
 from soong.shared.tools.result import ErrorType
@@ -19,13 +19,13 @@ EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
 LIST = NetworkPolicy(NetworkMode.LIST, ("*.example.org",), ("api.test",), source="config.toml")
 
 
-def web(host: str = "www.example.org", **overrides: object) -> Facts:
+def web(host: str = "www.example.org", **overrides: object) -> CallFacts:
     target = Target(kind="host", scope=host, shown=f"https://{host}/", host=host)
-    facts = Facts("web.fetch", frozenset({"network"}), True, False, True, Risk.READ, target)
+    facts = CallFacts("web.fetch", frozenset({"network"}), True, False, True, Risk.READ, target)
     return replace(facts, **overrides)  # type: ignore[arg-type]  # a test names real fields
 
 
-def judged(network: NetworkPolicy, facts: Facts, *rules: Rule) -> tuple[Effect, ErrorType | None]:
+def judged(network: NetworkPolicy, facts: CallFacts, *rules: Rule) -> tuple[Effect, ErrorType | None]:
     verdict = judge(Policy(rules, network=network), facts)
     return verdict.effect, verdict.error
 
@@ -133,7 +133,7 @@ def test_taint_changes_nothing_for_calls_that_stay_inside() -> None:
 
 @pytest.mark.spec("PER-21")
 @given(POLICIES, FACTS)
-def test_taint_never_loosens(policy: Policy, facts: Facts) -> None:
+def test_taint_never_loosens(policy: Policy, facts: CallFacts) -> None:
     clean = judge(policy, replace(facts, is_tainted=False)).effect
     tainted = judge(policy, replace(facts, is_tainted=True)).effect
 
@@ -142,7 +142,7 @@ def test_taint_never_loosens(policy: Policy, facts: Facts) -> None:
 
 @pytest.mark.spec("PER-10", "PER-18")
 @given(POLICIES, POLICIES, FACTS)
-def test_a_narrowed_policy_is_nowhere_looser_than_either_allows(ours: Policy, theirs: Policy, facts: Facts) -> None:
+def test_a_narrowed_policy_is_nowhere_looser_than_either_allows(ours: Policy, theirs: Policy, facts: CallFacts) -> None:
     narrowed = judge(ours.narrowed_by(theirs), facts).effect
 
     assert EFFECTS[narrowed] >= EFFECTS[judge(ours, facts).effect]
@@ -157,7 +157,7 @@ def test_a_narrowed_policy_is_nowhere_looser_than_either_allows(ours: Policy, th
 @pytest.mark.spec("PER-10")
 @given(POLICIES, FACTS)
 def test_a_worker_without_a_configuration_of_its_own_takes_away_only_what_is_dangerous(
-    policy: Policy, facts: Facts
+    policy: Policy, facts: CallFacts
 ) -> None:
     narrowed = policy.narrowed_by(Policy())
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.permissions.policy import Mode, Policy, evaluate, judge
-from soong.shared.permissions.rules import Effect, Facts, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Permission, Risk, Target, Traits
 from soong.shared.tools.ports import GateCall
@@ -189,7 +189,7 @@ def test_a_host_rule_allows_that_host_and_its_pattern_only() -> None:
 
 @pytest.mark.spec("REG-08.c", "PER-10.c")
 @given(POLICIES, FACTS)
-def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
+def test_deny_always_wins(policy: Policy, facts: CallFacts) -> None:
     is_denied = any(rule.effect is Effect.DENY and rule.matches(facts) for rule in policy.rules)
     is_off = policy.network.refusal(facts) or (facts.is_dangerous and not policy.is_dangerous_enabled)
 
@@ -198,7 +198,7 @@ def test_deny_always_wins(policy: Policy, facts: Facts) -> None:
 
 @pytest.mark.spec("REG-08.c")
 @given(POLICIES, FACTS, st.randoms(use_true_random=False))
-def test_the_order_of_rules_decides_nothing(policy: Policy, facts: Facts, random: object) -> None:
+def test_the_order_of_rules_decides_nothing(policy: Policy, facts: CallFacts, random: object) -> None:
     shuffled = list(policy.rules)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
 
@@ -207,7 +207,7 @@ def test_the_order_of_rules_decides_nothing(policy: Policy, facts: Facts, random
 
 @pytest.mark.spec("PER-08.a")
 @given(POLICIES, FACTS)
-def test_no_policy_allows_what_is_dangerous_or_critical(policy: Policy, facts: Facts) -> None:
+def test_no_policy_allows_what_is_dangerous_or_critical(policy: Policy, facts: CallFacts) -> None:
     for grave in (replace(facts, is_dangerous=True), replace(facts, risk=Risk.CRITICAL)):
         assert judge(policy, grave).effect is not Effect.ALLOW
 
@@ -215,7 +215,7 @@ def test_no_policy_allows_what_is_dangerous_or_critical(policy: Policy, facts: F
 @pytest.mark.spec("PER-10")
 @given(POLICIES, RULES, FACTS)
 def test_a_further_deny_or_ask_rule_never_loosens_and_an_allow_rule_never_tightens(
-    policy: Policy, rule: Rule, facts: Facts
+    policy: Policy, rule: Rule, facts: CallFacts
 ) -> None:
     before = EFFECTS[judge(policy, facts).effect]
     after = EFFECTS[judge(policy.with_rules((rule,)), facts).effect]
@@ -225,7 +225,7 @@ def test_a_further_deny_or_ask_rule_never_loosens_and_an_allow_rule_never_tighte
 
 @pytest.mark.spec("PER-10", "REG-08.c")
 @given(POLICIES, FACTS)
-def test_an_allow_rule_lifts_no_ask_but_that_of_a_default(policy: Policy, facts: Facts) -> None:
+def test_an_allow_rule_lifts_no_ask_but_that_of_a_default(policy: Policy, facts: CallFacts) -> None:
     asks = [rule for rule in policy.rules if rule.effect is Effect.ASK and rule.matches(facts)]
 
     if asks or facts.hook_asks:

@@ -12,14 +12,14 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.permissions.consent import Asked, AskKind, Preview, StepGrant, StepPreview
+from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepGrant, StepPreview
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Mode, Policy, judge
 from soong.shared.permissions.preview import Previewer
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.toolsets.code.edit_file import edit_file_tool
 from soong.shared.toolsets.code.run_command import CommandTool
 from soong.shared.toolsets.code.write_file import write_file_tool
@@ -70,7 +70,7 @@ def previewer(
     paths = PathPolicy()
     own = (write_file_tool(paths), edit_file_tool(paths), CommandTool(paths).definition(), FETCH, LISTED)
     given = own if tools is None else tuple(tools)
-    place = Workplace(project, project, project / "run", (project,))
+    place = RunDirs(project, project, project / "run", (project,))
 
     def tools_of(_step: PlanStep) -> Sequence[ToolDefinition]:
         return given
@@ -78,7 +78,7 @@ def previewer(
     return Previewer(policy or Policy(is_dangerous_enabled=True), paths, place, tools_of, home)
 
 
-def only(step: StepPreview) -> Asked:
+def only(step: StepPreview) -> CheckedPermission:
     (found,) = step.asks
     return found
 
@@ -250,7 +250,7 @@ def test_a_map_shows_what_its_known_items_ask_for_and_says_what_comes_later(proj
 
 @pytest.mark.spec("PER-17.a")
 def test_the_union_names_each_thing_once_with_its_hardest_verdict(project: Path) -> None:
-    one = Asked(AskKind.WRITE, "a", "/p/a", Effect.ALLOW, "")
+    one = CheckedPermission(AskKind.WRITE, "a", "/p/a", Effect.ALLOW, "")
     preview = Preview(
         "t",
         (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from soong.shared.permissions.egress import reachable
 from soong.shared.permissions.policy import Mode, Policy, judge
-from soong.shared.permissions.rules import Effect, Facts, Rule, is_of_step
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Risk, Target
 from tests.unit.permissions.calls import FACTS, POLICIES, make_facts, make_path
@@ -67,7 +67,9 @@ def test_consent_to_a_step_lets_its_write_run_and_asks_for_every_other() -> None
 
 @pytest.mark.spec("PER-18")
 @given(POLICIES, CONSENTS, FACTS)
-def test_consent_to_one_step_never_changes_the_verdict_for_another(policy: Policy, rule: Rule, facts: Facts) -> None:
+def test_consent_to_one_step_never_changes_the_verdict_for_another(
+    policy: Policy, rule: Rule, facts: CallFacts
+) -> None:
     """anomalyco/opencode#9554: what was allowed to one agent leaked to the others."""
     assume(not is_of_step(facts.step, rule.step))
 
@@ -77,7 +79,7 @@ def test_consent_to_one_step_never_changes_the_verdict_for_another(policy: Polic
 @pytest.mark.spec("PER-10.c", "PER-08")
 @given(POLICIES, st.lists(CONSENTS, max_size=4), FACTS)
 def test_no_consent_lifts_a_refusal_or_answers_what_takes_a_person_each_time(
-    policy: Policy, rules: list[Rule], facts: Facts
+    policy: Policy, rules: list[Rule], facts: CallFacts
 ) -> None:
     before, after = judge(policy, facts), judge(policy.with_rules(rules), facts)
 
@@ -94,7 +96,7 @@ def test_no_consent_lifts_a_refusal_or_answers_what_takes_a_person_each_time(
 @pytest.mark.spec("PER-10")
 @given(POLICIES, POLICIES, st.lists(CONSENTS, max_size=3), FACTS)
 def test_a_worker_that_denies_or_asks_is_not_widened_by_consent(
-    session: Policy, worker: Policy, rules: list[Rule], facts: Facts
+    session: Policy, worker: Policy, rules: list[Rule], facts: CallFacts
 ) -> None:
     order = [Effect.ALLOW, Effect.ASK, Effect.DENY]
     consented = session.with_rules(rules)

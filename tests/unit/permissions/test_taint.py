@@ -4,7 +4,7 @@ import pytest
 
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.permissions.calls import make_tool
 
 
@@ -32,7 +32,7 @@ def test_a_tool_is_trusted_only_where_it_speaks_of_our_own_state(tool: ToolDefin
 
 @pytest.mark.spec("PER-21")
 def test_of_the_built_in_tools_those_that_read_files_taint() -> None:
-    marked = {tool.name: reads_untrusted(tool) for tool in make_registry(Surroundings()).definitions()}
+    marked = {tool.name: reads_untrusted(tool) for tool in make_registry(ToolEnvironment()).definitions()}
 
     assert marked["code.read_file"]
     assert marked["code.search"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from soong.shared.sandbox.command import Command
+from soong.shared.sandbox.command import ChildCommand
 
 DOUBLE_FORK = """
 import os, sys, time
@@ -37,12 +37,12 @@ STAYING = DOUBLE_FORK + "time.sleep(300)\n"
 """The same, but does not end."""
 
 
-def command(folder: int, tmp_path: Path, *argv: str, **overrides: Any) -> Command:
+def command(folder: int, tmp_path: Path, *argv: str, **overrides: Any) -> ChildCommand:
     options: dict[str, Any] = {"timeout": timedelta(seconds=30), "max_stdout_bytes": 1_000_000, "env": {}, **overrides}
-    return Command(argv, folder, tmp_path, **options)
+    return ChildCommand(argv, folder, tmp_path, **options)
 
 
-def python(folder: int, tmp_path: Path, code: str, *arguments: str, **overrides: Any) -> Command:
+def python(folder: int, tmp_path: Path, code: str, *arguments: str, **overrides: Any) -> ChildCommand:
     return command(folder, tmp_path, sys.executable, "-I", "-S", "-c", code, *arguments, **overrides)
 
 

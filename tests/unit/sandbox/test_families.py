@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.subreaper_pipes import Report
 from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python, until
@@ -25,12 +25,12 @@ OWNER = """
 import asyncio, os, sys
 from datetime import timedelta
 from pathlib import Path
-from soong.shared.sandbox.command import Command
+from soong.shared.sandbox.command import ChildCommand
 from soong.shared.sandbox.process import ProcessRunner
 
 folder = os.open(sys.argv[1], os.O_RDONLY)
 argv = [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]]
-asyncio.run(ProcessRunner().run(Command(argv, folder, Path(sys.argv[1]), {}, timedelta(seconds=300), 1000)))
+asyncio.run(ProcessRunner().run(ChildCommand(argv, folder, Path(sys.argv[1]), {}, timedelta(seconds=300), 1000)))
 """
 
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-async def run(what: Command) -> Finished:
+async def run(what: ChildCommand) -> Finished:
     async with asyncio.timeout(60):
         return await ProcessRunner().run(what)
 
@@ -168,9 +168,9 @@ async def test_processes_that_keep_starting_others_are_ended(folder: int, tmp_pa
 
 async def test_a_program_that_ignores_signals_ends(folder: int, tmp_path: Path) -> None:
     ignoring = "for s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)"
-    deaf = f"import signal, time\n{ignoring}\nprint('ready', flush=True)\ntime.sleep(300)"
+    no_subscription = f"import signal, time\n{ignoring}\nprint('ready', flush=True)\ntime.sleep(300)"
 
-    ended = await run(python(folder, tmp_path, deaf, timeout=timedelta(seconds=3)))
+    ended = await run(python(folder, tmp_path, no_subscription, timeout=timedelta(seconds=3)))
 
     assert (ended.ended, ended.stdout) == ("timeout", b"ready\n")
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.sandbox.hosts import HostRefusedError, Reach, host_of_url, is_host_within, normal_host, reach_of
+from soong.shared.sandbox.hosts import (
+    AddressClass,
+    HostRefusedError,
+    host_of_url,
+    is_host_within,
+    normal_host,
+    reach_of,
+)
 
 LOOPBACK = [
     "127.0.0.1",
@@ -169,42 +176,42 @@ def test_a_url_that_hides_where_it_leads_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("address", "reach"),
     [
-        ("93.184.215.14", Reach.PUBLIC),
-        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", Reach.PUBLIC),
-        ("64:ff9b::5db8:d70e", Reach.PUBLIC),
-        ("127.0.0.1", Reach.NEAR),
-        ("127.255.255.254", Reach.NEAR),
-        ("10.1.2.3", Reach.NEAR),
-        ("172.31.0.1", Reach.NEAR),
-        ("192.168.1.1", Reach.NEAR),
-        ("100.64.0.1", Reach.NEAR),
-        ("::1", Reach.NEAR),
-        ("fd12::1", Reach.NEAR),
-        ("::ffff:127.0.0.1", Reach.NEAR),
-        ("::127.0.0.1", Reach.NEAR),
-        ("64:ff9b::7f00:1", Reach.NEAR),
-        ("2002:7f00:1::", Reach.NEAR),
-        ("0.0.0.0", Reach.SPECIAL),  # an address to be refused
-        ("::", Reach.SPECIAL),
-        ("169.254.169.254", Reach.SPECIAL),
-        ("::ffff:169.254.169.254", Reach.SPECIAL),
-        ("64:ff9b::a9fe:a9fe", Reach.SPECIAL),
-        ("2002:a9fe:a9fe::1", Reach.SPECIAL),
-        ("fd00:ec2::254", Reach.SPECIAL),
-        ("100.100.100.200", Reach.SPECIAL),
-        ("168.63.129.16", Reach.SPECIAL),
-        ("224.0.0.1", Reach.SPECIAL),
-        ("255.255.255.255", Reach.SPECIAL),
-        ("192.0.2.1", Reach.SPECIAL),
-        ("fe80::1", Reach.SPECIAL),
-        ("fe80::1%eth0", Reach.SPECIAL),
-        ("ff02::1", Reach.SPECIAL),
-        ("2001:0:1::1", Reach.SPECIAL),
-        ("64:ff9b:1::1", Reach.SPECIAL),
-        ("4000::1", Reach.SPECIAL),
+        ("93.184.215.14", AddressClass.PUBLIC),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", AddressClass.PUBLIC),
+        ("64:ff9b::5db8:d70e", AddressClass.PUBLIC),
+        ("127.0.0.1", AddressClass.NEAR),
+        ("127.255.255.254", AddressClass.NEAR),
+        ("10.1.2.3", AddressClass.NEAR),
+        ("172.31.0.1", AddressClass.NEAR),
+        ("192.168.1.1", AddressClass.NEAR),
+        ("100.64.0.1", AddressClass.NEAR),
+        ("::1", AddressClass.NEAR),
+        ("fd12::1", AddressClass.NEAR),
+        ("::ffff:127.0.0.1", AddressClass.NEAR),
+        ("::127.0.0.1", AddressClass.NEAR),
+        ("64:ff9b::7f00:1", AddressClass.NEAR),
+        ("2002:7f00:1::", AddressClass.NEAR),
+        ("0.0.0.0", AddressClass.SPECIAL),  # an address to be refused
+        ("::", AddressClass.SPECIAL),
+        ("169.254.169.254", AddressClass.SPECIAL),
+        ("::ffff:169.254.169.254", AddressClass.SPECIAL),
+        ("64:ff9b::a9fe:a9fe", AddressClass.SPECIAL),
+        ("2002:a9fe:a9fe::1", AddressClass.SPECIAL),
+        ("fd00:ec2::254", AddressClass.SPECIAL),
+        ("100.100.100.200", AddressClass.SPECIAL),
+        ("168.63.129.16", AddressClass.SPECIAL),
+        ("224.0.0.1", AddressClass.SPECIAL),
+        ("255.255.255.255", AddressClass.SPECIAL),
+        ("192.0.2.1", AddressClass.SPECIAL),
+        ("fe80::1", AddressClass.SPECIAL),
+        ("fe80::1%eth0", AddressClass.SPECIAL),
+        ("ff02::1", AddressClass.SPECIAL),
+        ("2001:0:1::1", AddressClass.SPECIAL),
+        ("64:ff9b:1::1", AddressClass.SPECIAL),
+        ("4000::1", AddressClass.SPECIAL),
     ],
 )
-def test_an_address_leads_where_the_one_inside_it_does(address: str, reach: Reach) -> None:
+def test_an_address_leads_where_the_one_inside_it_does(address: str, reach: AddressClass) -> None:
     assert reach_of(address) is reach
 
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import psutil
 import pytest
 
-from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner, run
-from soong.shared.sandbox.threads import StoppedError, check, run_blocking
+from soong.shared.sandbox.threads import WorkStoppedError, check, run_blocking
 
-Runner: TypeAlias = Callable[[Command], Awaitable[Finished]]
+Runner: TypeAlias = Callable[[ChildCommand], Awaitable[Finished]]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
 
 async def python(folder: int, tmp_path: Path, code: str, **overrides: Any) -> Finished:
     options: dict[str, Any] = {"timeout": timedelta(seconds=20), "max_stdout_bytes": 1_000_000, "env": {}, **overrides}
-    return await run(Command([sys.executable, "-I", "-c", code], folder, tmp_path, **options))
+    return await run(ChildCommand([sys.executable, "-I", "-c", code], folder, tmp_path, **options))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -104,7 +104,9 @@ async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_caller(folder:
 async def test_bytes_are_read_from_standard_input_to_their_end(folder: int, tmp_path: Path, runner: Runner) -> None:
     given = bytes(range(256)) * 8192
 
-    ended = await runner(Command(["/bin/cat"], folder, tmp_path, {}, timedelta(seconds=20), 4_000_000, stdin=given))
+    ended = await runner(
+        ChildCommand(["/bin/cat"], folder, tmp_path, {}, timedelta(seconds=20), 4_000_000, stdin=given)
+    )
 
     assert (ended.code, ended.stdout == given) == (0, True)
 
@@ -114,7 +116,7 @@ async def test_a_program_need_not_read_what_it_is_given(folder: int, tmp_path: P
     argv = ["/bin/sh", "-c", script]
 
     ended = await ProcessRunner().run(
-        Command(argv, folder, tmp_path, {}, timedelta(seconds=20), 100, stdin=b"x" * 10_000_000)
+        ChildCommand(argv, folder, tmp_path, {}, timedelta(seconds=20), 100, stdin=b"x" * 10_000_000)
     )
 
     assert (ended.ended, ended.code) == ("exited", 4)
@@ -141,7 +143,7 @@ async def test_every_piece_is_heard_as_it_comes(folder: int, tmp_path: Path) -> 
         first.set()
 
     script = "echo out; while [ ! -e go ]; do sleep 0.02; done; echo err >&2"
-    what = Command(["/bin/sh", "-c", script], folder, tmp_path, {}, timedelta(seconds=20), 1, overflow="discard")
+    what = ChildCommand(["/bin/sh", "-c", script], folder, tmp_path, {}, timedelta(seconds=20), 1, overflow="discard")
     task = asyncio.ensure_future(ProcessRunner().run(replace(what, heard=hear, env={"PATH": "/usr/bin:/bin"})))
     await asyncio.wait_for(first.wait(), 10)
     assert heard == [("stdout", b"out\n")]
@@ -154,7 +156,7 @@ async def test_every_piece_is_heard_as_it_comes(folder: int, tmp_path: Path) -> 
 
 async def test_endless_output_costs_neither_memory_nor_the_loop(folder: int, tmp_path: Path) -> None:
     before, ticks, late = psutil.Process().memory_info().rss, 0, 0.0
-    what = Command(["/usr/bin/yes"], folder, tmp_path, {}, timedelta(seconds=4), 1_000_000, overflow="discard")
+    what = ChildCommand(["/usr/bin/yes"], folder, tmp_path, {}, timedelta(seconds=4), 1_000_000, overflow="discard")
     task = asyncio.ensure_future(ProcessRunner().run(what))
     while not task.done():
         begun = time.monotonic()
@@ -172,7 +174,7 @@ async def test_endless_output_costs_neither_memory_nor_the_loop(folder: int, tmp
 
 async def test_a_program_that_is_not_there_is_an_os_error(folder: int, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await run(Command(["/nonexistent/x"], folder, tmp_path, {}, timedelta(seconds=1), 10))
+        await run(ChildCommand(["/nonexistent/x"], folder, tmp_path, {}, timedelta(seconds=1), 10))
 
 
 async def test_cancelled_thread_work_is_asked_to_stop_and_waited_for() -> None:
@@ -217,7 +219,7 @@ async def test_an_effect_that_happened_is_reported_where_asked_for(keep: bool) -
 
 async def test_an_error_of_thread_work_is_raised() -> None:
     def work(_stop: Any) -> None:
-        raise StoppedError
+        raise WorkStoppedError
 
-    with pytest.raises(StoppedError):
+    with pytest.raises(WorkStoppedError):
         await run_blocking(work)

@@ -1,13 +1,13 @@
 import pytest
 
 from soong.shared.sandbox.redact import redactor
-from soong.shared.sandbox.transcript import TAIL_BYTES, Transcript
+from soong.shared.sandbox.transcript import TAIL_BYTES, OutputTranscript
 
 SECRET = "canary-secret-value"
 
 
-def make_transcript(max_bytes: int = 1_000_000, *secrets: str) -> Transcript:
-    return Transcript(max_bytes, redactor(secrets))
+def make_transcript(max_bytes: int = 1_000_000, *secrets: str) -> OutputTranscript:
+    return OutputTranscript(max_bytes, redactor(secrets))
 
 
 def test_what_fits_is_kept_whole_with_bytes_that_are_no_text() -> None:

@@ -8,7 +8,7 @@ from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.growth import planned, read_update
 from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.permissions import MAX_ASKS, Asks, rendered
-from soong.shared.engine.tasks.plan.plan import Known, spec_of
+from soong.shared.engine.tasks.plan.plan import PlanNames, spec_of
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepResult
@@ -123,11 +123,14 @@ def test_a_task_grows_by_steps_that_say_what_they_will_ask_for() -> None:
     row = row_of(made.steps[0])
     document: JsonObject = {"add_steps": [{"id": "b", "instructions": "x", "asks": {"write": ["${inputs.folder}/b"]}}]}
 
-    update = read_update(document, task_of(made), [row], Known())
+    update = read_update(document, task_of(made), [row], PlanNames())
 
     assert update.steps[0].asks == Asks(write=("${inputs.folder}/b",))
     assert planned(row).asks == parse_plan(PLAN, "p.yaml").steps[0].asks
     with pytest.raises(InvalidPlanError, match=r"update add_steps\[0\].asks.hosts\[0\]"):
         read_update(
-            {"add_steps": [{"id": "b", "instructions": "x", "asks": {"hosts": ["*"]}}]}, task_of(made), [row], Known()
+            {"add_steps": [{"id": "b", "instructions": "x", "asks": {"hosts": ["*"]}}]},
+            task_of(made),
+            [row],
+            PlanNames(),
         )

@@ -7,7 +7,7 @@ from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegis
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.growth import read_update
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import StepKind
 from tests.contract.scene import open_scene
@@ -70,6 +70,6 @@ async def test_so_is_a_change_of_a_task_that_goes_on(change: JsonObject, place: 
 
 
 def test_where_definitions_are_not_known_none_is_refused() -> None:
-    plan = plan_from_json({"title": "t", "steps": [step("anybody")]}, "plan", Known())
+    plan = plan_from_json({"title": "t", "steps": [step("anybody")]}, "plan", PlanNames())
 
     assert plan.steps[0].agent == "anybody"

@@ -11,7 +11,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import AnswerMode, Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.growth import planned_task, standing_of
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.pull_workers import PULLER_TOOLS, read_dispatch, waiting_for_a_puller
@@ -21,7 +21,7 @@ from tests.unit.agents.parts import row_of, task_of
 
 pytestmark = pytest.mark.spec("DAG-03")
 
-KNOWN = Known(
+KNOWN = PlanNames(
     tools=frozenset({*PULLER_TOOLS, "code.read_file"}),
     definitions=frozenset({"default_worker_agent", "reviewer"}),
     check_script=check_script,

@@ -6,11 +6,11 @@ import pytest
 
 from soong.shared.agents.script import check_script
 from soong.shared.core.errors import InvalidPlanError
-from soong.shared.engine.tasks.plan.plan import Known, Plan, PlanInput
+from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
-KNOWN = Known(
+KNOWN = PlanNames(
     tools=frozenset({"code.read_file", "code.search"}),
     definitions=frozenset({"default_worker_agent", "reviewer"}),
     check_script=check_script,
@@ -275,7 +275,7 @@ def test_a_function_of_ones_own_is_checked_only_where_the_workers_functions_are_
 
     assert parse_plan(text, "p.yaml").steps[0].call == "mine.work"
     with pytest.raises(InvalidPlanError, match=r"there is no step function 'mine\.work'.*SOONG_FUNCTIONS"):
-        parse_plan(text, "p.yaml", Known(functions=frozenset({"builtin.echo"})))
+        parse_plan(text, "p.yaml", PlanNames(functions=frozenset({"builtin.echo"})))
 
 
 def test_a_plan_without_steps_is_refused() -> None:

@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.totals import check_total
 from soong.shared.tools.result import ErrorType
 from tests.model.builders import make_session, make_step, make_task
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import FAST, OneLoop
 from tests.unit.toolsets.test_task_planning import Planning
@@ -98,7 +98,7 @@ async def test_other_refusals_of_the_owner_stay_what_they_were(service: OneLoop)
 
 
 async def test_nothing_is_written_of_a_plan_that_is_too_large() -> None:
-    store, board = MemoryStore(), MemorySwitchboard()
+    store, board = MemoryStore(), MemoryBus()
     session = make_session()
     await store.open_session(session)
     tasks = TaskService(store, board, board, SystemClock(), Planner(max_children=MOST))

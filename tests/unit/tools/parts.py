@@ -7,7 +7,7 @@ from typing import Any
 
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Workplace
+from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import DECIDED_EVENT, PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
@@ -37,8 +37,8 @@ def make_identity(**overrides: Any) -> RunIdentity:
     return replace(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "reviewer"), **overrides)
 
 
-def make_workplace(project: Path, **overrides: Any) -> Workplace:
-    place = Workplace(project, project, project.parent / "run", (project,))
+def make_workplace(project: Path, **overrides: Any) -> RunDirs:
+    place = RunDirs(project, project, project.parent / "run", (project,))
     return replace(place, **overrides)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.tools.docs import EVERY_CALL, Argument, arguments_of, first_sentence, may_end_in
+from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of, first_sentence, may_end_in
 from soong.shared.tools.result import ErrorType
 from tests.unit.tools.parts import make_tool
 
@@ -46,10 +46,10 @@ def test_fields_inside_an_argument_follow_it() -> None:
     }
 
     assert arguments_of(schema) == (
-        Argument("edits", "array of object", is_required=True, default=None, description="What to change."),
-        Argument("edits[].old", "string", is_required=True, default=None, description=""),
-        Argument("where", "object", is_required=False, default=None, description=""),
-        Argument("where.line", "integer", is_required=False, default=1, description=""),
+        ArgumentDoc("edits", "array of object", is_required=True, default=None, description="What to change."),
+        ArgumentDoc("edits[].old", "string", is_required=True, default=None, description=""),
+        ArgumentDoc("where", "object", is_required=False, default=None, description=""),
+        ArgumentDoc("where.line", "integer", is_required=False, default=1, description=""),
     )
 
 

@@ -10,7 +10,7 @@ from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
 from soong.shared.tools.hooks.chain import (
     HookCall,
     Hooks,
-    HookWires,
+    HookServices,
     Matcher,
     NamedPostHook,
     NamedPreHook,
@@ -392,7 +392,7 @@ async def test_every_run_of_a_hook_is_an_event_with_outcome_and_duration() -> No
         notes.append((kind, data))
 
     call = HookCall(make_identity(), "c1", make_tool(), {}, make_workplace(Path("/p")))
-    await Hooks((NamedPreHook("slow", slow),)).before(call, HookWires(note, clock=clock))
+    await Hooks((NamedPreHook("slow", slow),)).before(call, HookServices(note, clock=clock))
 
     event = {"hook": "slow", "stage": "pre", "outcome": "ask", "reason": "look twice", "context": 2, "duration_ms": 40}
     assert notes == [("hook_run", event)]

@@ -15,7 +15,7 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
-from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.tools.parts import make_tool
 
 FIELD: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -131,7 +131,7 @@ def test_declared_tools_come_after_the_built_in_ones(home: Path) -> None:
 def test_every_process_registers_skills_and_the_declared_tools_of_its_home(home: Path) -> None:
     write(home, name="a.first")
 
-    names = [tool.name for tool in make_registry(Surroundings(home)).definitions()]
+    names = [tool.name for tool in make_registry(ToolEnvironment(home)).definitions()]
 
     assert names[-1] == "a.first"
     assert {"internal.list_skills", "internal.load_skill", "code.read_file"} <= set(names[:-1])
@@ -142,7 +142,7 @@ def test_no_process_starts_with_a_broken_definition_in_its_home(home: Path) -> N
     path = write(home, timeout_ms=600_001)
 
     with pytest.raises(InvalidConfigError, match=re.escape(f"{path}: timeout_ms: is 600001")):
-        make_registry(Surroundings(home))
+        make_registry(ToolEnvironment(home))
 
 
 @pytest.mark.spec("REG-02.b")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.declarative.template import Argument, render_arguments, render_shell, shell_problems
+from soong.shared.toolsets.declarative.template import TemplateArgument, render_arguments, render_shell, shell_problems
 
 NAMES = st.sampled_from(["a", "b", "c"])
 VALUES = st.one_of(
@@ -16,8 +16,8 @@ VALUES = st.one_of(
 )
 
 
-def arguments(*texts: str) -> list[Argument]:
-    return [Argument.parse(text) for text in texts]
+def arguments(*texts: str) -> list[TemplateArgument]:
+    return [TemplateArgument.parse(text) for text in texts]
 
 
 def rendered(*texts: str, **values: Json) -> list[str]:
@@ -59,7 +59,7 @@ def test_an_element_whose_field_is_absent_is_left_out() -> None:
 )
 def test_two_braces_that_begin_no_field_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="begins no field"):
-        Argument.parse(text)
+        TemplateArgument.parse(text)
 
 
 @pytest.mark.spec("CMD-04.d")

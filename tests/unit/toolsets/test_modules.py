@@ -13,7 +13,7 @@ from soong.shared.core.settings import load_settings
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.modules import register_modules
-from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 
 Module = Callable[..., str]
 
@@ -44,7 +44,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
 
 @pytest.mark.spec("REG-06", "REG-07")
 def test_a_toolset_of_a_module_is_registered_after_the_built_in_tools(module: Module) -> None:
-    registry = make_registry(Surroundings(modules=(module(TOOLSET),)))
+    registry = make_registry(ToolEnvironment(modules=(module(TOOLSET),)))
 
     tool = registry.definitions()[-1]
     assert (tool.name, tool.description, tool.permission) == ("team.count", "Count words.", Permission.READONLY)

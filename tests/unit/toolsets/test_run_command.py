@@ -11,7 +11,7 @@ import pytest
 
 from soong.shared.core.config import CommandsConfig, Config
 from soong.shared.permissions.scope import offered_scope
-from soong.shared.sandbox.command import Command, Finished
+from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import Permission, Traits
@@ -331,7 +331,7 @@ async def test_a_running_command_reports_what_it_says(tmp_path: Path) -> None:
 class SilentHalfMinute:
     """Runs nothing: a command that says nothing for half a minute of the loop's time."""
 
-    async def run(self, command: Command) -> Finished:
+    async def run(self, command: ChildCommand) -> Finished:
         await asyncio.sleep(30)
         return Finished(0, b"", b"", "exited")
 
@@ -386,12 +386,12 @@ async def test_another_runner_can_stand_between_tool_and_system(tmp_path: Path) 
     class MarkingRunner:
         """A sandbox in miniature: it runs each program through another, which is all that a real one does."""
 
-        seen: list[Command]
+        seen: list[ChildCommand]
 
         def __init__(self) -> None:
             self.seen = []
 
-        async def run(self, command: Command) -> Finished:
+        async def run(self, command: ChildCommand) -> Finished:
             self.seen.append(command)
             wrapped = ("/usr/bin/env", "INSIDE=sandbox", *command.argv)
             return await ProcessRunner().run(replace(command, argv=wrapped))

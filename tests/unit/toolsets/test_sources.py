@@ -7,7 +7,7 @@ import pytest
 from soong.shared.core.config import Config, parse_config
 from soong.shared.tools.definition import ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.toolsets.sources import Surroundings, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.tools.parts import make_bench
 from tests.unit.tools.test_pipeline import DENIED
 from tests.unit.toolsets.declaring import make_declared
@@ -17,7 +17,7 @@ from tests.unit.toolsets.declaring import make_declared
 def test_the_users_sensitive_patterns_stand_beside_the_builtin_ones() -> None:
     config = parse_config('[paths]\nsensitive = ["~/.netrc"]')
 
-    policy = Surroundings(config=config).paths
+    policy = ToolEnvironment(config=config).paths
 
     assert policy.is_sensitive("/home/u/.netrc")
     assert policy.is_sensitive("/home/u/.ssh/id")
@@ -28,7 +28,7 @@ def test_the_programs_of_hooks_are_protected_but_not_the_folders_they_are_told_o
     hook = tmp_path / "check.py"
     config = parse_config(f'[[hooks.pre]]\nname = "check"\ncommand = ["/usr/bin/python3", "{hook}", "{tmp_path}"]')
 
-    policy = Surroundings(config=config).paths
+    policy = ToolEnvironment(config=config).paths
 
     assert policy.is_protected(hook)
     assert not policy.is_protected(tmp_path / "other.py")
@@ -41,7 +41,7 @@ def test_the_modules_that_define_tools_are_protected(tmp_path: Path, monkeypatch
     (tmp_path / "teampack/__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    policy = Surroundings(config=Config(), modules=("teamtools", "teampack.own", "not_there.x", "")).paths
+    policy = ToolEnvironment(config=Config(), modules=("teamtools", "teampack.own", "not_there.x", "")).paths
 
     assert policy.is_protected(tmp_path / "teamtools.py")
     assert policy.is_protected(tmp_path / "teampack/own.py")
@@ -53,7 +53,7 @@ def test_the_modules_that_define_tools_are_protected(tmp_path: Path, monkeypatch
 def test_the_instruction_files_are_those_of_the_configuration() -> None:
     config = parse_config('[instructions]\nfiles = ["RULES.md"]')
 
-    read_file = make_registry(Surroundings(config=config)).get("code.read_file")
+    read_file = make_registry(ToolEnvironment(config=config)).get("code.read_file")
 
     assert read_file is not None
     assert read_file.traits_of({"path": "a/RULES.md"}) == Traits(is_read_only=True, is_concurrency_safe=False)
@@ -81,7 +81,7 @@ async def test_tools_of_every_source_are_called_in_one_way(
     monkeypatch.syspath_prepend(str(tmp_path))
     declared = make_declared(tmp_path)
     declared.python("print('{\"data\": 1}')", name="team.from_file", permission="readonly")
-    tools = make_registry(Surroundings(home=declared.home, modules=("sourcetools",))).definitions()
+    tools = make_registry(ToolEnvironment(home=declared.home, modules=("sourcetools",))).definitions()
     allowing = make_bench(tools, project=declared.project)
     denying = make_bench(tools, project=declared.project, verdict=DENIED)
 

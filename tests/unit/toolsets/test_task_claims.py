@@ -14,18 +14,18 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step, StepKind
-from soong.shared.tools.definition import Workplace
+from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.surface import CHILD_TASK_TOOLS
 from soong.shared.toolsets.tasks import TaskTools
-from soong.worker.additional_steps import FurtherSteps
-from soong.worker.claim_loop import Pump
+from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.claim_loop import ClaimLoop
 from soong.worker.incarnation import Incarnation
 from tests.model.builders import make_session, make_step, make_task, open_session
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
 
@@ -44,8 +44,8 @@ class Child:
 
     store: MemoryStore
     ownership: Ownership
-    pump: Pump
-    further: FurtherSteps
+    claim_loop: ClaimLoop
+    further: AdditionalSteps
     tools: TaskTools
     claim: Claim
     gate: RuleGate = field(default_factory=RuleGate)
@@ -53,7 +53,7 @@ class Child:
 
     async def call(self, tool: str, **arguments: Any) -> ToolResult:
         self.calls += 1
-        scope = RunScope(self.claim.identity, self.claim.fence, Workplace(Path("/p"), Path("/p"), Path("/r")))
+        scope = RunScope(self.claim.identity, self.claim.fence, RunDirs(Path("/p"), Path("/p"), Path("/r")))
         registry = ToolRegistry()
         registry.add(self.tools, is_builtin=True)
         pipeline = ToolPipeline(registry.select(sorted(CHILD_TASK_TOOLS)), scope, self.gate, Notebook())
@@ -77,17 +77,17 @@ class Child:
         """Cancel a step as its owner does, and let the worker look."""
         stop = TaskChange(cancelled=((await self.step(step_id)).key,), reason="not needed")
         await self.store.update_task(self.ownership, self.claim.identity.task_id, stop, now_us=1)
-        for interrupt in await self.store.interrupts(self.pump.supply().worker_id):
+        for interrupt in await self.store.interrupts(self.claim_loop.capacity().worker_id):
             await self.further.interrupt(interrupt)
 
 
 @pytest.fixture
 async def child() -> AsyncIterator[Child]:
-    store, clock, board = MemoryStore(), SystemClock(), MemorySwitchboard()
+    store, clock, board = MemoryStore(), SystemClock(), MemoryBus()
     incarnation = Incarnation(store, clock, "w@h", 2, ("default",), ())
-    further = FurtherSteps()
-    pump = Pump(store, board, clock, incarnation.supply, lambda: 0, lambda _claim: None)
-    further.pump = pump
+    further = AdditionalSteps()
+    claim_loop = ClaimLoop(store, board, clock, incarnation.capacity, lambda: 0, lambda _claim: None)
+    further.claim_loop = claim_loop
     ownership = await open_session(store, make_session(owner_id="own_1"))
     await incarnation.register()
     steps = (
@@ -98,11 +98,11 @@ async def child() -> AsyncIterator[Child]:
         make_step("function"),
     )
     await store.create_task(make_task(ownership.session_id, *steps, inputs={"what": "files"}))
-    pumping = asyncio.get_running_loop().create_task(pump.run())
-    claim = await pump.next_step(None)
+    pumping = asyncio.get_running_loop().create_task(claim_loop.run())
+    claim = await claim_loop.next_step(None)
     assert claim is not None
     tools = TaskTools(store, lambda: incarnation.worker_id, clock, str, further)
-    yield Child(store, ownership, pump, further, tools, claim)
+    yield Child(store, ownership, claim_loop, further, tools, claim)
     pumping.cancel()
 
 
@@ -237,7 +237,7 @@ async def test_a_step_that_was_cancelled_is_told_at_the_next_report(child: Child
 async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to_claim_it_again(child: Child) -> None:
     await child.do("claim_step", step_id="one")
     for lease in child.further.leases_of(child.claim):
-        await child.store.hand_back(child.pump.supply().worker_id, [lease], reason="drain", now_us=1)
+        await child.store.release(child.claim_loop.capacity().worker_id, [lease], reason="drain", now_us=1)
 
     error = await child.refused("update_step", step_id="one", output={"n": 1})
 
@@ -252,7 +252,7 @@ async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> Non
     taken = child.further.held_by(Held(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
     assert taken is not None
     lease = Held(taken.step_key, taken.identity.run_id, taken.fence)
-    await child.store.hand_back(child.pump.supply().worker_id, [lease], reason="expired", now_us=1)
+    await child.store.release(child.claim_loop.capacity().worker_id, [lease], reason="expired", now_us=1)
 
     error = await child.refused("update_step", step_id="two", output="late")
 
@@ -268,8 +268,8 @@ async def test_reports_of_other_runs_steps_are_refused(child: Child) -> None:
 
 
 async def test_where_no_run_is_held_no_further_step_is_given(child: Child) -> None:
-    alone = TaskTools(child.store, lambda: child.pump.supply().worker_id, SystemClock())
-    elsewhere = Child(child.store, child.ownership, child.pump, child.further, alone, child.claim)
+    alone = TaskTools(child.store, lambda: child.claim_loop.capacity().worker_id, SystemClock())
+    elsewhere = Child(child.store, child.ownership, child.claim_loop, child.further, alone, child.claim)
 
     error = await elsewhere.refused("claim_step", step_id="one")
 

@@ -14,17 +14,17 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.functions import known_functions
-from soong.shared.engine.tasks.plan.plan import Known
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
-from soong.shared.tools.definition import Permission, Workplace
+from soong.shared.tools.definition import Permission, RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.risk import effective_traits
 from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
-from soong.shared.toolsets.sources import Surroundings
+from soong.shared.toolsets.sources import ToolEnvironment
 from soong.shared.toolsets.tasks.showing import TAGS
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.store import MemoryStore
@@ -54,14 +54,14 @@ class Planning:
 
     def __post_init__(self) -> None:
         most = self.service.settings.max_children_per_run
-        planner = Planner(Known(functions=frozenset(known_functions())), max_children=most)
+        planner = Planner(PlanNames(functions=frozenset(known_functions())), max_children=most)
         tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
-        registry = owner_registry(Surroundings(), tasks, SystemClock())
+        registry = owner_registry(ToolEnvironment(), tasks, SystemClock())
         self.tools = registry.select(compute_surface(registry.definitions(), SurfaceRequest(self.identity.role)).tools)
 
     async def try_to(self, tool: str, *, call_id: str = "", **arguments: Any) -> ToolResult:
         self.calls += 1
-        scope = RunScope(self.identity, 0, Workplace(Path("/p"), Path("/p"), Path("/r")))
+        scope = RunScope(self.identity, 0, RunDirs(Path("/p"), Path("/p"), Path("/r")))
         pipeline = ToolPipeline(self.tools, scope, self.gate, Notebook())
         return await pipeline.execute(ToolCall(call_id or f"c{self.calls}", f"agent.{tool}", arguments))
 
@@ -115,7 +115,7 @@ def fails(step_id: str, **more: Json) -> dict[str, Json]:
 # -- what they are
 @pytest.mark.spec("ETS-06.a", "ETS-07", "REG-05.j", "REG-07.d", "DAG-01.b", "DAG-01.d", "DAG-01.e")
 def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_run_alone() -> None:
-    tools = {tool.name: tool for tool in registry_of(Surroundings()).definitions()}
+    tools = {tool.name: tool for tool in registry_of(ToolEnvironment()).definitions()}
 
     assert tools.keys() >= PLANNING | CHILD_TASK_TOOLS
     assert {tools[name].permission for name in PLANNING} == {Permission.READONLY}
@@ -130,7 +130,7 @@ def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_ru
 
 @pytest.mark.spec("DIS-06")
 def test_plan_mode_has_them_all() -> None:
-    tools = registry_of(Surroundings()).definitions()
+    tools = registry_of(ToolEnvironment()).definitions()
 
     assert set(compute_surface(tools, SurfaceRequest(Role.MAIN, RunMode.PLAN)).tools) >= PLANNING
 

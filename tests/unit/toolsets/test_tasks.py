@@ -9,7 +9,7 @@ import pytest
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.step import Claim, StepKind
-from soong.shared.tools.definition import Permission, Workplace
+from soong.shared.tools.definition import Permission, RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.registry import ToolRegistry
@@ -33,7 +33,7 @@ class Child:
     gate: RuleGate
 
     async def call(self, tool: str, **arguments: Any) -> ToolResult:
-        place = Workplace(Path("/p"), Path("/p"), Path("/r"))
+        place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
         scope = RunScope(self.claim.identity, self.claim.fence, place)
         registry = ToolRegistry()
         registry.add(self.tools, is_builtin=True)
@@ -122,7 +122,7 @@ async def test_progress_of_a_lease_that_is_lost_is_refused(child: Child) -> None
 
 async def test_a_run_without_a_step_has_none_to_show(child: Child) -> None:
     identity = replace(child.claim.identity, step_key="", task_id="")
-    scope = RunScope(identity, 1, Workplace(Path("/p"), Path("/p"), Path("/r")))
+    scope = RunScope(identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
     pipeline = ToolPipeline(child.tools.tools(), scope, child.gate, Notebook())
 
     result = await pipeline.execute(ToolCall("c1", "agent.task_get", {}))

@@ -21,7 +21,7 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.schedule import run_turn
 from soong.worker.call_log import RunCallLog
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from soong.worker.transcript import RunTranscript
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
@@ -57,7 +57,7 @@ class Bench:
     claim: Claim
     log: RunCallLog
     pipeline: ToolPipeline
-    interruption: Interruption
+    interruption: StopSignal
     claimed_seq: int
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -82,7 +82,7 @@ async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Ho
         worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
     )
     (claim,) = advance.claims
-    interruption, clean = Interruption(), redactor([SECRET])
+    interruption, clean = StopSignal(), redactor([SECRET])
     run_id = claim.identity.run_id
     log = RunCallLog(
         store, Artifacts(), FakeClock(), run_id, claim.fence, interruption, clean, show_after_s=show_after_s
@@ -252,7 +252,7 @@ async def test_of_a_run_that_goes_on_elsewhere_no_call_is_recorded_as_aborted() 
     task = asyncio.ensure_future(run_turn(calls, bench.pipeline, note=bench.log.note))
     await asyncio.wait_for(bench.reached.wait(), 5)
 
-    bench.interruption.stop = "hand_back"
+    bench.interruption.stop = "release"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -13,19 +13,19 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.additional_claims import Refusal, Unclaimable
+from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, NewStep, Outcome, Step, StepEnd, StepError, StepKind
 from soong.shared.sandbox.redact import Redactor
-from soong.worker.additional_steps import FurtherSteps
-from soong.worker.claim_loop import Pump
+from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
 from soong.worker.slots import Slots
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from tests.model.builders import make_session, make_step, make_task, open_session
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 
 pytestmark = pytest.mark.spec("DAG-03")
@@ -39,7 +39,7 @@ class Running:
 
     work: Work
 
-    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         return await self.work(claim)
 
 
@@ -71,25 +71,25 @@ class Process:
 
     @asynccontextmanager
     async def running(self, work: Work, *steps: NewStep) -> AsyncIterator["Process"]:
-        clock, board = SystemClock(), MemorySwitchboard()
+        clock, board = SystemClock(), MemoryBus()
         incarnation = Incarnation(self.store, clock, "w@h", 4, ("default",), ())
-        self.further = FurtherSteps(self.redactor)
+        self.further = AdditionalSteps(self.redactor)
         self.slots = Slots(4, self.store, clock, Running(work), NoFlower(), self.further)
-        self.pump = Pump(self.store, board, clock, incarnation.supply, self.slots.spare, self.slots.grow)
-        self.slots.pump = self.further.pump = self.pump
+        self.claim_loop = ClaimLoop(self.store, board, clock, incarnation.capacity, self.slots.spare, self.slots.grow)
+        self.slots.claim_loop = self.further.claim_loop = self.claim_loop
         self.ownership = await open_session(self.store, make_session(owner_id="own_1"))
         task = make_task(self.ownership.session_id, *steps)
         self.task_id = task.id
         await self.store.create_task(task)
         self.worker_id = await incarnation.register()
-        pumping = asyncio.get_running_loop().create_task(self.pump.run())
+        pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         holding = asyncio.get_running_loop().create_task(self.slots.hold())
         try:
             async with asyncio.timeout(10):
                 yield self
                 await holding
                 await self.slots.until_idle()
-                await self.pump.settled()
+                await self.claim_loop.settled()
         finally:
             pumping.cancel()
             holding.cancel()
@@ -205,7 +205,7 @@ async def test_a_run_that_is_handed_back_gives_both_back_and_holds_nothing_when_
 
     async with process.running(work, *own_and_more()):
         await work.has_taken.wait()
-        process.slots.stop_run((await process.step("own")).run_id, "hand_back", "pause")
+        process.slots.stop_run((await process.step("own")).run_id, "release", "pause")
 
     more = await process.step()
     assert (more.status, more.lost_leases, more.holder_run_id) == (StepStatus.READY, 0, "")
@@ -280,7 +280,7 @@ async def test_a_pause_leaves_the_further_step_to_its_holders_hand_back() -> Non
         await process.store.pause_task(process.ownership, process.task_id, reason="wait", now_us=1)
         for interrupt in await process.store.interrupts(process.worker_id):
             if not await process.further.interrupt(interrupt):
-                process.slots.stop_run(interrupt.run_id, "hand_back", interrupt.reason)
+                process.slots.stop_run(interrupt.run_id, "release", interrupt.reason)
 
     assert (await process.step("own")).status is (await process.step()).status is StepStatus.READY
 
@@ -311,7 +311,7 @@ async def test_a_run_that_lost_its_lease_leaves_nothing_held_for_good() -> None:
 
     async with process.running(work, *own_and_more()):
         pass
-    await process.pump.return_unheard()
+    await process.claim_loop.return_unheard()
 
     assert (await process.step()).status is StepStatus.READY
 
@@ -322,7 +322,7 @@ async def test_a_further_claim_that_was_heard_is_not_given_back_as_unheard() -> 
 
     async def work(claim: Claim) -> StepEnd:
         more = await process.take(claim)
-        await process.pump.return_unheard()
+        await process.claim_loop.return_unheard()
         assert await process.further.end(held(claim), end(more))
         return end(claim)
 
@@ -335,8 +335,8 @@ async def test_a_further_claim_that_was_heard_is_not_given_back_as_unheard() -> 
 class DeafStore(MemoryStore):
     """Applies further claims and reports an error."""
 
-    async def claim_further(self, *wish: Any, **more: Any) -> Claim | Unclaimable:
-        await super().claim_further(*wish, **more)
+    async def claim_additional(self, *wish: Any, **more: Any) -> Claim | ClaimRefusal:
+        await super().claim_additional(*wish, **more)
         raise UnavailableError("the answer was lost")
 
 
@@ -353,14 +353,14 @@ async def test_a_further_claim_whose_answer_was_lost_is_given_back() -> None:
     async with process.running(work, *own_and_more()):
         pass
     leased = (await process.step()).status
-    await process.pump.return_unheard()
+    await process.claim_loop.return_unheard()
 
     assert (leased, (await process.step()).status) == (StepStatus.RUNNING, StepStatus.READY)
 
 
 async def test_a_step_whose_instructions_name_what_is_not_there_fails_at_once() -> None:
     process = Process()
-    answers: list[Claim | Unclaimable] = []
+    answers: list[Claim | ClaimRefusal] = []
 
     async def work(claim: Claim) -> StepEnd:
         answers.append(await process.further.claim(held(claim), "more"))
@@ -371,6 +371,6 @@ async def test_a_step_whose_instructions_name_what_is_not_there_fails_at_once() 
 
     (answer,) = answers
     step = await process.step()
-    assert isinstance(answer, Unclaimable)
+    assert isinstance(answer, ClaimRefusal)
     assert answer.reason is Refusal.ENDED
     assert (step.status, step.error.type if step.error else "") == (StepStatus.FAILED, "invalid_input")

@@ -9,8 +9,8 @@ import pytest
 
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.engine.tasks.step import Held
-from soong.worker.parking import Parking, ParkingLot
-from soong.worker.stop_signal import Interruption
+from soong.worker.parking import ParkingCoordinator, RunParking
+from soong.worker.stop_signal import StopSignal
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 
@@ -41,8 +41,8 @@ class Scene:
     """One run and its parking. ``flushed`` counts how often its log was written out before it parked."""
 
     rows: Rows
-    lot: ParkingLot
-    parking: Parking
+    lot: ParkingCoordinator
+    parking: RunParking
     run: "asyncio.Task[object]"
     flushed: list[int] = field(default_factory=list)
 
@@ -64,14 +64,14 @@ class Scene:
 @asynccontextmanager
 async def scene(*outcomes: bool | Exception, after_s: float = 0.0, max_parked: int = 5) -> AsyncIterator[Scene]:
     rows = Rows(*(outcomes or (True,)))
-    lot = ParkingLot(rows, FakeClock(), after_s, max_parked, again_s=0.001)
+    lot = ParkingCoordinator(rows, FakeClock(), after_s, max_parked, again_s=0.001)
     loop = asyncio.get_running_loop()
     run: asyncio.Task[object] = loop.create_task(_for_ever())
 
     async def flush() -> None:
         made.flushed.append(len(rows.asked))
 
-    parking = Parking(lot, "wrk_1", HELD, Interruption(), run, flush)
+    parking = RunParking(lot, "wrk_1", HELD, StopSignal(), run, flush)
     made = Scene(rows, lot, parking, run)
     with lot.entered(parking):
         yield made
@@ -196,7 +196,7 @@ async def test_a_run_that_is_being_stopped_is_not_parked_besides() -> None:
         assert made.rows.asked == []
 
 
-@pytest.mark.parametrize("stop", ["cancel", "hand_back", "drop"])
+@pytest.mark.parametrize("stop", ["cancel", "release", "drop"])
 async def test_a_stop_that_comes_while_parking_is_the_one_that_counts(stop: str) -> None:
     async with scene() as made:
         interruption = made.parking.interruption

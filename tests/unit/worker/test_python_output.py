@@ -8,7 +8,7 @@ import pytest
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
-from soong.worker.function_step import MAX_OUTPUT_BYTES, PythonSteps
+from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
 from tests.model.builders import make_identity
 
 
@@ -36,7 +36,7 @@ async def echoed(value: Json) -> StepEnd:
         policy={},
     )
     with ThreadPoolExecutor(1) as threads:
-        return await PythonSteps(threads).run(claim, {"value": value})
+        return await FunctionStepRunner(threads).run(claim, {"value": value})
 
 
 @pytest.mark.spec("OPS-12.d")

@@ -7,13 +7,13 @@ import signal
 import pytest
 
 from soong.shared.core.settings import Settings
-from soong.worker.recycling import JITTER, Wear, resident_mib
+from soong.worker.recycling import JITTER, RecycleLimits, resident_mib
 
 
 def test_each_process_waits_for_at_least_what_it_is_told_and_not_for_much_more() -> None:
     settings = Settings(recycle_after=100, recycle_memory_mb=200)
 
-    worn = [Wear.of(settings, random.Random(seed)) for seed in range(50)]
+    worn = [RecycleLimits.of(settings, random.Random(seed)) for seed in range(50)]
 
     assert all(100 <= wear.most_runs <= 100 * (1 + JITTER) for wear in worn)
     assert all(200 <= wear.most_mib <= 200 * (1 + JITTER) for wear in worn)
@@ -21,7 +21,7 @@ def test_each_process_waits_for_at_least_what_it_is_told_and_not_for_much_more()
 
 
 def test_nothing_wears_a_process_out_unless_it_is_told() -> None:
-    wear = Wear.of(Settings(), random.Random(0))
+    wear = RecycleLimits.of(Settings(), random.Random(0))
     wear.runs = 1_000_000
 
     assert wear.reason() == ""
@@ -30,20 +30,20 @@ def test_nothing_wears_a_process_out_unless_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("wear", "reason"),
     [
-        (Wear(most_runs=3, runs=2), ""),
-        (Wear(most_runs=3, runs=3), "it has run 3 steps"),
-        (Wear(most_mib=100, runs=1, memory=lambda: 99), ""),
-        (Wear(most_mib=100, runs=1, memory=lambda: 100), "it holds 100 MiB"),
-        (Wear(most_mib=100, runs=0, memory=lambda: 100), ""),
+        (RecycleLimits(most_runs=3, runs=2), ""),
+        (RecycleLimits(most_runs=3, runs=3), "it has run 3 steps"),
+        (RecycleLimits(most_mib=100, runs=1, memory=lambda: 99), ""),
+        (RecycleLimits(most_mib=100, runs=1, memory=lambda: 100), "it holds 100 MiB"),
+        (RecycleLimits(most_mib=100, runs=0, memory=lambda: 100), ""),
     ],
     ids=["few runs", "enough runs", "small", "large", "large before it has worked"],
 )
-def test_a_process_is_worn_out_by_runs_or_by_memory(wear: Wear, reason: str) -> None:
+def test_a_process_is_worn_out_by_runs_or_by_memory(wear: RecycleLimits, reason: str) -> None:
     assert wear.reason() == reason
 
 
 async def test_the_last_run_tells_at_once_that_it_is_time() -> None:
-    wear = Wear(most_runs=2)
+    wear = RecycleLimits(most_runs=2)
     wear.count_run()
     wear.count_run()
 
@@ -53,13 +53,13 @@ async def test_the_last_run_tells_at_once_that_it_is_time() -> None:
 def test_our_own_signal_is_told_from_an_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    wear = Wear(most_runs=1, runs=1)
+    wear = RecycleLimits(most_runs=1, runs=1)
 
     wear.begin()
 
     assert sent == [(os.getpid(), signal.SIGTERM)]
-    assert (wear.hear_stop(), wear.is_told_to_stop) == (False, False)
-    assert (wear.hear_stop(), wear.is_told_to_stop) == (True, True)
+    assert (wear.on_stop_signal(), wear.is_told_to_stop) == (False, False)
+    assert (wear.on_stop_signal(), wear.is_told_to_stop) == (True, True)
 
 
 def test_the_memory_of_this_process_is_a_plausible_number() -> None:

@@ -9,13 +9,13 @@ import pytest
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.failure_report import Remains, Suffered, with_report
+from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
 from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind, StepResult
-from soong.worker.function_step import PythonSteps
-from soong.worker.run import Runner
-from soong.worker.stop_signal import Interruption
+from soong.worker.function_step import FunctionStepRunner
+from soong.worker.run import StepRunner
+from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from tests.model.builders import make_identity
 
@@ -31,7 +31,7 @@ class Stuck:
 
     error: Exception | None = None
 
-    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         interruption.suffered.denials.append(DENIAL)
         interruption.suffered.unknown_effects.append(UNKNOWN)
         if self.error is not None:
@@ -60,7 +60,7 @@ def make_claim(**spec: Json) -> Claim:
 
 async def ended(agent: Stuck, **spec: Json) -> StepEnd:
     with ThreadPoolExecutor(1) as threads:
-        return await Runner(PythonSteps(threads), agent).run(make_claim(**spec), Interruption())
+        return await StepRunner(FunctionStepRunner(threads), agent).run(make_claim(**spec), StopSignal())
 
 
 @pytest.mark.spec("DAG-10.b", "DIS-07.d")
@@ -73,7 +73,7 @@ async def test_a_run_that_was_cut_off_reports_its_denials_and_unknown_effects(ag
     end = await ended(agent, timeout_s=0.02)
 
     (report,) = [node for node in end.nodes if node.kind is NodeKind.RESULT]
-    left = Remains(result=report.payload).added_to(StepResult("a", StepStatus.FAILED, None))
+    left = FailureReport(result=report.payload).added_to(StepResult("a", StepStatus.FAILED, None))
     assert (end.status, end.end_reason) == (StepStatus.FAILED, reason)
     assert (left.denials, left.unknown_effects) == ((DENIAL,), (UNKNOWN,))
 
@@ -81,8 +81,8 @@ async def test_a_run_that_was_cut_off_reports_its_denials_and_unknown_effects(ag
 async def test_a_run_that_reported_by_itself_is_not_reported_for() -> None:
     end = await ended(Stuck(), timeout_s=0.02)
 
-    again = with_report(end, Suffered([DENIAL, DENIAL]))
+    again = with_report(end, StepIncidents([DENIAL, DENIAL]))
 
     assert again is end
     clean = replace(end, nodes=())
-    assert with_report(clean, Suffered()) is clean
+    assert with_report(clean, StepIncidents()) is clean

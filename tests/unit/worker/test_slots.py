@@ -11,13 +11,13 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Step, StepEnd, StepError
-from soong.worker.claim_loop import BATCH, Pump
+from soong.worker.claim_loop import BATCH, ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
 from soong.worker.slots import Slots
-from soong.worker.stop_signal import Interruption
+from soong.worker.stop_signal import StopSignal
 from tests.model.builders import make_session, make_step, make_task
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 
 Work = Callable[[Claim], Awaitable[StepEnd]]
@@ -29,7 +29,7 @@ class Running:
     def __init__(self, work: Work) -> None:
         self._work = work
 
-    async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
+    async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         return await self._work(claim)
 
 
@@ -41,9 +41,11 @@ class Bench:
         clock = SystemClock()
         self.incarnation = Incarnation(self.store, clock, "w@h", capacity, ("default",), ())
         self.slots = Slots(capacity, self.store, clock, Running(work), NoFlower())
-        board = MemorySwitchboard()
-        self.pump = Pump(self.store, board, clock, self.incarnation.supply, self.slots.spare, self.slots.grow)
-        self.slots.pump = self.pump
+        board = MemoryBus()
+        self.claim_loop = ClaimLoop(
+            self.store, board, clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+        )
+        self.slots.claim_loop = self.claim_loop
 
     async def hold(self, *step_ids: str) -> list[Step]:
         """Hold a slot over these steps until nothing is claimable; return the steps."""
@@ -52,11 +54,11 @@ class Bench:
         task = make_task(session.id, *(make_step(step_id) for step_id in step_ids))
         await self.store.create_task(task)
         await self.incarnation.register()
-        pumping = asyncio.get_running_loop().create_task(self.pump.run())
+        pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         async with asyncio.timeout(10):
             await self.slots.hold()
             await self.slots.until_idle()
-            await self.pump.settled()
+            await self.claim_loop.settled()
         pumping.cancel()
         return list(await self.store.steps(task.id))
 
@@ -234,7 +236,7 @@ async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_c
     bench, ends = Bench(work), EndsSeen()
 
     class CutOff(Running):
-        async def run(self, claim: Claim, interruption: Interruption) -> StepEnd:
+        async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
             bench.slots.stop_run(claim.identity.run_id, "cancel", "a person pressed stop")
             try:
                 await asyncio.Event().wait()

@@ -10,12 +10,12 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Held, StepEnd
-from soong.worker.claim_loop import Pump
+from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
 from soong.worker.slots import Slots
 from tests.model.builders import make_session, make_task
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.unit.worker.test_slots import Running, done
 
@@ -27,8 +27,8 @@ class LateStore(MemoryStore):
         super().__init__()
         self.answers = asyncio.Event()
 
-    async def hand_back(self, worker_id: str, held: Sequence[Held], **rest: Any) -> frozenset[str]:
-        stale = await super().hand_back(worker_id, held, **rest)
+    async def release(self, worker_id: str, held: Sequence[Held], **rest: Any) -> frozenset[str]:
+        stale = await super().release(worker_id, held, **rest)
         if not self.answers.is_set():
             raise UnavailableError("the answer was lost")
         return stale
@@ -42,8 +42,10 @@ class Process:
         self.store = store
         self.incarnation = Incarnation(store, clock, "w@h", 2, ("default",), ())
         self.slots = Slots(2, store, clock, runner, NoFlower())
-        self.pump = Pump(store, MemorySwitchboard(), clock, self.incarnation.supply, self.slots.spare, self.slots.grow)
-        self.slots.pump = self.pump
+        self.claim_loop = ClaimLoop(
+            store, MemoryBus(), clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+        )
+        self.slots.claim_loop = self.claim_loop
 
     async def start(self, *step_ids: str) -> str:
         """Make a task of these steps and begin to serve; return the key of the first."""
@@ -52,7 +54,7 @@ class Process:
         task = make_task(session.id, *step_ids)
         await self.store.create_task(task)
         await self.incarnation.register()
-        self.pumping = asyncio.get_running_loop().create_task(self.pump.run())
+        self.pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         return f"{task.id}/{step_ids[0]}"
 
 
@@ -100,11 +102,11 @@ async def test_nothing_begins_when_the_incarnation_is_lost_between_claim_and_slo
     def grow_and_lose(claim: Claim) -> None:
         process.slots.grow(claim)
         process.incarnation.worker_id = ""
-        process.pump.lose()
+        process.claim_loop.lose()
 
-    process.pump.grow = grow_and_lose
+    process.claim_loop.grow = grow_and_lose
     async with asyncio.timeout(10):
-        own_claim = await process.pump.next_step(None)  # a spare slot is opened for the other step
+        own_claim = await process.claim_loop.next_step(None)  # a spare slot is opened for the other step
         while process.slots.spare() < 2:  # noqa: ASYNC110  # a slot that closes tells nobody
             await asyncio.sleep(0)
 

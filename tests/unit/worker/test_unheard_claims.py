@@ -10,10 +10,10 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, StepEnd
-from soong.worker.claim_loop import Pump
+from soong.worker.claim_loop import ClaimLoop
 from soong.worker.incarnation import Incarnation
 from tests.model.builders import make_session, make_task
-from tests.model.memory.notifier import MemorySwitchboard
+from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 
 
@@ -30,27 +30,27 @@ class DeafStore(MemoryStore):
         return advance
 
 
-async def opened(*step_ids: str) -> tuple[DeafStore, Pump, str, asyncio.Task[None]]:
+async def opened(*step_ids: str) -> tuple[DeafStore, ClaimLoop, str, asyncio.Task[None]]:
     store, clock = DeafStore(), SystemClock()
     incarnation = Incarnation(store, clock, "w@h", 1, ("default",), ())
     grown: list[Claim] = []
-    pump = Pump(store, MemorySwitchboard(), clock, incarnation.supply, lambda: 0, grown.append)
+    claim_loop = ClaimLoop(store, MemoryBus(), clock, incarnation.capacity, lambda: 0, grown.append)
     session = make_session()
     await store.open_session(session)
     await store.create_task(make_task(session.id, *step_ids))
     worker_id = await incarnation.register()
-    return store, pump, worker_id, asyncio.get_running_loop().create_task(pump.run())
+    return store, claim_loop, worker_id, asyncio.get_running_loop().create_task(claim_loop.run())
 
 
 @pytest.mark.spec("DAG-03")
 async def test_a_claim_that_was_not_heard_is_given_back() -> None:
-    store, pump, worker_id, pumping = await opened("a", "b")
+    store, claim_loop, worker_id, pumping = await opened("a", "b")
     async with asyncio.timeout(10):
-        heard = await pump.next_step(None)
+        heard = await claim_loop.next_step(None)
     assert heard is not None
     both = await store.leases(worker_id)
 
-    await pump.return_unheard()
+    await claim_loop.return_unheard()
 
     leases = await store.leases(worker_id)
     assert len(both) == 2
@@ -61,12 +61,12 @@ async def test_a_claim_that_was_not_heard_is_given_back() -> None:
 
 
 async def test_what_a_slot_works_on_is_never_given_back() -> None:
-    store, pump, worker_id, pumping = await opened("a")
+    store, claim_loop, worker_id, pumping = await opened("a")
     store.is_deaf = False
     async with asyncio.timeout(10):
-        claim = await pump.next_step(None)
+        claim = await claim_loop.next_step(None)
 
-    await pump.return_unheard()
+    await claim_loop.return_unheard()
 
     assert claim is not None
     assert [lease.step_key for lease in await store.leases(worker_id)] == [claim.step_key]

@@ -14,7 +14,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Known, Plan, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Names, Remedy, Unknown
 from soong.shared.engine.tasks.step import ClaimMode, StepKind
@@ -36,7 +36,7 @@ Standing: TypeAlias = Mapping[str, Sequence[str]]
 NOTHING: Standing = MappingProxyType({})
 
 
-def check_plan(plan: Plan, known: Known, report: Report, standing: Standing = NOTHING) -> None:
+def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing = NOTHING) -> None:
     """Report every offence between the parts of a plan, and between them and the steps that are ``standing``."""
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
@@ -100,7 +100,7 @@ def _check_map(step: PlanStep, path: Path, names: "_Names", report: Report) -> N
     _check_references(step.item_key, (*path, "key"), names.with_item(step.item_name), report)
 
 
-def _check_work(step: PlanStep, path: Path, names: "_Names", known: Known, report: Report) -> None:
+def _check_work(step: PlanStep, path: Path, names: "_Names", known: PlanNames, report: Report) -> None:
     _check_references(dict(step.inputs), (*path, "inputs"), names, report)
     _check_references(step.instructions, (*path, "instructions"), names, report)
     _check_references(step.title, (*path, "title"), names, report)
@@ -129,7 +129,7 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
         report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
 
 
-def _check_agent(step: PlanStep, path: Path, names: "_Names", known: Known, report: Report) -> None:
+def _check_agent(step: PlanStep, path: Path, names: "_Names", known: PlanNames, report: Report) -> None:
     if not step.instructions.strip() and step.script is None:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
@@ -158,7 +158,7 @@ def _check_tools(step: PlanStep, tools: frozenset[str], patterns: dict[str, bool
             report(place, f"there is no tool {pattern!r}", Unknown(pattern, tools))
 
 
-def _check_function(name: str, place: Path, known: Known, report: Report) -> None:
+def _check_function(name: str, place: Path, known: PlanNames, report: Report) -> None:
     functions = known.functions if known.functions is not None else frozenset(known_functions())
     # Functions of one's own are registered in the workers; where those are not known, only built-in names are judged.
     if not name or name in functions or (known.functions is None and not name.startswith("builtin.")):

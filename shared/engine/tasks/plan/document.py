@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from soong.shared.core.errors import InvalidJsonError, InvalidPlanError, Offence
+from soong.shared.core.errors import InvalidJsonError, InvalidPlanError, Problem
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, parse_strict
 from soong.shared.engine.tasks.paths import Path, show
 
@@ -158,7 +158,7 @@ def _refusal(source: str, mark: object, problem: str, remedy: str) -> InvalidPla
     if mark is not None:
         line, column = _position(mark)
         place = f"{source}:{line}:{column}"
-    return InvalidPlanError([Offence(place, problem, remedy)])
+    return InvalidPlanError([Problem(place, problem, remedy)])
 
 
 @dataclass(slots=True)

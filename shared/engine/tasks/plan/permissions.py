@@ -21,7 +21,7 @@ MAX_ASKS: Final = 100
 MAX_WORDS: Final = 200
 REFERENCE: Final = "${"
 
-Offence = tuple[str, str]
+PermissionProblem = tuple[str, str]
 """Problem and remedy."""
 
 
@@ -85,7 +85,7 @@ def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]
     return found.as_json()
 
 
-def write_offence(path: str) -> Offence | None:
+def write_offence(path: str) -> PermissionProblem | None:
     """Say what is wrong with a folder or file to be written; None when nothing is, or it is not known yet."""
     if REFERENCE in path:
         return None
@@ -100,7 +100,7 @@ def write_offence(path: str) -> Offence | None:
     return None
 
 
-def host_offence(host: str) -> Offence | None:
+def host_offence(host: str) -> PermissionProblem | None:
     """Say what is wrong with a host; None when nothing is, or it is not known yet."""
     if REFERENCE in host:
         return None
@@ -115,7 +115,7 @@ def host_offence(host: str) -> Offence | None:
     return None
 
 
-def run_offence(words: Sequence[str]) -> Offence | None:
+def run_offence(words: Sequence[str]) -> PermissionProblem | None:
     """Say what is wrong with a program and its arguments; None when nothing is."""
     if not words or not words[0].strip():
         return "it names no program", "write the program first, such as [git, status]"

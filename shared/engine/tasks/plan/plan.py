@@ -114,7 +114,7 @@ ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None, 
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlanNames:
     """What a plan may name. None leaves that unchecked: only the process that runs the plan knows it.
 
     ``tools`` are canonical names; ``allowed_tools`` may also be globs over them.

@@ -8,25 +8,31 @@ from itertools import islice
 from pathlib import Path as FilePath
 from typing import TypeVar
 
-from soong.shared.core.errors import InvalidPlanError, Offence
+from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, read_document
 from soong.shared.engine.tasks.plan.fields import Fields, kind_of
-from soong.shared.engine.tasks.plan.permissions import MAX_ASKS, Asks, host_offence, run_offence, write_offence
-from soong.shared.engine.tasks.plan.permissions import Offence as AskOffence
+from soong.shared.engine.tasks.plan.permissions import (
+    MAX_ASKS,
+    Asks,
+    PermissionProblem,
+    host_offence,
+    run_offence,
+    write_offence,
+)
 from soong.shared.engine.tasks.plan.plan import (
     DEFAULT_DEFINITION,
     DEFAULT_RETRIES,
     INPUT_TYPES,
     MAX_MAP_ITEMS,
     InputType,
-    Known,
     OnFailure,
     Plan,
     PlanInput,
+    PlanNames,
     PlanStep,
     Report,
     has_type,
@@ -67,7 +73,7 @@ _OTHER_KINDS: Mapping[str, str] = {
 }
 
 
-def load_plan(path: FilePath | str, known: Known | None = None) -> Plan:
+def load_plan(path: FilePath | str, known: PlanNames | None = None) -> Plan:
     """Read a plan from a file.
 
     Raises:
@@ -86,25 +92,25 @@ def load_plan(path: FilePath | str, known: Known | None = None) -> Plan:
     return parse_plan(text, str(path), known)
 
 
-def parse_plan(text: str, source: str, known: Known | None = None) -> Plan:
+def parse_plan(text: str, source: str, known: PlanNames | None = None) -> Plan:
     """Read a plan from YAML or JSON text; ``source`` names it in messages.
 
     Raises:
         InvalidPlanError: with every offence, in document order.
     """
-    return _read(read_document(text, source), known or Known())
+    return _read(read_document(text, source), known or PlanNames())
 
 
-def plan_from_json(value: Json, source: str = "plan", known: Known | None = None) -> Plan:
+def plan_from_json(value: Json, source: str = "plan", known: PlanNames | None = None) -> Plan:
     """Read a plan that is JSON already (an SDK's, or a stored task's). Raises: InvalidPlanError."""
-    return _read(Document(source, value), known or Known())
+    return _read(Document(source, value), known or PlanNames())
 
 
 def _unreadable(file: FilePath, problem: str, remedy: str) -> InvalidPlanError:
-    return InvalidPlanError([Offence(str(file), problem, remedy)])
+    return InvalidPlanError([Problem(str(file), problem, remedy)])
 
 
-def _read(document: Document, known: Known) -> Plan:
+def _read(document: Document, known: PlanNames) -> Plan:
     problems = Problems()
 
     def report(path: Path, problem: str, remedy: Remedy) -> None:
@@ -248,7 +254,7 @@ def _words(item: Json, index: int, fields: Fields) -> tuple[str, ...] | None:
     return tuple(map(str, item))
 
 
-def _hold_to(name: str, items: Sequence[_T], offence: Callable[[_T], AskOffence | None], fields: Fields) -> None:
+def _hold_to(name: str, items: Sequence[_T], offence: Callable[[_T], PermissionProblem | None], fields: Fields) -> None:
     if len(items) > MAX_ASKS:
         fields.report((*fields.path, name), f"it has {len(items)} entries", f"write at most {MAX_ASKS}")
     for index, item in enumerate(items):

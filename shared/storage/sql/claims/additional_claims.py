@@ -12,9 +12,9 @@ from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.additional_claims import (
-    Seeker,
-    Sought,
-    Unclaimable,
+    ClaimingRun,
+    ClaimRefusal,
+    RequestedStep,
     capped,
     limit_of,
     refusal,
@@ -28,7 +28,7 @@ from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.rows import unpack
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -88,7 +88,7 @@ class SqlFurther:
     _database: Database
     _contexts: Contexts
 
-    async def claim_further(
+    async def claim_additional(
         self,
         worker_id: str,
         holder: Held,
@@ -97,12 +97,12 @@ class SqlFurther:
         pools: Sequence[str],
         capabilities: Sequence[str],
         now_us: int,
-    ) -> Claim | Unclaimable:
+    ) -> Claim | ClaimRefusal:
         ask = _Ask(worker_id, holder, step_id, pools, capabilities, now_us)
         return await self._database.write(lambda tx: _claim(tx, self._contexts, ask))
 
 
-def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | Unclaimable:
+def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefusal:
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=ask.worker_id))
     seeker, task_id, counted = _seeker(tx, ask, is_live=is_live)
     key = step_key(task_id, ask.step_id)
@@ -117,7 +117,7 @@ def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | Unclaimabl
     return _claimed(tx, contexts, ask, taken[0]) if taken else taken_meanwhile(ask.step_id)
 
 
-def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[Seeker, str, tuple[str, ...]]:
+def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, str, tuple[str, ...]]:
     """Return who asks, the task, and the cap scopes that it counts in already. Raises: LeaseLostError."""
     held = ask.holder
     rows = tx.rows(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
@@ -127,13 +127,13 @@ def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[Seeker, str, 
     had = tx.rows(TAKEN, run_id=held.run_id, task_id=task_id)
     open_ids = [name for name, status in had if StepStatus(status).is_leased]
     is_stopping = not is_live or cancel_reason is not None
-    seeker = Seeker(step_id, next(iter(open_ids), ""), len(had), limit_of(unpack(spec)), is_stopping)
+    seeker = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), limit_of(unpack(spec)), is_stopping)
     return seeker, task_id, scopes_of(*place)
 
 
-def _sought(row: Row) -> Sought:
+def _sought(row: Row) -> RequestedStep:
     step_id, kind, status, open_deps, pool, needs, is_paused, is_puller, has_begun, *_ = row
-    return Sought(
+    return RequestedStep(
         step_id=step_id,
         kind=StepKind(kind),
         status=StepStatus(status),
@@ -146,7 +146,7 @@ def _sought(row: Row) -> Sought:
     )
 
 
-def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> Unclaimable | None:
+def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> ClaimRefusal | None:
     """Count the live leases of the scopes in which the run does not count yet, while their caps are locked."""
     session_id, definition, model, pool = row[9], row[10], row[11], row[4]
     scopes = tuple(scope for scope in scopes_of(session_id, definition, model, pool) if scope not in counted)
@@ -159,16 +159,16 @@ def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...
 def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, row: Any) -> Claim:
     """Start the step's run in its holder's name, take the session's turn, and tell what the step is."""
     key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, ready_us = row
-    journal = Journal(ask.now_us)
-    journal.start(run_id, fence, ask.worker_id)
-    tell_opened(journal, run_id, key, kind, ready_us)
+    run_log = RunLogBuffer(ask.now_us)
+    run_log.start(run_id, fence, ask.worker_id)
+    tell_opened(run_log, run_id, key, kind, ready_us)
     told: dict[str, Any] = {"step": key, "fence": fence}
-    journal.note(run_id, EventType.STEP_CLAIMED, **told, worker=ask.worker_id, claimed_by=ask.holder.run_id)
-    journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, **told)
+    run_log.note(run_id, EventType.STEP_CLAIMED, **told, worker=ask.worker_id, claimed_by=ask.holder.run_id)
+    run_log.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, **told)
     tx.change(TURNS, "turns", [(session_id, next_turn(int(tx.rows(LAST_TURN)[0][0] or 0)))])
     context = contexts.read(tx, [run_id])
     results = results_for(tx, [key])
     claim = context.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
-    tell_malformed(tx, journal, [claim], ask.now_us)
-    journal.flush(tx)
+    tell_malformed(tx, run_log, [claim], ask.now_us)
+    run_log.flush(tx)
     return claim

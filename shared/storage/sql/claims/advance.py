@@ -11,44 +11,44 @@ from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
 from soong.shared.storage.sql.claims.claiming import (
     CLAIM_LANE,
     TURNS,
-    Look,
+    ClaimScan,
     Turns,
     know_heads,
     lock_room,
     look,
     share_out,
 )
-from soong.shared.storage.sql.claims.completions import Wish, owner_work, write_ends
+from soong.shared.storage.sql.claims.completions import ClaimRequest, owner_work, write_ends
 from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.engine.malformed import tell_malformed
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 Taken: TypeAlias = dict[str, list[Claim]]
 """The claims of each lane, the next one last."""
 
-Take: TypeAlias = Callable[[Transaction, Contexts, Journal, Wish, Turns], Taken]
+Take: TypeAlias = Callable[[Transaction, Contexts, RunLogBuffer, ClaimRequest, Turns], Taken]
 
 PASSES: Final = 2
 """Looks at the lanes in one claim: the second sees what another worker, claiming at the same moment, has left."""
 
 
-def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: Wish) -> Advance:
+def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: ClaimRequest) -> Advance:
     """Write the ends, unlock, claim. See :meth:`soong.shared.engine.tasks.store.TaskStore.advance`."""
-    journal = Journal(wish.now_us)
+    run_log = RunLogBuffer(wish.now_us)
     by_key: dict[str, StepEnd] = {}
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     if tx.is_postgres:
         ended, owner_sessions, seen = postgres_hot_path.end_and_look(tx, by_key, wish)
-        claims, is_left = _claim(tx, contexts, journal, wish, seen, postgres_hot_path.take)
+        claims, is_left = _claim(tx, contexts, run_log, wish, seen, postgres_hot_path.take)
     else:
-        ended = write_ends(tx, journal, by_key, wish)
+        ended = write_ends(tx, run_log, by_key, wish)
         if any(end.outcome is Outcome.PARTIAL for end in ends):
-            journal.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
+            run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
         owner_sessions = owner_work(tx, ended)
-        claims, is_left = _claim(tx, contexts, journal, wish, look(tx, wish), _take)
-    journal.flush(tx)
+        claims, is_left = _claim(tx, contexts, run_log, wish, look(tx, wish), _take)
+    run_log.flush(tx)
     left = ended.ready.difference(claim.step_key for claim in claims)
     return Advance(
         claims=tuple(claims),
@@ -59,7 +59,7 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: 
 
 
 def _claim(
-    tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, seen: Look, take: Take
+    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, wish: ClaimRequest, seen: ClaimScan, take: Take
 ) -> tuple[list[Claim], bool]:
     """Return the claims, in turn, and whether more could have been claimed."""
     claims: list[Claim] = []
@@ -69,8 +69,8 @@ def _claim(
         is_left = turns.is_left
         if not turns.order:
             break
-        taken = take(tx, contexts, journal, wish, turns)
-        tell_malformed(tx, journal, chain.from_iterable(taken.values()), wish.now_us)
+        taken = take(tx, contexts, run_log, wish, turns)
+        tell_malformed(tx, run_log, chain.from_iterable(taken.values()), wish.now_us)
         found = [taken[lane].pop() for lane in turns.order if taken.get(lane)]
         claims += found
         if len(found) == len(turns.order):
@@ -79,7 +79,7 @@ def _claim(
     return claims, is_left
 
 
-def _turns(tx: Transaction, wish: Wish, seen: Look, claim: int) -> Turns:
+def _turns(tx: Transaction, wish: ClaimRequest, seen: ClaimScan, claim: int) -> Turns:
     """Share the claim out among the lanes that this worker may take from."""
     capabilities = set(wish.capabilities)
     lanes = [lane for lane in seen.lanes if lane.pool in wish.pools and capabilities.issuperset(lane.needs)]
@@ -89,7 +89,7 @@ def _turns(tx: Transaction, wish: Wish, seen: Look, claim: int) -> Turns:
     return share_out(lanes, want, lock_room(tx, lanes, seen.capped), seen.last_turn)
 
 
-def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, turns: Turns) -> Taken:
+def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, wish: ClaimRequest, turns: Turns) -> Taken:
     """Claim each lane's first steps, one statement a lane."""
     rows: dict[str, Sequence[Row]] = {
         lane: tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=wish.worker_id, now_us=wish.now_us)
@@ -99,10 +99,10 @@ def _take(tx: Transaction, contexts: Contexts, journal: Journal, wish: Wish, tur
     if not claimed:
         return {}
     for key, fence, starts, run_id, *_, ready_us in claimed:
-        journal.start(run_id, fence, wish.worker_id)
-        tell_opened(journal, run_id, key, StepKind.AGENT, ready_us)
-        journal.note(run_id, EventType.STEP_CLAIMED, step=key, fence=fence, worker=wish.worker_id)
-        journal.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, step=key, fence=fence)
+        run_log.start(run_id, fence, wish.worker_id)
+        tell_opened(run_log, run_id, key, StepKind.AGENT, ready_us)
+        run_log.note(run_id, EventType.STEP_CLAIMED, step=key, fence=fence, worker=wish.worker_id)
+        run_log.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, step=key, fence=fence)
     served = {row[8] for row in claimed}
     tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
     told = contexts.read(tx, [row[3] for row in claimed])

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.failure_report import Remains, is_unclean, of_map
+from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepKind, StepResult
 from soong.shared.storage.sql.engine.rows import output_of, unpack
@@ -87,16 +87,16 @@ class Contexts:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
 
-    def read(self, tx: Transaction, run_ids: Sequence[str]) -> "Told":
+    def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
         """Return what is told of the claims of these runs."""
         return self.told(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
 
-    def told(self, tx: Transaction, rows: Sequence[Row]) -> "Told":
+    def told(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
         """Return what is told, given the rows of runs and sessions."""
         runs = {row[0]: row for row in rows}
         tasks = {row[7] for row in rows}
         surfaces = {row[12] for row in rows}
-        return Told(
+        return ClaimContext(
             runs,
             _kept(self._tasks, tasks, lambda missing: _tasks(tx, missing)),
             _kept(self._surfaces, surfaces, lambda missing: _surfaces(tx, missing)),
@@ -105,7 +105,7 @@ class Contexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ClaimContext:
     """Runs with their sessions by run id, inputs and titles by task id, surfaces by digest, policies by their text."""
 
     runs: Mapping[str, Row]
@@ -236,7 +236,7 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
         children.setdefault(row[0], {})[row[1]] = _result(row, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
     for key, error, progress, result, answer in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
-        remains = Remains(_object(error), progress, _object(result), _object(answer))
+        remains = FailureReport(_object(error), progress, _object(result), _object(answer))
         if key in of_items:
             of_items[key] = remains.added_to(of_items[key])
         else:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.engine.tasks.step import ClaimMode
-from soong.shared.storage.sql.claims.completions import Wish
+from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.statements import Change, Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -118,14 +118,14 @@ TAKE_TURNS: Final = Statement(
 TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE id = ?1")
 
 
-Place: TypeAlias = tuple[int, int, int]
+QueuePosition: TypeAlias = tuple[int, int, int]
 """Where a ready step stands in line within its session; the lowest is next."""
 
 LAST_TURN: Final = 11
 """The column of ``LANES`` that holds the last turn of all sessions."""
 
 
-def place_of(is_unparked: int, priority: int, ordinal: int) -> Place:
+def place_of(is_unparked: int, priority: int, ordinal: int) -> QueuePosition:
     """Return a step's place: what was parked, then what has priority, then what is older."""
     return -is_unparked, -priority, ordinal
 
@@ -139,14 +139,14 @@ class Lane:
     scopes: tuple[str, ...]
     ready: int
     last_claimed: int
-    heads: list[Place]
+    heads: list[QueuePosition]
     pool: str = "default"
     needs: tuple[str, ...] = ()
     claim_mode: ClaimMode = ClaimMode.ASSIGNED
     taken: int = 0
 
     @property
-    def head(self) -> Place:
+    def head(self) -> QueuePosition:
         """The step that the lane would give next; the last known one stands for those after it."""
         return self.heads[min(self.taken, len(self.heads) - 1)]
 
@@ -165,7 +165,7 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClaimScan:
     """What a claim is decided on: whether the worker lives, lanes with ready work, capped scopes, the last turn."""
 
     is_live: bool
@@ -174,11 +174,11 @@ class Look:
     last_turn: int
 
 
-def look(tx: Transaction, wish: Wish) -> Look:
+def look(tx: Transaction, wish: ClaimRequest) -> ClaimScan:
     """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
     lanes, last_turn = read_lanes(tx, most_ready(wish))
-    return Look(is_live, lanes, frozenset(caps_of(tx, lanes)), last_turn)
+    return ClaimScan(is_live, lanes, frozenset(caps_of(tx, lanes)), last_turn)
 
 
 def caps_of(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
@@ -187,7 +187,7 @@ def caps_of(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
     return dict(tx.rows(CAPS, scopes=sessions)) if lanes else {}
 
 
-def most_ready(wish: Wish) -> int:
+def most_ready(wish: ClaimRequest) -> int:
     """Return how far ready steps of a lane have to be counted."""
     return max(wish.claim, 0) * max(wish.live_workers, 1) + 1
 

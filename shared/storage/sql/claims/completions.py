@@ -10,7 +10,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.storage.sql.claims.readiness import unlock_after
 from soong.shared.storage.sql.engine.rows import pack
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
@@ -64,7 +64,7 @@ RUN_STATUS: Final[Mapping[StepStatus, RunStatus]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClaimRequest:
     """What a worker wants besides the ends it reports."""
 
     worker_id: str
@@ -76,7 +76,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Ended:
+class CompletionResult:
     """What the ends did. ``ready`` are the keys of steps that became claimable, ``sessions`` by id of task."""
 
     written: set[str] = field(default_factory=set)
@@ -84,9 +84,11 @@ class Ended:
     ready: set[str] = field(default_factory=set)
 
 
-def write_ends(tx: Transaction, journal: Journal, ends: Mapping[str, StepEnd], wish: Wish) -> Ended:
+def write_ends(
+    tx: Transaction, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], wish: ClaimRequest
+) -> CompletionResult:
     """Write the ends that still count, by step key in order, and unlock what waited for them."""
-    ended = Ended()
+    ended = CompletionResult()
     if not ends:
         return ended
     rows = tx.rows(
@@ -95,7 +97,7 @@ def write_ends(tx: Transaction, journal: Journal, ends: Mapping[str, StepEnd], w
     for key, task_id, session_id in rows:
         ended.written.add(key)
         ended.sessions[task_id] = session_id
-        note_end(journal, ends[key])
+        note_end(run_log, ends[key])
     completed = [key for key in ended.written if ends[key].status is StepStatus.COMPLETED]
     ended.ready = unlock_after(tx, completed, wish.now_us)
     return ended
@@ -114,17 +116,17 @@ def end_row(end: StepEnd) -> tuple[object, ...]:
     )
 
 
-def note_end(journal: Journal, end: StepEnd) -> None:
+def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
     """Gather what an end writes to its run. Every completed run has a result node: added where its maker gave none."""
     nodes = end.nodes
     if end.status is StepStatus.COMPLETED and not any(node.kind is NodeKind.RESULT for node in nodes):
         nodes = (*nodes, NewNode(NodeKind.RESULT, {"v": 1, "output": end.output}))
-    journal.add(end.run_id, nodes=nodes, events=end.events)
-    journal.note(end.run_id, _STEP_EVENT[end.status], step=end.step_key, fence=end.fence)
-    journal.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
+    run_log.add(end.run_id, nodes=nodes, events=end.events)
+    run_log.note(end.run_id, _STEP_EVENT[end.status], step=end.step_key, fence=end.fence)
+    run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
 
 
-def owner_work(tx: Transaction, ended: Ended) -> frozenset[str]:
+def owner_work(tx: Transaction, ended: CompletionResult) -> frozenset[str]:
     """Return the sessions whose owner has something to do for the tasks that the ends touched."""
     found = set()
     for task_id, session_id in sorted(ended.sessions.items()):

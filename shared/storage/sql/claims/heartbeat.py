@@ -16,7 +16,7 @@ BEAT: Final = Statement(
 )
 
 
-class SqlHeart:
+class SqlHeartbeatWriter:
     """Implements :class:`soong.shared.engine.sessions.store.Heart`. Used by one thread at a time."""
 
     def __init__(self, url: URL, credential: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Held
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -81,31 +81,31 @@ def park(
         return False
     if not tx.rows(PARK, **lease, worker_id=worker_id):
         return False
-    journal = Journal(now_us)
-    journal.park(held.run_id)
-    journal.note(held.run_id, EventType.STEP_BLOCKED, step=held.step_key, fence=held.fence)
-    journal.note(held.run_id, EventType.RUN_PARKED, step=held.step_key, fence=held.fence, requests=asked)
-    journal.flush(tx)
+    run_log = RunLogBuffer(now_us)
+    run_log.park(held.run_id)
+    run_log.note(held.run_id, EventType.STEP_BLOCKED, step=held.step_key, fence=held.fence)
+    run_log.note(held.run_id, EventType.RUN_PARKED, step=held.step_key, fence=held.fence, requests=asked)
+    run_log.flush(tx)
     return True
 
 
-def unpark(tx: Transaction, journal: Journal, run_id: str, request_id: str) -> bool:
+def unpark(tx: Transaction, run_log: RunLogBuffer, run_id: str, request_id: str) -> bool:
     """Let the run of a question that was just closed go on, if it was parked; say whether it was."""
     rows = tx.rows(UNPARK, run_id=run_id)
     for (key,) in rows:
-        journal.release(run_id)
-        journal.note(run_id, EventType.STEP_UNPARKED, step=key, request=request_id)
+        run_log.release(run_id)
+        run_log.note(run_id, EventType.STEP_UNPARKED, step=key, request=request_id)
     return bool(rows)
 
 
-def withdraw_of(tx: Transaction, journal: Journal, task_id: str, run_ids: Sequence[str], reason: str) -> None:
+def withdraw_of(tx: Transaction, run_log: RunLogBuffer, task_id: str, run_ids: Sequence[str], reason: str) -> None:
     """Withdraw the questions of runs of a task that end without having gone on."""
     if run_ids:
-        note_withdrawn(journal, tx.rows(WITHDRAW_OF, task_id=task_id, run_ids=sorted(run_ids)), reason)
+        note_withdrawn(run_log, tx.rows(WITHDRAW_OF, task_id=task_id, run_ids=sorted(run_ids)), reason)
 
 
-def note_withdrawn(journal: Journal, rows: Sequence[Row], reason: str) -> None:
+def note_withdrawn(run_log: RunLogBuffer, rows: Sequence[Row], reason: str) -> None:
     """Tell each run, of (request, run, tool call), that its question was taken back."""
     for request_id, run_id, call_id in sorted(rows):
         data = {"request_id": request_id, "tool_call_id": call_id, "reason": reason}
-        journal.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)
+        run_log.note(run_id, EventType.PERMISSION_WITHDRAWN, **data)

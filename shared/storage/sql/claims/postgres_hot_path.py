@@ -8,11 +8,18 @@ from typing import Any, Final
 
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_of_rows
-from soong.shared.storage.sql.claims.claiming import LAST_TURN, Look, Turns, lanes_of_rows, look, most_ready
-from soong.shared.storage.sql.claims.completions import Ended, Wish, end_row, has_owner_work, note_end, owner_work
+from soong.shared.storage.sql.claims.claiming import LAST_TURN, ClaimScan, Turns, lanes_of_rows, look, most_ready
+from soong.shared.storage.sql.claims.completions import (
+    ClaimRequest,
+    CompletionResult,
+    end_row,
+    has_owner_work,
+    note_end,
+    owner_work,
+)
 from soong.shared.storage.sql.claims.readiness import settle_unlocked
 from soong.shared.storage.sql.engine.engine import StaleReadError
-from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, Journal
+from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
@@ -184,7 +191,9 @@ TAKE: Final = Statement(
 )
 
 
-def end_and_look(tx: Transaction, ends: Mapping[str, StepEnd], wish: Wish) -> tuple[Ended, frozenset[str], Look]:
+def end_and_look(
+    tx: Transaction, ends: Mapping[str, StepEnd], wish: ClaimRequest
+) -> tuple[CompletionResult, frozenset[str], ClaimScan]:
     """Write the ends, unlock, and look at what the claim is decided on: one round trip.
 
     Return what the ends did, the sessions whose owner has something to do, and the look.
@@ -198,7 +207,7 @@ def end_and_look(tx: Transaction, ends: Mapping[str, StepEnd], wish: Wish) -> tu
     # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
     ended_rows = ended_reply.rows() if ended_reply is not None else ()
     seen = look_reply.rows()
-    ended = Ended()
+    ended = CompletionResult()
     for _, key, task_id, session_id, *_, has_grown in (row for row in ended_rows if row[0] == 1):
         if has_grown:
             raise StaleReadError(f"steps were made to depend on {key!r} while its end was being written")
@@ -219,14 +228,14 @@ def end_and_look(tx: Transaction, ends: Mapping[str, StepEnd], wish: Wish) -> tu
 
 def _end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
     """Return an end with all that it writes to its run."""
-    told = Journal(now_us)
+    told = RunLogBuffer(now_us)
     note_end(told, end)
     return (*end_row(end), *told.end_of(end.run_id))
 
 
-def _look(rows: Any) -> Look:
+def _look(rows: Any) -> ClaimScan:
     lanes = [fields for kind, fields in rows if kind == "lane"]
-    return Look(
+    return ClaimScan(
         is_live=any(kind == "live" for kind, _ in rows),
         lanes=lanes_of_rows(lanes),
         capped=frozenset(fields for kind, fields in rows if kind == "cap"),
@@ -234,7 +243,9 @@ def _look(rows: Any) -> Look:
     )
 
 
-def take(tx: Transaction, contexts: Contexts, _: Journal, wish: Wish, turns: Turns) -> dict[str, list[Claim]]:
+def take(
+    tx: Transaction, contexts: Contexts, _: RunLogBuffer, wish: ClaimRequest, turns: Turns
+) -> dict[str, list[Claim]]:
     """Claim each lane's first steps, all in one statement."""
     rows = tx.rows(
         TAKE,

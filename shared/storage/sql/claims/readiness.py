@@ -13,7 +13,7 @@ from typing import Final
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepKind
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -106,17 +106,17 @@ def _opened(tx: Transaction, rows: Sequence[Row]) -> tuple[set[str], list[str]]:
     return ready, sorted(completed)
 
 
-def tell_maps(tx: Transaction, journal: Journal, task_id: str, root_run_id: str) -> None:
+def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str) -> None:
     """Note which map steps of a task workers have completed, in the log of its root run. For the task's owner."""
     rows = tx.rows(UNTOLD_MAPS, task_id=task_id)
     for key, completed_us in rows:
-        journal.note(root_run_id, EventType.STEP_COMPLETED, completed_us, step=key)
+        run_log.note(root_run_id, EventType.STEP_COMPLETED, completed_us, step=key)
     if rows:
         tx.rows(TOLD_MAPS, keys=[key for key, _ in rows])
 
 
-def tell_opened(journal: Journal, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
+def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
     """Note that a step was opened, if a worker's end did it and no log says so yet."""
     if ready_us is not None:
         type_ = EventType.STEP_EXPANDING if kind == StepKind.MAP else EventType.STEP_READY
-        journal.note(run_id, type_, ready_us, step=key)
+        run_log.note(run_id, type_, ready_us, step=key)

@@ -18,7 +18,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_withdrawn,
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
-from soong.shared.permissions.store import Decided, OpenQuestions, Settled
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn, unpark
 from soong.shared.storage.sql.consent.questions import (
     close_unread,
@@ -39,7 +39,7 @@ from soong.shared.storage.sql.engine.rows import (
     plain,
     request_body,
 )
-from soong.shared.storage.sql.engine.run_log_buffer import INSERT_EVENTS, LAST_SEQ, Journal
+from soong.shared.storage.sql.engine.run_log_buffer import INSERT_EVENTS, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -173,7 +173,7 @@ class SqlConsent:
             await self._database.write(lambda tx: close_unread(tx, self._trail, unread))
         return found
 
-    async def settled(self, request_id: str) -> Settled | None:
+    async def settled(self, request_id: str) -> ClosedQuestion | None:
         return await self._database.read(lambda tx: settled_of(tx, request_id))
 
     async def questions(
@@ -187,10 +187,10 @@ class SqlConsent:
             named = {"session_id": ownership.session_id, "run_id": run_id}
             closed = tx.count(SHED, kept=list(kept), **named)
             if closed:
-                journal = Journal(now_us)
+                run_log = RunLogBuffer(now_us)
                 note = of_flood(ownership.session_id, run_id, closed)
-                journal.note(run_id, EventType.SECURITY, **note.data)
-                journal.flush(tx)
+                run_log.note(run_id, EventType.SECURITY, **note.data)
+                run_log.flush(tx)
                 self._trail.note(tx, [note], now_us)
             return closed
 
@@ -217,8 +217,8 @@ class SqlConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
-    ) -> Decided:
-        def write(tx: Transaction) -> Decided:
+    ) -> DecisionReceipt:
+        def write(tx: Transaction) -> DecisionReceipt:
             return _decide(tx, self._trail, ownership, decision, state, events, now_us)
 
         try:
@@ -249,10 +249,10 @@ class SqlConsent:
         def write(tx: Transaction) -> bool:
             append_held(tx, run_id, fence, (), (), now_us)
             rows = tx.rows(LAPSE, run_id=run_id, tool_call_id=tool_call_id)
-            journal = Journal(now_us)
+            run_log = RunLogBuffer(now_us)
             for (request_id,) in rows:
-                journal.note(run_id, EventType.PERMISSION_EXPIRED, request_id=request_id, tool_call_id=tool_call_id)
-            journal.flush(tx)
+                run_log.note(run_id, EventType.PERMISSION_EXPIRED, request_id=request_id, tool_call_id=tool_call_id)
+            run_log.flush(tx)
             return bool(rows)
 
         return await self._database.write(write)
@@ -351,7 +351,7 @@ def _decide(
     state: RequestState,
     events: Sequence[NewEvent],
     now_us: int,
-) -> Decided:
+) -> DecisionReceipt:
     with tx.pipeline():
         owned = tx.send(OWNED, session_id=ownership.session_id)
         held = tx.send(HELD_REQUEST, id=decision.request_id)
@@ -366,18 +366,18 @@ def _decide(
         raise NotFoundError("permission request", decision.request_id)
     check_signs(ended.rows(), decision.key_id)
     worker_id, status = holder.rows()[0]
-    journal = Journal(now_us)
-    journal.add(run_id, events=events)
-    was_parked = status == RunStatus.PARKED and unpark(tx, journal, run_id, decision.request_id)
+    run_log = RunLogBuffer(now_us)
+    run_log.add(run_id, events=events)
+    was_parked = status == RunStatus.PARKED and unpark(tx, run_log, run_id, decision.request_id)
     with tx.pipeline():
         tx.send(CLOSE_REQUEST, id=decision.request_id, state=state.value)
         tx.send(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
         trail.add(tx, head, of_decision(decision, events), now_us)
-        journal.flush(tx)
-    return Decided(was_parked, worker_id)
+        run_log.flush(tx)
+    return DecisionReceipt(was_parked, worker_id)
 
 
 def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:
-    journal = Journal(now_us)
-    note_withdrawn(journal, rows, reason)
-    journal.flush(tx)
+    run_log = RunLogBuffer(now_us)
+    note_withdrawn(run_log, rows, reason)
+    run_log.flush(tx)

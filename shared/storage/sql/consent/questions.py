@@ -15,11 +15,11 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
-from soong.shared.permissions.store import OpenQuestions, Settled
+from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import answer_of, decision_of, identity_of, responder_of, session_of
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
@@ -187,9 +187,9 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
     """Withdraw pending rows that are no questions, and tell of each in its run's log and the audit log."""
     for request_id, run_id, session_id, created_us in sorted(tx.rows(CLOSE_UNREAD, ids=sorted(ids))):
-        journal, what = Journal(created_us), "malformed_request"
-        journal.note(run_id, EventType.SECURITY, what=what, request_id=request_id)
-        journal.flush(tx)
+        run_log, what = RunLogBuffer(created_us), "malformed_request"
+        run_log.note(run_id, EventType.SECURITY, what=what, request_id=request_id)
+        run_log.flush(tx)
         told = {"what": what, "request_id": request_id, "run": run_id}
         trail.note(tx, [AuditNote(AuditKind.SECURITY, told, session_id)], created_us)
 
@@ -200,17 +200,17 @@ def question_of(tx: Transaction, request_id: str) -> tuple[PermissionRequest, Re
     return _request_of(row), _state_of(row)
 
 
-def settled_of(tx: Transaction, request_id: str) -> Settled | None:
+def settled_of(tx: Transaction, request_id: str) -> ClosedQuestion | None:
     """See :meth:`soong.shared.permissions.store.ConsentStore.settled`."""
     row, body = _question(tx, request_id)
     _request_of(row)
     if _state_of(row) is RequestState.PENDING:
         return None
     if body is None:
-        return Settled()
+        return ClosedQuestion()
     decision = decision_of(body)
     keys = tx.rows(KEY, id=decision.key_id)
-    return Settled(decision, key_of_row(keys[0]) if keys else None)
+    return ClosedQuestion(decision, key_of_row(keys[0]) if keys else None)
 
 
 def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:

@@ -169,7 +169,7 @@ class _Entry:
         return self.worker_id == ""
 
 
-class Journal:
+class RunLogBuffer:
     """Gathers; nothing is written before :meth:`flush`. Runs are changed in the order of their ids (locks)."""
 
     def __init__(self, now_us: int) -> None:

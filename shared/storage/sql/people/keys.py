@@ -8,11 +8,11 @@ from sqlalchemy import func, select
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.notes import of_key_published, of_key_retired
-from soong.shared.permissions.keys import Lapsed, SigningKey
+from soong.shared.permissions.keys import ExpiredDecision, SigningKey
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import plain, unpack
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import key_retirements, signing_keys
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -124,8 +124,8 @@ class SqlKeys:
 
     async def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
-    ) -> Sequence[Lapsed]:
-        def write(tx: Transaction) -> list[Lapsed]:
+    ) -> Sequence[ExpiredDecision]:
+        def write(tx: Transaction) -> list[ExpiredDecision]:
             if tx.execute(select(signing_keys.c.id).where(signing_keys.c.id == key_id)).first() is None:
                 raise NotFoundError("key", key_id)
             said = {"principal": plain(principal), "reason": plain(reason)}
@@ -155,14 +155,14 @@ def check_signs(ended: Sequence[Row], key_id: str) -> None:
         raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
 
 
-def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[Lapsed]:
+def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[ExpiredDecision]:
     """Close the questions of unused decisions by a key."""
     rows = [row for row in tx.rows(UNUSED) if unpack(row[4]).get("key_id") == key_id]
     if rows:
         tx.count(LAPSE_ALL, ids=[row[0] for row in rows])
-    journal = Journal(now_us)
+    run_log = RunLogBuffer(now_us)
     for request_id, run_id, _, decision_id, _ in rows:
         told = {"request_id": request_id, "decision_id": decision_id, "reason": "its key was revoked"}
-        journal.note(run_id, EventType.PERMISSION_EXPIRED, **told)
-    journal.flush(tx)
-    return [Lapsed(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]
+        run_log.note(run_id, EventType.PERMISSION_EXPIRED, **told)
+    run_log.flush(tx)
+    return [ExpiredDecision(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]

@@ -16,7 +16,7 @@ from soong.shared.permissions.audit_log.notes import of_malformed_worker
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import worker_of
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MalformedError
 from soong.shared.storage.sql.engine.tables import workers
@@ -78,9 +78,9 @@ def _end(tx: Transaction, worker_id: str, problem: str, max_lost_leases: int, no
     if is_there == (problem == ABANDONED):
         return None
     tx.count(END_BAD_WORKER, id=worker_id)
-    journal = Journal(now_us)
+    run_log = RunLogBuffer(now_us)
     shown = worker_id[:MAX_SHOWN_CHARS]
     because = lost_to(f"worker {shown}", f"left a malformed row: {problem}") if is_there else ABANDONED
-    concerned = expire_leases(tx, journal, worker_id, max_lost_leases, now_us, because)
-    journal.flush(tx)
+    concerned = expire_leases(tx, run_log, worker_id, max_lost_leases, now_us, because)
+    run_log.flush(tx)
     return BadWorker(shown, problem, concerned) if is_there or concerned else None

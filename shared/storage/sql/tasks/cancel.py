@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.step import Held
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened
 from soong.shared.storage.sql.engine.rows import pack, plain
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -99,19 +99,19 @@ SKIP_BELOW: Final = Statement(
 
 
 def free_steps(
-    tx: Transaction, journal: Journal, worker_id: str, held: Sequence[Held], reason: str, now_us: int
+    tx: Transaction, run_log: RunLogBuffer, worker_id: str, held: Sequence[Held], reason: str, now_us: int
 ) -> frozenset[str]:
     """Return leased steps to ready; the run ids of those that are not held (any more) are returned."""
     ordered = sorted({(lease.step_key, lease.run_id, lease.fence) for lease in held})
     rows = tx.rows(FREE_STEPS, held=ordered, worker_id=worker_id, now_us=now_us)
     for row in rows:
-        _note_freed(journal, row, EventType.STEP_HANDED_BACK, reason)
+        _note_freed(run_log, row, EventType.STEP_HANDED_BACK, reason)
     freed = {(row[0], row[1], row[2]) for row in rows}
     return frozenset(run_id for key, run_id, fence in ordered if (key, run_id, fence) not in freed)
 
 
 def expire_leases(
-    tx: Transaction, journal: Journal, worker_id: str, max_lost_leases: int, now_us: int, because: str
+    tx: Transaction, run_log: RunLogBuffer, worker_id: str, max_lost_leases: int, now_us: int, because: str
 ) -> frozenset[str]:
     """End all leases of a worker that is gone, ``because`` of what; return the sessions concerned."""
     because = plain(because)
@@ -120,59 +120,61 @@ def expire_leases(
     for row in tx.paced(rows):
         key, run_id, fence, status, *_, lost = row
         if status != "failed":
-            _note_freed(journal, row, EventType.STEP_LEASE_EXPIRED, because)
+            _note_freed(run_log, row, EventType.STEP_LEASE_EXPIRED, because)
             continue
         error = poisoned(lost, because)
         failed.append((key, pack(error.as_json())))
-        journal.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason=because, fence=fence)
-        journal.note(run_id, EventType.STEP_FAILED, step=key, **error.as_json())
-        journal.end(run_id, RunStatus.FAILED, EndReason.LEASE_LOST)
+        run_log.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason=because, fence=fence)
+        run_log.note(run_id, EventType.STEP_FAILED, step=key, **error.as_json())
+        run_log.end(run_id, RunStatus.FAILED, EndReason.LEASE_LOST)
     if failed:
         tx.rows(SET_ERRORS, failed=failed)
     return frozenset(row[4] for row in rows)
 
 
-def _note_freed(journal: Journal, row: Row, type_: EventType, reason: str) -> None:
+def _note_freed(run_log: RunLogBuffer, row: Row, type_: EventType, reason: str) -> None:
     key, run_id, fence, status, _, stop = row[:6]
-    journal.note(run_id, type_, step=key, reason=reason, fence=fence)
+    run_log.note(run_id, type_, step=key, reason=reason, fence=fence)
     if status == "cancelled":
-        journal.note(run_id, EventType.STEP_CANCELLED, step=key, reason=stop)
-        journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+        run_log.note(run_id, EventType.STEP_CANCELLED, step=key, reason=stop)
+        run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
     else:
-        journal.release(run_id)
+        run_log.release(run_id)
 
 
-def cancel_all(tx: Transaction, journal: Journal, task_id: str, reason: str, now_us: int) -> frozenset[str]:
+def cancel_all(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str, now_us: int) -> frozenset[str]:
     """Cancel what is not leased, ask for the rest; return the workers that hold it. Failures become final."""
     asked = {"task_id": task_id, "reason": plain(reason)}
     tx.rows(ASK_TO_STOP, **asked)
     tx.rows(SETTLE_ALL, task_id=task_id)
     root_run_id = _root_run(tx, task_id)
-    _cancel_unheld(tx, journal, task_id, root_run_id, reason, now_us)
+    _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
     # Once more for what was claimed, parked and what failed, between these; nothing can be claimed any more.
     workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, **asked))
-    _cancel_unheld(tx, journal, task_id, root_run_id, reason, now_us)
+    _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
     tx.rows(SETTLE_ALL, task_id=task_id)
     return workers
 
 
-def _cancel_unheld(tx: Transaction, journal: Journal, task_id: str, root_run_id: str, reason: str, now_us: int) -> None:
+def _cancel_unheld(
+    tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str, reason: str, now_us: int
+) -> None:
     """Cancel what nobody holds, with its run and the questions that wait."""
     cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
-    withdraw_of(tx, journal, task_id, [row[1] for row in cancelled if row[1]], "its step was cancelled")
+    withdraw_of(tx, run_log, task_id, [row[1] for row in cancelled if row[1]], "its step was cancelled")
     for key, run_id, kind, ready_us in tx.paced(cancelled):
-        tell_opened(journal, run_id or root_run_id, key, kind, ready_us)
-        journal.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
+        tell_opened(run_log, run_id or root_run_id, key, kind, ready_us)
+        run_log.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
         if run_id:
-            journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+            run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
 
 
-def skip_below(tx: Transaction, journal: Journal, step_key: str, now_us: int) -> None:
+def skip_below(tx: Transaction, run_log: RunLogBuffer, step_key: str, now_us: int) -> None:
     """Skip what waits for a step that will not complete."""
     for key, run_id, task_id in tx.paced(sorted(tx.rows(SKIP_BELOW, key=step_key, now_us=now_us))):
-        journal.note(run_id or _root_run(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
+        run_log.note(run_id or _root_run(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
         if run_id:
-            journal.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+            run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
 
 
 def _root_run(tx: Transaction, task_id: str) -> str:

@@ -16,7 +16,7 @@ from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_step
 from soong.shared.storage.sql.engine.rows import pack
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -127,10 +127,10 @@ class SqlSettling:
         def write(tx: Transaction) -> None:
             status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
             if status == StepStatus.EXPANDING:
-                journal = Journal(now_us)
-                tell_opened(journal, _root_run(tx, task_id), step_key, kind, ready_us)
-                _fail_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, error, now_us)
-                journal.flush(tx)
+                run_log = RunLogBuffer(now_us)
+                tell_opened(run_log, _root_run(tx, task_id), step_key, kind, ready_us)
+                _fail_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, error, now_us)
+                run_log.flush(tx)
 
         await self._database.write(write)
 
@@ -144,11 +144,11 @@ class SqlSettling:
             if status != StepStatus.FAILED:
                 advance_step(StepStatus(status), StepEvent.RETRY)
                 raise InvalidTransitionError("step", status, StepEvent.RETRY)
-            journal = Journal(now_us)
-            journal.create(run, RunStatus.QUEUED)
-            start_again(tx, journal, [(step_key, run, not_before_us)])
+            run_log = RunLogBuffer(now_us)
+            run_log.create(run, RunStatus.QUEUED)
+            start_again(tx, run_log, [(step_key, run, not_before_us)])
             _copy_pause(tx, step_key)
-            journal.flush(tx)
+            run_log.flush(tx)
 
         await self._database.write(write)
 
@@ -163,10 +163,10 @@ class SqlSettling:
 
         def write(tx: Transaction) -> int | None:
             check_owned(tx, ownership)
-            journal = Journal(now_us)
+            run_log = RunLogBuffer(now_us)
             for key, run_id in tx.paced(tx.rows(PROMOTE, session_id=ownership.session_id, now_us=now_us)):
-                journal.note(run_id, EventType.STEP_READY, step=key)
-            journal.flush(tx)
+                run_log.note(run_id, EventType.STEP_READY, step=key)
+            run_log.flush(tx)
             return _next_due(tx, ownership)
 
         return await self._database.write(write)
@@ -185,7 +185,7 @@ def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
     return due_us
 
 
-def start_again(tx: Transaction, journal: Journal, again: Sequence[tuple[str, NewRun | None, int | None]]) -> None:
+def start_again(tx: Transaction, run_log: RunLogBuffer, again: Sequence[tuple[str, NewRun | None, int | None]]) -> None:
     """Put ended steps back to pending, each with its new run, if it has one, until its time, if it has one."""
     ordered = sorted(again, key=lambda item: item[0])
     tx.rows(
@@ -203,7 +203,7 @@ def start_again(tx: Transaction, journal: Journal, again: Sequence[tuple[str, Ne
     )
     for key, run, _ in tx.paced(ordered):
         if run is not None:
-            journal.note(run.identity.run_id, EventType.STEP_RETRIED, step=key, attempt=run.attempt)
+            run_log.note(run.identity.run_id, EventType.STEP_RETRIED, step=key, attempt=run.attempt)
 
 
 def _copy_pause(tx: Transaction, step_key: str) -> None:
@@ -213,9 +213,9 @@ def _copy_pause(tx: Transaction, step_key: str) -> None:
 
 def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) -> Sequence[ReadyRows]:
     """Build the rows of a map step's children, and of their runs and logs: of those that have runs."""
-    journal = Journal(now_us)
-    note_steps(journal, [child for child in children if child.run is not None], "")
-    return (*ready_steps(children, is_postgres=is_postgres), *journal.ready(is_postgres=is_postgres))
+    run_log = RunLogBuffer(now_us)
+    note_steps(run_log, [child for child in children if child.run is not None], "")
+    return (*ready_steps(children, is_postgres=is_postgres), *run_log.ready(is_postgres=is_postgres))
 
 
 def _expand(
@@ -229,20 +229,20 @@ def _expand(
     status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
     if status != StepStatus.EXPANDING:
         return False
-    journal = Journal(now_us)
+    run_log = RunLogBuffer(now_us)
     root_run_id = _root_run(tx, task_id)
-    tell_opened(journal, root_run_id, step_key, kind, ready_us)
-    journal.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
+    tell_opened(run_log, root_run_id, step_key, kind, ready_us)
+    run_log.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
     if children:
         move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
-        note_steps(journal, [child for child in children if child.run is None], root_run_id)
+        note_steps(run_log, [child for child in children if child.run is None], root_run_id)
         for ready in rows:
             tx.put(ready)
         if _is_paused(tx, task_id):
             tx.rows(PAUSE_CHILDREN, key=step_key)
     else:
-        complete_map(tx, journal, step_key, task_id, StepStatus.EXPANDING, now_us)
-    journal.flush(tx)
+        complete_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, now_us)
+    run_log.flush(tx)
     return True
 
 
@@ -272,19 +272,21 @@ def move_map(
     return tx.count(MOVE_MAP, error=text, now_us=now_us, **parameters) > 0
 
 
-def complete_map(tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, now_us: int) -> None:
+def complete_map(
+    tx: Transaction, run_log: RunLogBuffer, step_key: str, task_id: str, was: StepStatus, now_us: int
+) -> None:
     """Complete a map step all of whose children have ended, or that has none, and unlock what waits for it."""
     if move_map(tx, step_key, was, StepStatus.COMPLETED, now_us):
         tx.rows(SET_MAP_OUTCOME, keys=[step_key])
-        journal.note(_root_run(tx, task_id), EventType.STEP_COMPLETED, step=step_key)
+        run_log.note(_root_run(tx, task_id), EventType.STEP_COMPLETED, step=step_key)
         unlock_after(tx, [step_key], now_us)
 
 
 def _fail_map(
-    tx: Transaction, journal: Journal, step_key: str, task_id: str, was: StepStatus, error: StepError, now_us: int
+    tx: Transaction, run_log: RunLogBuffer, step_key: str, task_id: str, was: StepStatus, error: StepError, now_us: int
 ) -> None:
     if move_map(tx, step_key, was, StepStatus.FAILED, now_us, error=error):
-        journal.note(_root_run(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
+        run_log.note(_root_run(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
 
 
 def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: FailurePolicy, now_us: int) -> None:
@@ -293,17 +295,17 @@ def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: Failur
         raise InvalidTransitionError("step", status, "settle")
     if is_settled or not tx.count(SETTLE, key=step_key):
         return
-    journal = Journal(now_us)
+    run_log = RunLogBuffer(now_us)
     match policy:
         case FailurePolicy.KEEP:
             unlock_after(tx, [step_key], now_us)
         case FailurePolicy.SKIP_DEPENDENTS:
-            skip_below(tx, journal, step_key, now_us)
+            skip_below(tx, run_log, step_key, now_us)
             if map_key:
                 error = StepError("failed", f"its item {step_id} failed")
-                _fail_map(tx, journal, map_key, task_id, StepStatus.WAITING, error, now_us)
+                _fail_map(tx, run_log, map_key, task_id, StepStatus.WAITING, error, now_us)
         case FailurePolicy.FAIL_TASK:
-            cancel_all(tx, journal, task_id, f"step {step_id} failed", now_us)
+            cancel_all(tx, run_log, task_id, f"step {step_id} failed", now_us)
         case _:
             assert_never(policy)
-    journal.flush(tx)
+    run_log.flush(tx)

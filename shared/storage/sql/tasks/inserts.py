@@ -8,7 +8,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, StepKind
 from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows
 from soong.shared.storage.sql.engine.transaction import Transaction
 
@@ -58,7 +58,7 @@ def opening(kind: StepKind) -> EventType:
 
 def insert_steps(
     tx: Transaction,
-    journal: Journal,
+    run_log: RunLogBuffer,
     steps: Sequence[NewStep],
     root_run_id: str,
     *,
@@ -66,7 +66,7 @@ def insert_steps(
     done: frozenset[str] = frozenset(),
 ) -> None:
     """Insert steps with their edges and runs, those without open dependencies open; ``done`` are not open any more."""
-    note_steps(journal, tx.paced(steps), root_run_id, done=done)
+    note_steps(run_log, tx.paced(steps), root_run_id, done=done)
     tx.insert(INSERT_STEPS, (_step_row(step, is_paused=is_paused, done=done) for step in steps))
     tx.insert(INSERT_EDGES, _edge_rows(steps))
 
@@ -81,18 +81,18 @@ def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> tuple[ReadyRo
 
 
 def note_steps(
-    journal: Journal, steps: Iterable[NewStep], root_run_id: str, *, done: frozenset[str] = frozenset()
+    run_log: RunLogBuffer, steps: Iterable[NewStep], root_run_id: str, *, done: frozenset[str] = frozenset()
 ) -> None:
     """Gather the runs and the first events of new steps; those of a step without a run go to the root run's log."""
     opened_ones = []
     for step in steps:
         if step.run is not None:
-            journal.create(step.run, RunStatus.QUEUED)
-        journal.note(_log_of(step, root_run_id), EventType.STEP_CREATED, step=step.key)
+            run_log.create(step.run, RunStatus.QUEUED)
+        run_log.note(_log_of(step, root_run_id), EventType.STEP_CREATED, step=step.key)
         if done.issuperset(step.depends_on):
             opened_ones.append(step)
     for step in opened_ones:
-        journal.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
+        run_log.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
 
 
 def _edge_rows(steps: Sequence[NewStep]) -> Iterator[tuple[object, ...]]:

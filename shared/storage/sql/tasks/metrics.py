@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from sqlalchemy import URL
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.tasks.metrics import CapFigures, Figures, Holding, PoolFigures
+from soong.shared.engine.tasks.metrics import CapFigures, Metrics, PoolFigures, WorkerLoad
 from soong.shared.engine.tasks.step import ClaimMode
 from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, read_lanes, room_left
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors
@@ -114,14 +114,14 @@ class SqlFigures:
     def __init__(self, url: URL) -> None:
         self._engine = make_engine(url, size=1, is_writer=False)
 
-    async def figures(self) -> Figures:
+    async def figures(self) -> Metrics:
         return await asyncio.to_thread(self._read, _figures)
 
     async def parked(self) -> int:
         return await asyncio.to_thread(self._read, lambda tx: int(tx.rows(PARKED_NOW)[0][0]))
 
-    async def holdings(self) -> Sequence[Holding]:
-        return await asyncio.to_thread(self._read, lambda tx: [Holding(*row) for row in tx.rows(HOLDINGS)])
+    async def holdings(self) -> Sequence[WorkerLoad]:
+        return await asyncio.to_thread(self._read, lambda tx: [WorkerLoad(*row) for row in tx.rows(HOLDINGS)])
 
     async def caps(self) -> Sequence[CapFigures]:
         return await asyncio.to_thread(self._read, _caps)
@@ -144,7 +144,7 @@ class SqlFigures:
                 raise
 
 
-def _figures(tx: Transaction) -> Figures:
+def _figures(tx: Transaction) -> Metrics:
     lanes, _ = read_lanes(tx, COUNTED, tuple(ClaimMode))
     oldest: dict[str, int] = dict(tx.rows(NEXT_IN_LINE))
     ready, pulled, running = Counter[str](), Counter[str](), Counter[str]()
@@ -160,7 +160,7 @@ def _figures(tx: Transaction) -> Figures:
         pool: PoolFigures(ready[pool], running[pool], oldest.get(pool), pulled[pool])
         for pool in sorted(ready.keys() | pulled.keys() | running.keys())
     }
-    return Figures(pools, questions, oldest_question, int(lost), open_tasks)
+    return Metrics(pools, questions, oldest_question, int(lost), open_tasks)
 
 
 def _caps(tx: Transaction) -> list[CapFigures]:

@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.step import StepKind
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.rows import plain
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
@@ -98,11 +98,11 @@ class SqlRetrying:
         command_id: str = "",
     ) -> None:
         def write(tx: Transaction) -> None:
-            journal = Journal(now_us)
-            keys = _retry(tx, journal, ownership, task_id, runs, (again, regrown), origin, now_us)
+            run_log = RunLogBuffer(now_us)
+            keys = _retry(tx, run_log, ownership, task_id, runs, (again, regrown), origin, now_us)
             if model:
                 tx.rows(SET_MODEL, model=model, keys=keys)
-            journal.flush(tx)
+            run_log.flush(tx)
             command_done(tx, command_id)
 
         await self._database.write(write)
@@ -110,7 +110,7 @@ class SqlRetrying:
 
 def _retry(
     tx: Transaction,
-    journal: Journal,
+    run_log: RunLogBuffer,
     ownership: Ownership,
     task_id: str,
     runs: Sequence[NewRun],
@@ -132,16 +132,16 @@ def _retry(
     rows = _put_back(tx, task_id, again, by_step)
     tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
     move_task(tx, task_id, status, "", None)
-    root_run_id = _root_of_retry(tx, journal, task_id, root, old_root, origin)
+    root_run_id = _root_of_retry(tx, run_log, task_id, root, old_root, origin)
     for run in tx.paced(by_step.values()):
-        journal.create(run, RunStatus.QUEUED)
-    journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
+        run_log.create(run, RunStatus.QUEUED)
+    run_log.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
     for key, kind in tx.paced(rows):
         if kind == StepKind.MAP:
-            journal.note(root_run_id, EventType.STEP_RETRIED, step=key)
-    start_again(tx, journal, [(key, by_step.get(key), None) for key, _ in rows])
+            run_log.note(root_run_id, EventType.STEP_RETRIED, step=key)
+    start_again(tx, run_log, [(key, by_step.get(key), None) for key, _ in rows])
     keys = [key for key, _ in rows]
-    _open_again(tx, journal, task_id, root_run_id, keys, now_us)
+    _open_again(tx, run_log, task_id, root_run_id, keys, now_us)
     return keys
 
 
@@ -164,18 +164,18 @@ def _put_back(tx: Transaction, task_id: str, again: Sequence[str], runs: dict[st
 
 
 def _root_of_retry(
-    tx: Transaction, journal: Journal, task_id: str, root: NewRun | None, old_root: str, origin: Origin
+    tx: Transaction, run_log: RunLogBuffer, task_id: str, root: NewRun | None, old_root: str, origin: Origin
 ) -> str:
     if root is None:
         tx.rows(REOPEN_RUN, run_id=old_root, dispatched_by=plain(origin.principal), is_foreign=int(origin.is_foreign))
         return old_root
-    journal.create(root, RunStatus.RUNNING)
+    run_log.create(root, RunStatus.RUNNING)
     tx.rows(SET_ROOT_RUN, task_id=task_id, run_id=root.identity.run_id)
     return root.identity.run_id
 
 
 def _open_again(
-    tx: Transaction, journal: Journal, task_id: str, root_run_id: str, keys: Sequence[str], now_us: int
+    tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str, keys: Sequence[str], now_us: int
 ) -> None:
     """Count again what each step waits for, and open those that wait for nothing."""
     counted = {row[0]: row for row in tx.rows(COUNT_AGAIN, keys=keys)}
@@ -184,22 +184,22 @@ def _open_again(
         if open_deps and kind == StepKind.MAP and tx.rows(CHILDREN, key=key)[0][0]:
             raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
         if not open_deps:
-            reopen(tx, journal, key, StepKind(kind), run_id or root_run_id)
+            reopen(tx, run_log, key, StepKind(kind), run_id or root_run_id)
             if kind == StepKind.MAP:
-                _wait_again(tx, journal, task_id, key, now_us)
+                _wait_again(tx, run_log, task_id, key, now_us)
 
 
-def reopen(tx: Transaction, journal: Journal, key: str, kind: StepKind, log_run_id: str) -> None:
+def reopen(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
     """Open a pending step that waits for nothing; ``log_run_id`` is where its event belongs."""
     tx.rows(REOPEN, key=key, status=opened(kind).value)
-    journal.note(log_run_id, opening(kind), step=key)
+    run_log.note(log_run_id, opening(kind), step=key)
 
 
-def _wait_again(tx: Transaction, journal: Journal, task_id: str, key: str, now_us: int) -> None:
+def _wait_again(tx: Transaction, run_log: RunLogBuffer, task_id: str, key: str, now_us: int) -> None:
     children, open_children = tx.rows(CHILDREN, key=key)[0]
     if not children:
         return
     if open_children:
         tx.rows(WAIT_AGAIN, key=key, open_deps=open_children)
     else:
-        complete_map(tx, journal, key, task_id, StepStatus.EXPANDING, now_us)
+        complete_map(tx, run_log, key, task_id, StepStatus.EXPANDING, now_us)

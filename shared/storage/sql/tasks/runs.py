@@ -15,7 +15,7 @@ from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, event_of, inputs_of, node_of, pack, run_of
-from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, Journal
+from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement, packed_rows
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -205,10 +205,10 @@ def append_held(
 ) -> Appended:
     """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
     counts = {"run_id": run_id, "fence": fence}
-    journal = Journal(now_us)
-    journal.add(run_id, nodes=nodes, events=events)
+    run_log = RunLogBuffer(now_us)
+    run_log.add(run_id, nodes=nodes, events=events)
     if tx.is_postgres:
-        *_, told_events, told_nodes = journal.end_of(run_id)
+        *_, told_events, told_nodes = run_log.end_of(run_id)
         told = {"events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
         counted = tx.rows(APPEND_ALL, now_us=now_us, **counts, **told)
     else:
@@ -216,7 +216,7 @@ def append_held(
     if not counted:
         raise LeaseLostError(run_id, fence)
     if not tx.is_postgres:
-        journal.flush_logs(tx)
+        run_log.flush_logs(tx)
     if taints:
         tx.rows(TAINT, run_id=run_id, now_us=now_us)
     return Appended(*counted[0])

@@ -14,7 +14,7 @@ from soong.shared.storage.sql.claims.readiness import tell_maps
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, command_done, owned_task
 from soong.shared.storage.sql.engine.rows import plain
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
@@ -163,16 +163,16 @@ class SqlSteering(SqlChanging):
         def write(tx: Transaction) -> frozenset[str]:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             advance_task(TaskStatus(was), event)
-            journal = Journal(now_us)
+            run_log = RunLogBuffer(now_us)
             if event is TaskEvent.COMPLETE:
                 rows = tx.rows(IDS_BY_STATUS, task_id=task_id)
                 check_over([step_id for status, step_id in rows if StepStatus(status) not in STEP_ENDS])
                 workers: frozenset[str] = frozenset()
                 tx.rows(SETTLE_ALL, task_id=task_id)
             else:
-                workers = cancel_all(tx, journal, task_id, reason, now_us)
-            _end(tx, journal, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
-            journal.flush(tx)
+                workers = cancel_all(tx, run_log, task_id, reason, now_us)
+            _end(tx, run_log, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
+            run_log.flush(tx)
             command_done(tx, command_id)
             return workers
 
@@ -185,9 +185,9 @@ class SqlSteering(SqlChanging):
             move_task(tx, task_id, status, reason, None)
             _pause_steps(tx, task_id, is_paused=1)
             if was != status:
-                journal = Journal(now_us)
-                journal.note(root_run_id, EventType.TASK_PAUSED, task=task_id, reason=reason)
-                journal.flush(tx)
+                run_log = RunLogBuffer(now_us)
+                run_log.note(root_run_id, EventType.TASK_PAUSED, task=task_id, reason=reason)
+                run_log.flush(tx)
             return frozenset(row[0] for row in tx.rows(HOLDERS, task_id=task_id))
 
         return await self._database.write(write)
@@ -199,9 +199,9 @@ class SqlSteering(SqlChanging):
             if was != status:
                 move_task(tx, task_id, status, "", None)
                 _pause_steps(tx, task_id, is_paused=0)
-                journal = Journal(now_us)
-                journal.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
-                journal.flush(tx)
+                run_log = RunLogBuffer(now_us)
+                run_log.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
+                run_log.flush(tx)
 
         await self._database.write(write)
 
@@ -211,10 +211,10 @@ class SqlSteering(SqlChanging):
         def write(tx: Transaction) -> frozenset[str]:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             advance_task(TaskStatus(was), TaskEvent.CANCEL)
-            journal = Journal(now_us)
-            workers = cancel_all(tx, journal, task_id, reason, now_us)
-            _end(tx, journal, task_id, root_run_id, TaskStatus(was), TaskEvent.CANCEL, reason, now_us)
-            journal.flush(tx)
+            run_log = RunLogBuffer(now_us)
+            workers = cancel_all(tx, run_log, task_id, reason, now_us)
+            _end(tx, run_log, task_id, root_run_id, TaskStatus(was), TaskEvent.CANCEL, reason, now_us)
+            run_log.flush(tx)
             command_done(tx, command_id)
             return workers
 
@@ -235,7 +235,7 @@ def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
 
 def _end(
     tx: Transaction,
-    journal: Journal,
+    run_log: RunLogBuffer,
     task_id: str,
     root_run_id: str,
     was: TaskStatus,
@@ -245,18 +245,18 @@ def _end(
 ) -> TaskStatus:
     status = advance_task(was, event)
     move_task(tx, task_id, status, reason, now_us)
-    tell_maps(tx, journal, task_id, root_run_id)
+    tell_maps(tx, run_log, task_id, root_run_id)
     note, run_status, end_reason = _ENDS[event]
-    journal.note(root_run_id, note, task=task_id, reason=reason)
-    journal.end(root_run_id, run_status, end_reason)
+    run_log.note(root_run_id, note, task=task_id, reason=reason)
+    run_log.end(root_run_id, run_status, end_reason)
     return status
 
 
 def _tell_maps(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> None:
     _, root_run_id, _ = owned_task(tx, ownership, task_id)
-    journal = Journal(now_us)
-    tell_maps(tx, journal, task_id, root_run_id)
-    journal.flush(tx)
+    run_log = RunLogBuffer(now_us)
+    tell_maps(tx, run_log, task_id, root_run_id)
+    run_log.flush(tx)
 
 
 def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
@@ -277,11 +277,11 @@ def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) ->
     left = _left(tx, ownership, task_id)
     if left.is_open:
         return None
-    journal = Journal(now_us)
+    run_log = RunLogBuffer(now_us)
     if not left.has_losses:
-        status = _end(tx, journal, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
+        status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
     else:
         reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
-        status = _end(tx, journal, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
-    journal.flush(tx)
+        status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
+    run_log.flush(tx)
     return status

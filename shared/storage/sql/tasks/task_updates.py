@@ -21,7 +21,7 @@ from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import skip_below
@@ -157,9 +157,11 @@ class SqlChanging:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             if TaskStatus(was).is_terminal:
                 raise InvalidTransitionError("task", was, "update")
-            changing = _Changing(tx, Journal(now_us), task_id, root_run_id, change, now_us, was == TaskStatus.PAUSED)
+            changing = _Changing(
+                tx, RunLogBuffer(now_us), task_id, root_run_id, change, now_us, was == TaskStatus.PAUSED
+            )
             workers = changing.write()
-            changing.journal.flush(tx)
+            changing.run_log.flush(tx)
             command_done(tx, command_id)
             return workers
 
@@ -169,20 +171,20 @@ class SqlChanging:
         def write(tx: Transaction) -> int:
             _, root_run_id, _ = owned_task(tx, ownership, task_id)
             keys = [row[0] for row in tx.rows(LOCK_PENDING, task_id=task_id)]
-            journal, count = Journal(now_us), 0
+            run_log, count = RunLogBuffer(now_us), 0
             for key, kind, run_id, open_deps in tx.rows(RECOUNT, keys=keys) if keys else ():
                 if not open_deps:
                     count += 1
-                    _open(tx, journal, key, StepKind(kind), run_id or root_run_id)
-            journal.flush(tx)
+                    _open(tx, run_log, key, StepKind(kind), run_id or root_run_id)
+            run_log.flush(tx)
             return count
 
         return await self._database.write(write)
 
 
-def _open(tx: Transaction, journal: Journal, key: str, kind: StepKind, log_run_id: str) -> None:
+def _open(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
     tx.rows(OPEN_COUNTED, key=key, status=opened(kind).value)
-    journal.note(log_run_id, opening(kind), step=key)
+    run_log.note(log_run_id, opening(kind), step=key)
 
 
 @dataclass(slots=True)
@@ -190,7 +192,7 @@ class _Changing:
     """One change being written; nothing of it stands unless all of it does."""
 
     tx: Transaction
-    journal: Journal
+    run_log: RunLogBuffer
     task_id: str
     root_run_id: str
     change: TaskChange
@@ -232,7 +234,7 @@ class _Changing:
         needed = {parent for step in self.change.steps for parent in step.depends_on}
         needed.update(parent for _, parent in self.change.edges)
         done = frozenset(key for key, step in standing.items() if key in needed and not _must_wait(step))
-        insert_steps(self.tx, self.journal, self.change.steps, self.root_run_id, is_paused=self.is_paused, done=done)
+        insert_steps(self.tx, self.run_log, self.change.steps, self.root_run_id, is_paused=self.is_paused, done=done)
         awaited = sorted(needed & standing.keys() - done)
         if awaited:
             self.tx.rows(COUNT_GROWTH, keys=awaited)
@@ -261,10 +263,10 @@ class _Changing:
             status = f"{was.status}, settled" if was.is_settled else was.status
             raise InvalidTransitionError("step", status, StepEvent.RETRY)
         self.tx.rows(PLAN_AGAIN, **_planned(step))
-        self.journal.create(step.run, RunStatus.QUEUED)
-        start_again(self.tx, self.journal, [(step.key, step.run, None)])
+        self.run_log.create(step.run, RunStatus.QUEUED)
+        start_again(self.tx, self.run_log, [(step.key, step.run, None)])
         self.tx.rows(OPEN_ATTEMPT, key=step.key, is_paused=int(self.is_paused))
-        self.journal.note(step.run.identity.run_id, EventType.STEP_READY, step=step.key)
+        self.run_log.note(step.run.identity.run_id, EventType.STEP_READY, step=step.key)
 
     def _take_out(self, step: _Standing, event: StepEvent, workers: set[str]) -> None:
         """Let a step run no more, and nothing that waits for it."""
@@ -274,7 +276,7 @@ class _Changing:
             self.tx.rows(SETTLE_ONE, key=step.key)
         else:
             self._stop(step, event, workers)
-        skip_below(self.tx, self.journal, step.key, self.now_us)
+        skip_below(self.tx, self.run_log, step.key, self.now_us)
 
     def _stop(self, step: _Standing, event: StepEvent, workers: set[str]) -> None:
         status = advance_step(step.status, event)
@@ -286,16 +288,16 @@ class _Changing:
             self._stop(_standing_of(row), StepEvent.CANCEL, workers)
         if self.tx.count(END_ONE, key=step.key, status=status.value, was=step.status.value, now_us=self.now_us):
             if step.run_id:
-                withdraw_of(self.tx, self.journal, self.task_id, [step.run_id], f"its step was {status}")
-            tell_opened(self.journal, step.run_id or self.root_run_id, step.key, step.kind, step.ready_us)
+                withdraw_of(self.tx, self.run_log, self.task_id, [step.run_id], f"its step was {status}")
+            tell_opened(self.run_log, step.run_id or self.root_run_id, step.key, step.kind, step.ready_us)
             type_ = EventType.STEP_SKIPPED if event is StepEvent.SKIP else EventType.STEP_CANCELLED
-            self.journal.note(step.run_id or self.root_run_id, type_, step=step.key, reason=self.change.reason)
+            self.run_log.note(step.run_id or self.root_run_id, type_, step=step.key, reason=self.change.reason)
             if step.run_id:
-                self.journal.end(step.run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+                self.run_log.end(step.run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
 
     def _note(self) -> None:
         change = self.change
-        self.journal.note(
+        self.run_log.note(
             self.root_run_id,
             EventType.TASK_UPDATED,
             task=self.task_id,

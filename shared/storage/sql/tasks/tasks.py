@@ -27,12 +27,12 @@ from soong.shared.engine.tasks.step import (
 from soong.shared.storage.sql.claims.advance import advance
 from soong.shared.storage.sql.claims.claim_context import Contexts, result_of
 from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, caps_of, read_lanes, room_left, share_out
-from soong.shared.storage.sql.claims.completions import Wish
+from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.claims.parking import park
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import pack, plain, step_of, task_of
-from soong.shared.storage.sql.engine.run_log_buffer import Journal
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables import caps as caps_table
 from soong.shared.storage.sql.engine.tables import edges, steps, tasks
@@ -155,14 +155,14 @@ class SqlTasks:
         live_workers: int,
         now_us: int,
     ) -> Advance:
-        wish = Wish(worker_id, claim, pools, capabilities, live_workers, now_us)
+        wish = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
         return await self._database.write(lambda tx: advance(tx, self._contexts, ends, wish))
 
-    async def hand_back(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+    async def release(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
         def write(tx: Transaction) -> frozenset[str]:
-            journal = Journal(now_us)
-            stale = free_steps(tx, journal, worker_id, held, reason, now_us)
-            journal.flush(tx)
+            run_log = RunLogBuffer(now_us)
+            stale = free_steps(tx, run_log, worker_id, held, reason, now_us)
+            run_log.flush(tx)
             return stale
 
         return await self._database.write(write)
@@ -180,9 +180,9 @@ class SqlTasks:
             parameters = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence, "worker_id": worker_id}
             if not tx.count(REPORT_PROGRESS, progress=plain(progress), **parameters):
                 raise LeaseLostError(held.run_id, held.fence)
-            journal = Journal(now_us)
-            journal.note(held.run_id, EventType.STEP_PROGRESS, step=held.step_key, progress=progress)
-            journal.flush(tx)
+            run_log = RunLogBuffer(now_us)
+            run_log.note(held.run_id, EventType.STEP_PROGRESS, step=held.step_key, progress=progress)
+            run_log.flush(tx)
 
         await self._database.write(write)
 
@@ -208,9 +208,9 @@ class SqlTasks:
         def write(tx: Transaction) -> frozenset[str] | None:
             if not tx.count(EXPIRE_WORKER, worker_id=worker_id, beat=beat):
                 return None
-            journal = Journal(now_us)
-            concerned = expire_leases(tx, journal, worker_id, max_lost_leases, now_us, because)
-            journal.flush(tx)
+            run_log = RunLogBuffer(now_us)
+            concerned = expire_leases(tx, run_log, worker_id, max_lost_leases, now_us, because)
+            run_log.flush(tx)
             return concerned
 
         return await self._database.write(write)
@@ -220,14 +220,14 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     """Build all rows of a new task, in the order in which they are inserted."""
     root = task.root_run.identity.run_id
     row = (task.id, task.session_id, plain(task.title), pack(task.plan), pack(task.inputs), root, task.created_us)
-    journal = Journal(task.created_us)
-    journal.create(task.root_run, RunStatus.RUNNING)
-    journal.note(root, EventType.TASK_CREATED, task=task.id)
-    note_steps(journal, task.steps, root)
+    run_log = RunLogBuffer(task.created_us)
+    run_log.create(task.root_run, RunStatus.RUNNING)
+    run_log.note(root, EventType.TASK_CREATED, task=task.id)
+    note_steps(run_log, task.steps, root)
     return (
         ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
         *ready_steps(task.steps, is_postgres=is_postgres),
-        *journal.ready(is_postgres=is_postgres),
+        *run_log.ready(is_postgres=is_postgres),
     )
 
 

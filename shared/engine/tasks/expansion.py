@@ -6,7 +6,7 @@ the task, and never from a worker.
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from soong.shared.core.errors import TemplateError
@@ -34,7 +34,9 @@ from soong.shared.engine.wire.jobs import written_in
 from soong.shared.tools.surface import Surface
 
 SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
-"""Computes the stored surface of a step's run, under the session's policy (:mod:`soong.shared.tools.surface`)."""
+"""Computes the stored surface of a step's run, under the session's policy (:mod:`soong.shared.tools.surface`).
+
+Of a step it looks at its kind, its agent definition and its allowed tools; nobody changes what it returns."""
 
 ORCHESTRATOR = "orchestrator"
 MAX_KEY_CHARS = 120
@@ -107,7 +109,8 @@ def new_task(
     project = project_needed(session.project_id, session.project)
     lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
     titles = _Titles(scope_of(inputs, {}), Budget("the titles of the steps"))
-    steps = tuple(_new_step(step, lineage, titles, surface_of, default_model) for step in plan.steps)
+    surfaces = _Surfaces(surface_of)
+    steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
     return NewTask(
         id=task_id,
         session_id=session.id,
@@ -159,7 +162,8 @@ def grown(
     check_models(steps, default_model, "update add_steps")
     lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
     titles = _Titles(scope_of(task.inputs, {}), Budget("the titles of the steps"))
-    return tuple(_new_step(step, lineage, titles, surface_of, default_model) for step in steps)
+    surfaces = _Surfaces(surface_of)
+    return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +180,30 @@ class _Titles:
             return title[:MAX_TITLE_CHARS]
 
 
-def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surface_of: SurfaceOf, default_model: str) -> NewStep:
+@dataclass(frozen=True, slots=True)
+class _Surfaces:
+    """The surfaces of one plan's steps, with the tools in them. Steps that ask for the same share one object."""
+
+    compute: SurfaceOf
+    _known: dict[tuple[StepKind, str, tuple[str, ...] | None], tuple[JsonObject, Sequence[str]]] = field(
+        default_factory=dict
+    )
+
+    def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
+        """Return a step's surface; one that is pulled has none: whoever asks for it does it with its own."""
+        if step.claim is ClaimMode.PULL:
+            return {}, ()
+        asked = (step.kind, step.agent, step.allowed_tools)
+        if asked not in self._known:
+            surface = self.compute(step)
+            self._known[asked] = surface, _tools(surface)
+        return self._known[asked]
+
+
+def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Surfaces, default_model: str) -> NewStep:
     spec = spec_of(step)
     work = step.step or step
-    surface = _surface(work, surface_of)
+    surface, tools = surfaces.of(work)
     if step.step is not None:
         # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
         spec["child_surface"] = surface
@@ -194,7 +218,7 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surface_of: Su
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
-        needs=_needs(work, surface, lineage.project),
+        needs=_needs(work, tools, lineage.project),
         definition=_definition(work),
         model=_model(work, default_model),
         max_attempts=1 + step.retries,
@@ -205,12 +229,7 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surface_of: Su
     return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface))
 
 
-def _surface(step: PlanStep, surface_of: SurfaceOf) -> JsonObject:
-    """Return a step's surface; one that is pulled has none: whoever asks for it does it with its own."""
-    return {} if step.claim is ClaimMode.PULL else surface_of(step)
-
-
-def _needs(step: PlanStep, surface: JsonObject, project: Sequence[str]) -> tuple[str, ...]:
+def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str]) -> tuple[str, ...]:
     """Return what a worker must announce: what the plan asks for, and what the step is made of.
 
     It reads what this program writes, and has the function that is called; or all tools of the step's surface, and the
@@ -218,8 +237,8 @@ def _needs(step: PlanStep, surface: JsonObject, project: Sequence[str]) -> tuple
     """
     if step.kind is StepKind.PYTHON:
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
-    tools = tools_needed(_tools(surface))
-    return (*declared(step.needs), written_in(), *tools, *(project if tools else ()))
+    needed = tools_needed(tools)
+    return (*declared(step.needs), written_in(), *needed, *(project if needed else ()))
 
 
 def _tools(surface: JsonObject) -> Sequence[str]:
@@ -366,7 +385,7 @@ def further_attempt(
         spec["allowed_tools"] = list(plan.allowed_tools)
     identity, surface = (
         replace(run.identity, definition=_definition(plan), model=plan.model),
-        _surface(plan, surface_of),
+        _Surfaces(surface_of).of(plan)[0],
     )
     return replace(
         made,

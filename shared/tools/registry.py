@@ -38,6 +38,7 @@ class ToolRegistry:
     def __init__(self, *, max_timeout: timedelta = MAX_TIMEOUT) -> None:
         self.max_timeout = max_timeout
         self._tools: dict[str, ToolDefinition] = {}
+        self._ordered: tuple[ToolDefinition, ...] = ()
         self._builtin: set[str] = set()
         self._sources: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
@@ -62,6 +63,7 @@ class ToolRegistry:
         self._aliases.update(dict.fromkeys(kept.aliases, kept.name))
         if is_builtin:
             self._builtin.add(kept.name)
+        self._ordered = ()
         self._sources[kept.name] = source or ("built-in" if is_builtin else "program")
         return kept
 
@@ -127,7 +129,10 @@ class ToolRegistry:
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """Return all tools in the order models see them: built-ins first, then by name."""
-        return tuple(sorted(self._tools.values(), key=lambda tool: (tool.name not in self._builtin, tool.name)))
+        if not self._ordered:
+            tools = sorted(self._tools.values(), key=lambda tool: (tool.name not in self._builtin, tool.name))
+            self._ordered = tuple(tools)
+        return self._ordered
 
     def select(self, names: Sequence[str]) -> tuple[ToolDefinition, ...]:
         """Return the named tools that there still are, in the given order."""

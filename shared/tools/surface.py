@@ -7,6 +7,7 @@ named reason. Hard limits come first: no configuration, definition or request is
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeAlias, cast
 
 from soong.shared.core.errors import UsageError
@@ -168,8 +169,14 @@ def _hard_limit(tool: ToolDefinition, request: SurfaceRequest) -> str:
         return ""
     if tool.is_agent_tool:
         return f"hard limit: a {request.role.value} agent never starts agents"
-    pattern = next((each for each in _CHILD_NEVER if _covers(each, tool)), "")
+    pattern = _never_of_a_child((tool.name, *tool.aliases))
     return f"hard limit: a {request.role.value} agent never has {pattern}" if pattern else ""
+
+
+@lru_cache(maxsize=1024)
+def _never_of_a_child(names: tuple[str, ...]) -> str:
+    """Return the pattern that keeps a tool of these names from children; empty when none does."""
+    return next((each for each in _CHILD_NEVER if any(name_matches(each, name) for name in names)), "")
 
 
 def _disabled(tool: ToolDefinition, _request: SurfaceRequest) -> str:

@@ -16,6 +16,8 @@ EXPECTED: Final = "Unicode text without NUL"
 MOST_FAULTS: Final = 20
 """Of one document that are named at once."""
 
+_PARTS: Final = (dict, list, tuple, Mapping)
+"""The concrete types first: to ask the abstract one takes ten times as long."""
 _SHOWN_CHARS: Final = 30
 """Of a text, around what is wrong with it."""
 
@@ -47,13 +49,15 @@ def faults(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
         if isinstance(item, str):
             if found := fault(item):
                 yield place, found
-        elif isinstance(item, Mapping | list | tuple) and id(item) not in seen:
+        elif isinstance(item, _PARTS) and id(item) not in seen:
             seen.add(id(item))
-            parts = list(item.items() if isinstance(item, Mapping) else enumerate(item))
-            for key, _ in parts:
+            further: list[tuple[Path, object]] = []
+            for key, part in item.items() if isinstance(item, Mapping) else enumerate(item):
                 if isinstance(key, str) and (found := fault(key)):
                     yield place, f"the key {found}"
-            waiting.extend(((*place, key), part) for key, part in reversed(parts) if not _is_faulty(key))
+                elif fault(part) if isinstance(part, str) else isinstance(part, _PARTS):
+                    further.append(((*place, key), part))
+            waiting.extend(reversed(further))
 
 
 def require_text(what: str, *texts: str) -> None:
@@ -61,10 +65,6 @@ def require_text(what: str, *texts: str) -> None:
     for text in texts:
         if found := fault(text):
             raise UsageError(f"{what} {found}; expected {EXPECTED}")
-
-
-def _is_faulty(key: object) -> bool:
-    return isinstance(key, str) and bool(fault(key))
 
 
 def _shown(text: str, at: int) -> str:

@@ -81,8 +81,14 @@ def _loaded_files() -> Iterator[Path]:
     """Yield the files of the user's own that this process has imported, whatever module led to them."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not _is_of_the_program(Path(file)):
+        if isinstance(file, str) and not _is_program_file(file):
             yield Path(file)
+
+
+@lru_cache(maxsize=16_384)
+def _is_program_file(file: str) -> bool:
+    """Say the same of a module's file. There are thousands, and each client and worker asks for each of them."""
+    return _is_of_the_program(Path(file))
 
 
 def _is_of_the_program(path: Path) -> bool:

@@ -18,8 +18,11 @@ _EVERYTHING = Path("/")
 
 def withheld_by_rule(policy: Policy, tools: Iterable[ToolDefinition], step: str) -> tuple[Withheld, ...]:
     """Return what deny and ask rules keep from the tools that read, for the run of a step (its key; empty: of none)."""
+    rules = [rule for rule in policy.rules if not rule.step or is_of_step(step, rule.step)]
+    if not rules:
+        return ()
     reading = [tool for tool in tools if tool.permission is Permission.READONLY]
-    found = (_withheld(rule, reading) for rule in policy.rules if not rule.step or is_of_step(step, rule.step))
+    found = (_withheld(rule, reading) for rule in rules)
     return tuple(dict.fromkeys(one for one in found if one is not None))
 
 

@@ -18,10 +18,16 @@ def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[P
 
     What one run of a session writes another one finds, so a rule for one step counts for all of them.
     """
+    rules = [rule for rule in policy.rules if rule.effect is Effect.ALLOW and _is_of_a_path(rule)]
+    if not rules:
+        return ()
     writing = [tool for tool in tools if tool.permission is Permission.WRITE]
-    scopes = (rule.scope for rule in policy.rules if rule.effect is Effect.ALLOW and _speaks_of(rule, writing))
-    paths = (scope.value for scope in scopes if scope is not None and scope.kind is ScopeKind.PATH)
+    paths = (rule.scope.value for rule in rules if rule.scope is not None and _speaks_of(rule, writing))
     return tuple(map(Path, dict.fromkeys(paths)))
+
+
+def _is_of_a_path(rule: Rule) -> bool:
+    return rule.scope is not None and rule.scope.kind is ScopeKind.PATH
 
 
 def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:

@@ -20,7 +20,7 @@ from soong.shared.storage.sql.engine.strict import MalformedError, object_of
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 KEPT: Final = 256
-"""Parsed surfaces and task inputs kept by a process; neither ever changes."""
+"""Parsed surfaces, task inputs and policies kept by a process, each by what names it; none of them ever changes."""
 
 CLAIM_CONTEXT: Final = Statement(
     "claim context: run and session of each claimed step",
@@ -86,6 +86,7 @@ class Contexts:
     def __init__(self) -> None:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
+        self._policies: OrderedDict[str, JsonObject] = OrderedDict()
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
         """Return what is told of the claims of these runs."""
@@ -100,7 +101,7 @@ class Contexts:
             runs,
             _kept(self._tasks, tasks, lambda missing: _tasks(tx, missing)),
             _kept(self._surfaces, surfaces, lambda missing: _surfaces(tx, missing)),
-            {policy: unpack(policy) for policy in {row[15] for row in rows}},
+            _kept(self._policies, {row[15] for row in rows}, lambda missing: {text: unpack(text) for text in missing}),
         )
 
 

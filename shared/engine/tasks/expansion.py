@@ -383,14 +383,12 @@ def further_attempt(
         spec["instructions"] = plan.instructions
     if plan.allowed_tools is not None:
         spec["allowed_tools"] = list(plan.allowed_tools)
-    identity, surface = (
-        replace(run.identity, definition=_definition(plan), model=plan.model),
-        _Surfaces(surface_of).of(plan)[0],
-    )
+    surface, tools = _Surfaces(surface_of).of(plan)
+    identity = replace(run.identity, definition=_definition(plan), model=plan.model)
     return replace(
         made,
         pool=plan.pool,
-        needs=_needs(plan, surface, projects_among(step.needs)),
+        needs=_needs(plan, tools, projects_among(step.needs)),
         definition=_definition(plan),
         model=plan.model,
         run=replace(run, identity=identity, surface=surface),

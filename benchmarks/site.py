@@ -108,10 +108,10 @@ class Site:
             await self.store.adopt_sessions(owner_id)
             await self.store.busy_sessions(owner_id)
             await self.store.take_commands(self.ownership)
-            await self.scheduler.look(self.ownership)
+            await self.scheduler.reconcile(self.ownership)
             await self.store.open_tasks(self.ownership)
             await self.store.open_questions(session_id, limit=MAX_READ)
-            await self.dispatcher.look()
+            await self.dispatcher.dispatch()
         return number
 
 

@@ -12,7 +12,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
 from soong.orchestrator.client.preview import preview_of
-from soong.orchestrator.client.stall_reasons import Hindrances
+from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.client.submission import Submission, program_folder, submission
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
@@ -241,9 +241,9 @@ class Soong:
 
     async def _last_view(self, task_id: str) -> TaskSnapshot:
         last: TaskSnapshot | None = None
-        hindrances = Hindrances(self._client, lambda: self._record)
+        stall_reasons = StallReasons(self._client, lambda: self._record)
         async for view in self._client.follow(task_id):
-            await hindrances.look(view)
+            await stall_reasons.refresh(view)
             last = view
         assert last is not None
         return last

@@ -14,11 +14,11 @@ from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal, undoable
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, Interrupt, StepEnd, StepError
+from soong.shared.engine.tasks.step import Claim, Interrupt, Lease, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.schema import validate
 from soong.shared.toolsets.tasks.claims import step_id_of, work_of
-from soong.worker.claim_loop import ClaimLoop, Lease
+from soong.worker.claim_loop import ClaimLoop, RunFence
 from soong.worker.function_step import failed, malformed
 from soong.worker.transcript import clean_end
 
@@ -42,18 +42,18 @@ class AdditionalSteps:
 
     redactor: Redactor = field(default_factory=Redactor)
     claim_loop: ClaimLoop = field(init=False)
-    _holders: dict[Lease, _Holder] = field(default_factory=dict)
+    _holders: dict[RunFence, _Holder] = field(default_factory=dict)
     """By run and fence, as a run that is being handed back may have been claimed here again already."""
 
-    def held_by(self, holder: Held) -> Claim | None:
+    def held_by(self, holder: Lease) -> Claim | None:
         known = self._holders.get((holder.run_id, holder.fence))
         return None if known is None else known.open
 
-    def why_lost(self, holder: Held, step_id: str) -> str:
+    def why_lost(self, holder: Lease, step_id: str) -> str:
         known = self._holders.get((holder.run_id, holder.fence))
         return "" if known is None else known.lost.get(step_id, "")
 
-    async def claim(self, holder: Held, step_id: str) -> Claim | ClaimRefusal:
+    async def claim(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
         claim = await self.claim_loop.claim_additional(holder, step_id)
         if isinstance(claim, ClaimRefusal):
             return claim
@@ -71,7 +71,7 @@ class AdditionalSteps:
             return undoable(step_id, str(error))
         return claim
 
-    async def end(self, holder: Held, end: StepEnd) -> bool:
+    async def end(self, holder: Lease, end: StepEnd) -> bool:
         known = self._holders.get((holder.run_id, holder.fence))
         if known is None or known.open is None:
             return False
@@ -89,7 +89,7 @@ class AdditionalSteps:
                 return True
         return False
 
-    async def _cancel(self, lease: Lease, known: _Holder, claim: Claim, reason: str) -> None:
+    async def _cancel(self, lease: RunFence, known: _Holder, claim: Claim, reason: str) -> None:
         known.open = None
         while len(known.lost) >= REASONS_KEPT:
             del known.lost[next(iter(known.lost))]
@@ -104,13 +104,13 @@ class AdditionalSteps:
             return ()
         return (clean_end(_end_by(open_claim, end), self.redactor),)
 
-    def leases_of(self, claim: Claim) -> tuple[Held, ...]:
+    def leases_of(self, claim: Claim) -> tuple[Lease, ...]:
         """Return what is to be handed back with a run's own step, and let go of it."""
         open_claim = self._let_go(claim)
         if open_claim is None:
             return ()
         self.claim_loop.forget(open_claim)
-        return (Held(open_claim.step_key, open_claim.identity.run_id, open_claim.fence),)
+        return (Lease(open_claim.step_key, open_claim.identity.run_id, open_claim.fence),)
 
     def drop(self, claim: Claim) -> None:
         """Forget all that a run held: nothing may be written for it."""

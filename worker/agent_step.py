@@ -23,7 +23,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from soong.shared.permissions.policy import Policy, policy_for
@@ -96,14 +96,14 @@ class AgentStepRunner:
             max_result_chars=self.settings.max_result_chars,
         )
         self.further = AdditionalSteps(self._redactor)
-        surroundings = ToolEnvironment.of(self.settings, self.config)
+        environment = ToolEnvironment.of(self.settings, self.config)
         self._registry = make_registry(
-            surroundings, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.further)]
+            environment, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.further)]
         )
         self.incarnation.abilities = abilities(self._registry, self.settings)
         configured = hooks_of(
             self.config.hooks,
-            surroundings.runner,
+            environment.runner,
             home=self.settings.home,
             commands=self.config.commands,
             redactor=self._redactor,
@@ -120,8 +120,8 @@ class AgentStepRunner:
                 await asyncio.to_thread(warm_up, name)
             model = resolve_model(name, _script(claim.spec))
             policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
-            workplace = self._workplace(claim, policy)
-            task = self._task(claim, bound, tools, workplace)
+            run_dirs = self._workplace(claim, policy)
+            task = self._task(claim, bound, tools, run_dirs)
         except InvalidConfigError as error:
             return failed(claim, "worker_incompatible", str(error))
         except (NotFoundError, UsageError) as error:
@@ -134,7 +134,7 @@ class AgentStepRunner:
         log = self._log(claim, runs, interruption)
         parking = self._parking(claim, log, interruption)
         gate = self._gate(claim, policy, log, interruption, parking)
-        scope = RunScope(claim.identity, claim.fence, workplace)
+        scope = RunScope(claim.identity, claim.fence, run_dirs)
         calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
         transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
         try:
@@ -161,7 +161,7 @@ class AgentStepRunner:
     def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:
         task = asyncio.current_task()
         assert task is not None
-        held = Held(claim.step_key, claim.identity.run_id, claim.fence)
+        held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
         return RunParking(self.lot, self.incarnation.worker_id, held, interruption, task, log.flush)
 
     def _gate(
@@ -200,7 +200,7 @@ class AgentStepRunner:
         limits = surface_request(self.config, claim.identity.role, source=WORKER_SOURCE)
         return narrow(self._registry.select(names), limits)
 
-    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], workplace: RunDirs) -> AgentTask:
+    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
         definition = self.definitions.get(claim.identity.definition)
         output = claim.spec.get("output")
         return AgentTask(
@@ -209,7 +209,7 @@ class AgentStepRunner:
             instructions=bound.instructions,
             inputs=bound.inputs,
             tools=tools,
-            workplace={"project": str(workplace.project), "cwd": str(workplace.cwd)},
+            run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
             output_schema=output if isinstance(output, dict) else None,
             limits=AgentLimits(
                 max_turns=self.settings.max_turns,

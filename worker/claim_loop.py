@@ -18,7 +18,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Claim, Held, StepEnd, StepError, StepKind
+from soong.shared.engine.tasks.step import Advance, Claim, Lease, StepEnd, StepError, StepKind
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.notifier import Notifier
 
@@ -35,7 +35,7 @@ RING_AGAIN_S = 0.25
 """Work that is left over is told to the owners at once, and again only now and then: whoever was woken stays awake."""
 
 
-Lease: TypeAlias = tuple[str, int]
+RunFence: TypeAlias = tuple[str, int]
 """A run and the fence under which it is held."""
 
 
@@ -85,7 +85,7 @@ class ClaimLoop:
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ringing: asyncio.Task[None] | None = None
     _was_left: bool = False
-    _given: set[Lease] = field(default_factory=set)
+    _given: set[RunFence] = field(default_factory=set)
     """Claims that were heard and have not come back: what this process knows that it holds."""
 
     async def next_step(
@@ -101,7 +101,7 @@ class ClaimLoop:
         ends = (*(() if end is None else (end,)), *further)
         return await self._wish(ends, wants_step=not self.is_draining).future
 
-    async def claim_additional(self, holder: Held, step_id: str) -> Claim | ClaimRefusal:
+    async def claim_additional(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step for a run that is held here, beside its own.
 
         Raises: LeaseLostError; UnavailableError, and then what was claimed all the same is given back.

@@ -15,7 +15,7 @@ from typing import Final
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.step import Lease
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
@@ -50,7 +50,7 @@ class ParkingCoordinator:
         """Park whatever waits, now and from now on: the process is about to stop."""
         self._is_hurried = True
         for parking in list(self._here):
-            parking.look()
+            parking.poll()
 
     @contextmanager
     def entered(self, parking: "RunParking") -> Iterator[None]:
@@ -72,7 +72,7 @@ class RunParking:
 
     lot: ParkingCoordinator
     worker_id: str
-    held: Held
+    held: Lease
     interruption: StopSignal
     task: asyncio.Task[object]
     flush: Callable[[], Awaitable[None]]
@@ -87,25 +87,25 @@ class RunParking:
     def call(self) -> Iterator[None]:
         """Count a call as under way."""
         self._under_way += 1
-        self.look()
+        self.poll()
         try:
             yield
         finally:
             self._under_way -= 1
-            self.look()
+            self.poll()
 
     @contextmanager
     def waiting(self, request_id: str) -> Iterator[None]:
         """Count a call that is under way as waiting for this request."""
         self._waiting[request_id] = asyncio.get_running_loop().time()
-        self.look()
+        self.poll()
         try:
             yield
         finally:
             self._waiting.pop(request_id, None)
-            self.look()
+            self.poll()
 
-    def look(self, at_least_s: float = 0.0) -> None:
+    def poll(self, at_least_s: float = 0.0) -> None:
         """Set the time for parking anew, after what has changed."""
         if self._timer is not None:
             self._timer.cancel()
@@ -152,7 +152,7 @@ class RunParking:
         if is_parked:
             self._stop()
         else:
-            self.look(self.lot.again_s)
+            self.poll(self.lot.again_s)
 
     def _stop(self) -> None:
         log.info("run_parked", run=self.held.run_id, step=self.held.step_key)

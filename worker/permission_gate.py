@@ -75,7 +75,7 @@ class DecisionInbox:
             if self._task is None or self._task.done():
                 self._task = loop.create_task(self._run())
             if not is_new or request_id in self._early:
-                await self._look(request_id)
+                await self._poll(request_id)
             return await future
         finally:
             self._forget(request_id, future)
@@ -119,11 +119,11 @@ class DecisionInbox:
                 heard = list(self._waiting)
             for request_id in heard:
                 if request_id in self._waiting:
-                    await self._look(request_id)
+                    await self._poll(request_id)
                 else:
                     self._early.append(request_id)
 
-    async def _look(self, request_id: str) -> None:
+    async def _poll(self, request_id: str) -> None:
         try:
             settled = await self.store.settled(request_id)
         except UnavailableError as error:

@@ -264,12 +264,12 @@ class WorkerProcess:
             subscription = await self._switchboard.subscribe_worker(worker_id)
             try:
                 while worker_id == self._incarnation.worker_id:
-                    await self._look(worker_id)
+                    await self._poll(worker_id)
                     await subscription.wait(self._settings.beat_s)
             finally:
                 await subscription.close()
 
-    async def _look(self, worker_id: str) -> None:
+    async def _poll(self, worker_id: str) -> None:
         try:
             if self.slots.busy:
                 for interrupt in await self._store.interrupts(worker_id):

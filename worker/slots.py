@@ -17,10 +17,10 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, StepEnd, StepError
+from soong.shared.engine.tasks.step import Claim, Lease, StepEnd, StepError
 from soong.shared.engine.tasks.store import TaskStore
 from soong.worker.additional_steps import AdditionalSteps
-from soong.worker.claim_loop import ClaimLoop, Lease, retry_s
+from soong.worker.claim_loop import ClaimLoop, RunFence, retry_s
 from soong.worker.function_step import crashed
 from soong.worker.stop_signal import StopReason, StopSignal
 
@@ -61,7 +61,7 @@ class Slots:
     further: AdditionalSteps = field(default_factory=AdditionalSteps)
     """What the held runs hold beside their own steps."""
     claim_loop: ClaimLoop = field(init=False)
-    _held: dict[Lease, _HeldRun] = field(default_factory=dict)
+    _held: dict[RunFence, _HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
     _open: int = 0
     _grown: set[asyncio.Task[int]] = field(default_factory=set)
@@ -202,10 +202,10 @@ class Slots:
     async def _hand_back(self, held: _HeldRun, reason: str) -> None:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
         claim = held.claim
-        own = Held(claim.step_key, claim.identity.run_id, claim.fence)
+        own = Lease(claim.step_key, claim.identity.run_id, claim.fence)
         await self._free(held, (own, *self.further.leases_of(claim)), reason)
 
-    async def _free(self, held: _HeldRun, leases: Sequence[Held], reason: str) -> None:
+    async def _free(self, held: _HeldRun, leases: Sequence[Lease], reason: str) -> None:
         if not leases:
             return
         for attempt in itertools.count():

@@ -97,7 +97,7 @@ def question_json(question: Question) -> dict[str, Json]:
     }
 
 
-async def approval_of(store: Store, question: Question, lookout: TargetChecker) -> Approval:
+async def approval_of(store: Store, question: Question, target_checker: TargetChecker) -> Approval:
     """Read everything about a question. Raises: UnavailableError."""
     request = question.request
     identity = request.identity
@@ -111,7 +111,7 @@ async def approval_of(store: Store, question: Question, lookout: TargetChecker) 
         (await store.task(identity.task_id)).title if identity.task_id else "",
         tuple(await _parents(store, identity)),
         whole,
-        await lookout.look(request, session, whole, hosts.get(run.worker_id, "")),
+        await target_checker.check(request, session, whole, hosts.get(run.worker_id, "")),
         await store.is_tainted(identity.run_id),
         await _why_withdrawn(store, question),
     )

@@ -93,7 +93,7 @@ class RemoteResponder:
         attending = asyncio.get_running_loop().create_task(attendance.run())
         try:
             while not self._is_over:
-                await self._look()
+                await self._poll()
                 if not self.session_id:
                     attendance.attend(request.identity.session_id for request in self._waiting)
                 await self._wait(subscription)
@@ -122,7 +122,7 @@ class RemoteResponder:
         finally:
             await _cancelled(hearing)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             questions = await self._questions()
         except UnavailableError as error:

@@ -143,7 +143,7 @@ class SessionApprovals:
         """Look once; say whether there is anything to come back for."""
         self.poked.clear()
         try:
-            await self._look()
+            await self._poll()
         except (NotOwnerError, NotFoundError) as error:
             log.info("desk_left", session=self.session_id, reason=str(error))
             self._leave()
@@ -152,13 +152,13 @@ class SessionApprovals:
             log.warning("desk_unanswered", session=self.session_id, error=str(error))
             return True
         except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
-            log.exception("desk_look_failed", session=self.session_id)
+            log.exception("approvals_poll_failed", session=self.session_id)
             return True
         finally:
             self.looks += 1
         return bool(self.open) or self.poked.is_set()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
         found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:

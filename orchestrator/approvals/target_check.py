@@ -47,12 +47,12 @@ class TargetChecker:
     write_roots: tuple[Path, ...] = ()
     """Those of the configuration, beside a run's own."""
 
-    async def look(self, request: PermissionRequest, session: Session, whole: FullInput, host: str) -> TargetStatus:
+    async def check(self, request: PermissionRequest, session: Session, whole: FullInput, host: str) -> TargetStatus:
         """Look at a question's target; ``host`` is where its run works ("" when no worker holds it)."""
         tool = next((tool for tool in self.tools if tool.name == request.tool), None)
-        hindrance = self._hindrance(request, session, whole, host, tool)
-        if hindrance or tool is None or tool.target is None:
-            return TargetStatus(None, hindrance)
+        refusal = self._refusal(request, session, whole, host, tool)
+        if refusal or tool is None or tool.target is None:
+            return TargetStatus(None, refusal)
         context = self._context(request, session)
         try:
             target = await asyncio.to_thread(call_foreign, tool.target, context, whole.input)
@@ -60,7 +60,7 @@ class TargetChecker:
             return TargetStatus(True, f"as things are now it would be refused: {failure_of(error).message}")
         return _compared(request, target)
 
-    def _hindrance(
+    def _refusal(
         self, request: PermissionRequest, session: Session, whole: FullInput, host: str, tool: ToolDefinition | None
     ) -> str:
         """Say why nothing can be told from here; empty when it can."""
@@ -81,8 +81,8 @@ class TargetChecker:
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self.write_roots)
         policy = _policy_of(session)
         by_rule = writable_by_rule(policy, self.tools)
-        workplace = RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
-        return ToolContext(request.identity, workplace, request.tool_call_id, "looked_at", 0, _Silent())
+        run_dirs = RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+        return ToolContext(request.identity, run_dirs, request.tool_call_id, "looked_at", 0, _Silent())
 
 
 def _policy_of(session: Session) -> Policy:

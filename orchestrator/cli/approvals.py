@@ -160,8 +160,8 @@ async def read_approval(settings: Settings, text: str) -> "Approval":
     try:
         question = await find_question(store, text)
         catalogue = Catalogue.of(settings)
-        lookout = TargetChecker(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
-        return await approval_of(store, question, lookout)
+        target_checker = TargetChecker(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
+        return await approval_of(store, question, target_checker)
     finally:
         await store.close()
 

@@ -66,9 +66,9 @@ class AnswerCommand:
         if not question.is_pending or question.answer is not None:
             return _decided_already(question)
         provenance = await provenance_here(self.store)
-        hindrance = provenance.problem or self._hindrance(question, session, choice, home)
-        if hindrance:
-            return AnswerOutcome(AnswerExitCode.NOT_ALLOWED, f"not answered: {hindrance}")
+        refusal = provenance.problem or self._refusal(question, session, choice, home)
+        if refusal:
+            return AnswerOutcome(AnswerExitCode.NOT_ALLOWED, f"not answered: {refusal}")
         try:
             await self.store.answer(self._row(question, choice, reason, provenance))
         except AlreadyDecidedError:
@@ -83,11 +83,11 @@ class AnswerCommand:
         now_us, who = self.clock.now_us(), self.settings.principal
         return Answer(request.id, choice, who, CHANNEL, request.input_digest, now_us, clean, provenance=provenance)
 
-    def _hindrance(self, question: Question, session: Session, choice: Choice, home: str) -> str:
+    def _refusal(self, question: Question, session: Session, choice: Choice, home: str) -> str:
         """Say why this answer may not be given; the owner would refuse it, and the question would be lost."""
-        hindrance = refusal_reason(session, self.settings.principal)
-        if hindrance or choice is not Choice.ALLOW_FOR_SESSION:
-            return hindrance
+        refusal = refusal_reason(session, self.settings.principal)
+        if refusal or choice is not Choice.ALLOW_FOR_SESSION:
+            return refusal
         return no_grant(session, question, home)
 
     async def _settled(self, question: Question, wait_s: float) -> Question:

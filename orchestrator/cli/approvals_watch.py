@@ -84,9 +84,9 @@ async def _session(store: Store, session_id: str, principal: str) -> Session | N
     if not session_id:
         return None
     session = await store.session(session_id)
-    hindrance = refusal_reason(session, principal)
-    if hindrance:
-        raise UsageError(f"session {session_id!r} cannot be answered for: {hindrance}")
+    refusal = refusal_reason(session, principal)
+    if refusal:
+        raise UsageError(f"session {session_id!r} cannot be answered for: {refusal}")
     return session
 
 
@@ -97,7 +97,7 @@ async def _stream(settings: Settings, session_id: str) -> None:
             await store.session(session_id)
         stream = Stream(store, session_id)
         while True:
-            await stream.look()
+            await stream.poll()
             await asyncio.sleep(LOOK_EVERY_S)
     finally:
         await store.close()
@@ -111,7 +111,7 @@ class Stream:
     session_id: str
     _open: dict[str, PermissionRequest] = field(default_factory=dict)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Print what has changed since the last look; a database that is away is waited for."""
         try:
             questions = {one.request.id: one for one in await self.store.questions(session_id=self.session_id)}

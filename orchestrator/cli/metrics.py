@@ -14,13 +14,13 @@ def command() -> None:
 
 async def _text(settings: Settings) -> bytes:
     from soong.orchestrator.client.bootstrap import open_figures
-    from soong.orchestrator.owner.metrics import look, text
+    from soong.orchestrator.owner.metrics import collect, text
     from soong.shared.core.clock import SystemClock
 
     store = await open_store(settings)
     figures = open_figures(settings)
     try:
-        return text(await look(store, figures, SystemClock()))
+        return text(await collect(store, figures, SystemClock()))
     finally:
         await figures.close()
         await store.close()

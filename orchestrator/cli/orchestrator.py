@@ -56,13 +56,13 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
         yield
         return
     from soong.orchestrator.client.bootstrap import open_figures
-    from soong.orchestrator.owner.metrics import look, text
+    from soong.orchestrator.owner.metrics import collect, text
     from soong.orchestrator.owner.metrics_endpoint import MetricsEndpoint
 
     figures, clock = open_figures(settings), SystemClock()
 
     async def read() -> bytes:
-        return text(await look(store, figures, clock))
+        return text(await collect(store, figures, clock))
 
     endpoint = MetricsEndpoint(read)
     try:

@@ -12,7 +12,7 @@ from soong.orchestrator.cli.summary import text_of
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
 from soong.orchestrator.client.program import program
-from soong.orchestrator.client.stall_reasons import Hindrances
+from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.embedded.control import ShutdownState
 from soong.orchestrator.embedded.starter import Attachment, attach, last_words
 from soong.shared.core.errors import UnavailableError
@@ -101,12 +101,12 @@ class Watch:
         assert self._display is not None
         last: TaskSnapshot | None = None
         losses = LostLeases()
-        hindrances = Hindrances(self.client, lambda: self.attachment.record, self._display.note)
+        stall_reasons = StallReasons(self.client, lambda: self.attachment.record, self._display.note)
         async for view in self.client.follow(task_id):
             self._display.show(view)
             for sentence in losses.news(view):
                 self._display.note(sentence)
-            await hindrances.look(view)
+            await stall_reasons.refresh(view)
             last = view
         assert last is not None
         return last
@@ -117,9 +117,9 @@ class Watch:
         from soong.orchestrator.cli.question_text import whole_reader
 
         assert self._display is not None
-        hindrance = refusal_reason(session, self.client.settings.principal)
-        if hindrance:
-            self._display.note(f"questions are not answered here: {hindrance}")
+        refusal = refusal_reason(session, self.client.settings.principal)
+        if refusal:
+            self._display.note(f"questions are not answered here: {refusal}")
             return
         whole = whole_reader(self.client.store)
         prompt = TerminalPrompt(terminal_console(), self._display.hold, whole=whole, clock=self.client.clock)

@@ -25,9 +25,9 @@ from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 
 
-def tools_of(surroundings: ToolEnvironment) -> tuple[ToolDefinition, ...]:
+def tools_of(environment: ToolEnvironment) -> tuple[ToolDefinition, ...]:
     """Return every tool that a plan may name, in registry order."""
-    return registry_of(surroundings).definitions()
+    return registry_of(environment).definitions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Catalogue:
             InvalidConfigError: the configuration or a module of tools is wrong; names the place.
             InvalidToolError: a tool is refused.
         """
-        surroundings = ToolEnvironment.of(settings)
-        return cls(tools_of(surroundings), config=surroundings.config, needs_project=not settings.is_embedded)
+        environment = ToolEnvironment.of(settings)
+        return cls(tools_of(environment), config=environment.config, needs_project=not settings.is_embedded)
 
     @property
     def names(self) -> frozenset[str]:

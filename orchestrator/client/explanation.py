@@ -66,7 +66,7 @@ class Explainer:
         )
 
     @property
-    def workplace(self) -> RunDirs:
+    def run_dirs(self) -> RunDirs:
         """Return the folders that a run of this project would have; its own are named as in its row."""
         project, cwd = existing_folder(self.project), self.cwd or Path.cwd()
         run_dir = (self.paths.data or self.paths.agent_home or project) / RUNS / "<run-id>"
@@ -78,9 +78,9 @@ class Explainer:
 
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""
-        workplace = self.workplace
+        run_dirs = self.run_dirs
         tools = self.catalogue.tools
-        return EffectivePolicy(self.policy, self.paths, workplace.project, workplace.write_roots, tools)
+        return EffectivePolicy(self.policy, self.paths, run_dirs.project, run_dirs.write_roots, tools)
 
     def tool(self, name: str) -> ToolDefinition:
         """Return a tool by name or alias. Raises: UsageError."""
@@ -100,7 +100,7 @@ class Explainer:
         if decision is not None and not decision.is_in:
             return by_tool_set(decision)
         self._check(tool, arguments)
-        context = ToolContext(_NOBODY, self.workplace, "call_explain", "explain", 0, _Silent())
+        context = ToolContext(_NOBODY, self.run_dirs, "call_explain", "explain", 0, _Silent())
         try:
             target = call_foreign(tool.target, context, arguments) if tool.target is not None else Target()
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
@@ -117,7 +117,7 @@ class Explainer:
             traits=traits,
             target=target,
             risk=risk_of(tool, traits),
-            cwd=str(context.workplace.cwd),
+            cwd=str(context.run_dirs.cwd),
             hook_result="ask" if asks else "none",
         )
         return by_policy(self.policy, call, home=self.home, is_tainted=self.is_tainted)

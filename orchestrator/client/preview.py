@@ -45,5 +45,5 @@ def preview_of(
         surface = catalogue.surface_of(step)
         return tuple(by_name[name] for name in Surface.from_json(surface).tools) if surface else ()
 
-    previewer = Previewer(explainer.policy, explainer.paths, explainer.workplace, tools_of, explainer.home)
+    previewer = Previewer(explainer.policy, explainer.paths, explainer.run_dirs, tools_of, explainer.home)
     return previewer.preview(plan, bind_inputs(plan, inputs))

@@ -30,7 +30,7 @@ PAUSE_LIMIT_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class Hindrances:
+class StallReasons:
     """Looks at each view of one task. ``record`` is the embedded service that the client uses now, if it is one."""
 
     client: Client
@@ -44,7 +44,7 @@ class Hindrances:
     _had_workers: bool = False
     """Whether a worker lived, or held a step of the task, at any time."""
 
-    async def look(self, view: TaskSnapshot) -> None:
+    async def refresh(self, view: TaskSnapshot) -> None:
         """Say what the steps wait for.
 
         Raises:

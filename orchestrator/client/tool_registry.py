@@ -12,14 +12,14 @@ from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
 
-def registry_of(surroundings: ToolEnvironment) -> ToolRegistry:
+def registry_of(environment: ToolEnvironment) -> ToolRegistry:
     """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
 
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
     known = PlanNames(definitions=builtin_definitions().ids)
-    return make_registry(surroundings, (PlanTemplates(known), *run_sources()))
+    return make_registry(environment, (PlanTemplates(known), *run_sources()))
 
 
 def run_sources() -> tuple[ToolAdapter, ...]:
@@ -30,11 +30,11 @@ def run_sources() -> tuple[ToolAdapter, ...]:
     )
 
 
-def owner_registry(surroundings: ToolEnvironment, service: TaskService, clock: Clock) -> ToolRegistry:
+def owner_registry(environment: ToolEnvironment, service: TaskService, clock: Clock) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
 
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
     own = TaskTools(service.store, lambda: "", clock)
-    return make_registry(surroundings, (PlanTemplates(service.planner.known), own, PlanningTools(service)))
+    return make_registry(environment, (PlanTemplates(service.planner.known), own, PlanningTools(service)))

@@ -48,11 +48,11 @@ class DirectSession:
 
     @property
     def run_dir(self) -> Path:
-        return self.scope.workplace.run_dir
+        return self.scope.run_dirs.run_dir
 
     @property
-    def workplace(self) -> RunDirs:
-        return self.scope.workplace
+    def run_dirs(self) -> RunDirs:
+        return self.scope.run_dirs
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Return the tools that can be called, in registry order."""
@@ -94,7 +94,7 @@ class DirectSession:
             return
         data: dict[str, Json] = {
             **self.scope.identity.as_json(),
-            "project": str(self.workplace.project),
+            "project": str(self.run_dirs.project),
             "tools": list(self._pipeline.tools),
         }
         await self._log.append((NewEvent(EventType.RUN_STARTED, data, self._now_us()),))

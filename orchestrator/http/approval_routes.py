@@ -82,11 +82,11 @@ class ApprovalsQuery:
 
     async def is_new(self) -> bool:
         """Look; say whether there is something to tell."""
-        await self._look()
+        await self._poll()
         return self._tag != self.seen if self.seen else bool(self._told)
 
     async def response(self) -> Response:
-        await self._look()
+        await self._poll()
         headers = {"ETag": self._tag}
         if self._tag == self.seen:
             return Response(status_code=304, headers=headers)
@@ -95,7 +95,7 @@ class ApprovalsQuery:
         items = [one.model_dump() for one in (reversed(shown) if self._is_all else shown)]
         return respond({"items": items, "next": last}, headers=headers)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         self._found = await self.api.client.store.questions(
             session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
         )
@@ -204,10 +204,10 @@ async def answer_approval(
 
 def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
     """Refuse what the owner would refuse. Raises: ProblemError."""
-    if shown.hindrance:
+    if shown.refusal:
         log.warning("http_answer_refused", principal=shown.caller.principal, request=shown.question.request.id)
         whose = {"principal": shown.session.principal}
-        raise ProblemError(Problem.NOT_YOURS, f"not answered: {shown.hindrance}", whose)
+        raise ProblemError(Problem.NOT_YOURS, f"not answered: {shown.refusal}", whose)
     if not shown.is_open:
         return  # told, and written down, when the row is refused
     if body.input_digest != shown.question.request.input_digest:

@@ -44,10 +44,10 @@ class Caller:
         return self.token.principal
 
     def may(self, right: Right) -> bool:
-        return self.token.allows(right) and not (right is Right.APPROVE and self.hindrance)
+        return self.token.allows(right) and not (right is Right.APPROVE and self.refusal)
 
     @property
-    def hindrance(self) -> str:
+    def refusal(self) -> str:
         """Say why nothing that comes over this connection is a person's; empty when nothing speaks for that."""
         return "it was not looked who sent the request" if self.peer is None else self.peer.problem
 
@@ -56,7 +56,7 @@ class Caller:
         if not self.may(right):
             log.warning("http_forbidden", token=self.token.id, principal=self.principal, right=str(right))
             if self.token.allows(right):
-                raise ProblemError(Problem.FORBIDDEN, f"the right {str(right)!r} needs a person: {self.hindrance}")
+                raise ProblemError(Problem.FORBIDDEN, f"the right {str(right)!r} needs a person: {self.refusal}")
             detail = f"this needs the right {str(right)!r}, which the token of {self.principal!r} does not carry"
             raise ProblemError(Problem.FORBIDDEN, detail, {"right": str(right)})
 

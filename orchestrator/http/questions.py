@@ -151,11 +151,11 @@ class ApprovalView:
         return (Choice.ALLOW_ONCE, *((Choice.ALLOW_FOR_SESSION,) if is_granted else ()), Choice.DENY)
 
     @property
-    def hindrance(self) -> str:
+    def refusal(self) -> str:
         """Return why the caller may not answer, whatever the state; empty when it may (PER-13)."""
         if not self.caller.may(Right.APPROVE):
             is_carried = self.caller.token.allows(Right.APPROVE)
-            return self.caller.hindrance if is_carried else "the token does not carry the right 'approve'"
+            return self.caller.refusal if is_carried else "the token does not carry the right 'approve'"
         session = self.session
         if session.answer_mode is AnswerMode.NONE:
             return "the session is answered by its policy alone"
@@ -171,11 +171,11 @@ class ApprovalView:
         return ApprovalDetail.model_validate(_known(ApprovalDetail, approval.as_json(), self._answering()))
 
     def _answering(self) -> dict[str, Json]:
-        hindrance = self.hindrance or ("" if self.is_open else f"it is {status_of_question(self.question).word}")
+        refusal = self.refusal or ("" if self.is_open else f"it is {status_of_question(self.question).word}")
         return {
             "choices": [str(choice) for choice in self.choices] if self.is_open else [],
-            "may_answer": not hindrance,
-            "may_not_because": hindrance,
+            "may_answer": not refusal,
+            "may_not_because": refusal,
         }
 
 

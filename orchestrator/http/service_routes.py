@@ -71,7 +71,7 @@ async def workers(request: Request) -> Response:
 )
 async def metrics(request: Request) -> Response:
     """Say what to watch, in Prometheus' text form; no names of sessions, tasks or people."""
-    from soong.orchestrator.owner.metrics import CONTENT_TYPE, look, text
+    from soong.orchestrator.owner.metrics import CONTENT_TYPE, collect, text
 
     api = api_of(request)
-    return Response(text(await look(api.client.store, api.figures, api.client.clock)), media_type=CONTENT_TYPE)
+    return Response(text(await collect(api.client.store, api.figures, api.client.clock)), media_type=CONTENT_TYPE)

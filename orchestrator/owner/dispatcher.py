@@ -48,7 +48,7 @@ class Dispatcher:
         """What no living worker may claim, and why, as it was seen last."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
 
-    async def look(self, *, is_full: bool = False) -> int:
+    async def dispatch(self, *, is_full: bool = False) -> int:
         """Send what is wanted now; return the number of messages sent.
 
         While no slot is free nothing is, and only a full look sees then what nobody may claim.

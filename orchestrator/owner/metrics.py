@@ -41,7 +41,7 @@ class Snapshot:
         return 0.0 if since_us is None else max(0, self.now_us - since_us) / 1_000_000
 
 
-async def look(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
+async def collect(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
     """Read what the metrics say. Raises: UnavailableError."""
     figures = await source.figures()
     workers = await store.workers()

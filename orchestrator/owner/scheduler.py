@@ -56,7 +56,7 @@ class Scheduler:
     _agents: dict[str, str] = field(default_factory=dict)
     """By task: the run that plans it, empty for none. It never changes."""
 
-    async def look(self, ownership: Ownership) -> ReconcileResult:
+    async def reconcile(self, ownership: Ownership) -> ReconcileResult:
         """Do all that is due in the session."""
         due = await self._promote(ownership)
         await self.expander.expand_all(ownership)

@@ -87,7 +87,7 @@ class Orchestrator:
     """In the order they began: they are stopped in it."""
     _reaper: Reaper = field(init=False)
     _unclaimable: UnschedulableSteps = field(init=False)
-    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         store = self.parts.store
@@ -108,7 +108,7 @@ class Orchestrator:
 
     async def stop(self) -> None:
         """Stop looking, release the sessions for a successor, close every part."""
-        await self._stop_looking()
+        await self._stop_reconciling()
         try:
             await self.parts.store.release_owner(self.owner_id)
         except UnavailableError as error:
@@ -117,10 +117,10 @@ class Orchestrator:
 
     async def abandon(self) -> None:
         """End without releasing anything, as a killed process would: successors wait for the lease. For tests."""
-        await self._stop_looking()
+        await self._stop_reconciling()
         await self._close()
 
-    async def _stop_looking(self) -> None:
+    async def _stop_reconciling(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -136,11 +136,11 @@ class Orchestrator:
     async def worker_died(self, pid: int, how: str) -> None:
         """Free the leases of a worker process on this host that is known to have ended; ``how`` says it in words."""
         concerned = await self._reaper.process_died(socket.gethostname(), pid, f"died ({how})")
-        await self._safely(self.look(concerned))
+        await self._safely(self.reconcile(concerned))
 
     async def is_working(self) -> bool:
         """Say whether a task of a session that is ours, or that we now adopt, is running."""
-        async with self._looking:
+        async with self._reconciling:
             await self._adopt()
         for session_id in await self._busy():
             open_tasks = await self.parts.store.tasks(session_id=session_id)
@@ -155,20 +155,20 @@ class Orchestrator:
     def detach_callback(self, session_id: str) -> None:
         self.parts.broker.detach(session_id)
 
-    async def look(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
+    async def reconcile(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
         """
-        async with self._looking:
+        async with self._reconciling:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
                 wanted |= await self._within(self._adopt(), set())
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
-                    await self._safely(self._look_at(ownership))
-            await self._within(self.parts.dispatcher.look(is_full=is_sweep), 0)
+                    await self._safely(self._reconcile_session(ownership))
+            await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
     async def _register(self) -> None:
@@ -192,11 +192,11 @@ class Orchestrator:
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
         return {session.id for session in adopted}
 
-    async def _look_at(self, ownership: Ownership) -> None:
+    async def _reconcile_session(self, ownership: Ownership) -> None:
         session_id = ownership.session_id
         try:
             is_closed = await self.parts.commands.carry_out(ownership)
-            look = await self.parts.scheduler.look(ownership)
+            result = await self.parts.scheduler.reconcile(ownership)
             open_tasks = await self.parts.store.open_tasks(ownership)
         except NotOwnerError as error:
             # Somebody else owns it now: it is no longer ours to look at.
@@ -209,10 +209,10 @@ class Orchestrator:
             self._forget(ownership)
         else:
             await self.parts.broker.review([session_id])
-        self._look_later(session_id, look.due_us)
-        for end in look.ended:
+        self._reconcile_later(session_id, result.due_us)
+        for end in result.ended:
             await self.parts.recorder.write(end.task_id)
-        if look.ended:
+        if result.ended:
             await self.parts.notifier.notify_session(session_id)
 
     def _forget(self, ownership: Ownership) -> None:
@@ -221,13 +221,15 @@ class Orchestrator:
             del self._owned[ownership.session_id]
             self._active.discard(ownership.session_id)
 
-    def _look_later(self, session_id: str, due_us: int | None) -> None:
+    def _reconcile_later(self, session_id: str, due_us: int | None) -> None:
         """Come back when the session's next retry is due, if that is before the next sweep."""
         if due_us is None:
             return
         delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
         if delay_s < self.settings.sweep_s:
-            asyncio.get_running_loop().call_later(delay_s, lambda: self._begin(self._safely(self.look([session_id]))))
+            asyncio.get_running_loop().call_later(
+                delay_s, lambda: self._begin(self._safely(self.reconcile([session_id])))
+            )
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -266,7 +268,7 @@ class Orchestrator:
             wanted |= await self._within(self._busy(), set())
             for task_id in await self._within(store.unrecorded(self.owner_id), ()):
                 await self._safely(self.parts.recorder.write(task_id))
-        await self._safely(self.look(wanted, is_sweep=True))
+        await self._safely(self.reconcile(wanted, is_sweep=True))
 
     async def _busy(self) -> set[str]:
         """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
@@ -283,7 +285,7 @@ class Orchestrator:
                 heard = await subscription.wait(self.settings.sweep_s)
                 if heard:
                     # An empty id: slots to fill, or an ear that was away; the sweep looks at what it missed.
-                    await self._safely(self.look(set(heard) - {""}))
+                    await self._safely(self.reconcile(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:
@@ -304,9 +306,9 @@ class Orchestrator:
         try:
             return await work
         except UnavailableError as error:
-            log.warning("look_unanswered", error=str(error))
+            log.warning("reconcile_unanswered", error=str(error))
         except Exception:  # a fault in one session's look must not end the loops that all sessions live by
-            log.exception("look_failed")
+            log.exception("reconcile_failed")
         return instead
 
 

@@ -134,7 +134,7 @@ class _Loop:
         task = self.task
         nodes = await transcript.nodes() if task.is_resumed else ()
         if not nodes:
-            self.talk.begin(opening_nodes(task.system, task.instructions, task.inputs, task.workplace))
+            self.talk.begin(opening_nodes(task.system, task.instructions, task.inputs, task.run_dirs))
             return
         tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
         for result in self.talk.restore(nodes):

@@ -36,9 +36,9 @@ _CALL_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "Instructions of this project,"}
 
 
-def opening_nodes(system: str, instructions: str, inputs: JsonObject, workplace: JsonObject) -> tuple[NewNode, NewNode]:
+def opening_nodes(system: str, instructions: str, inputs: JsonObject, run_dirs: JsonObject) -> tuple[NewNode, NewNode]:
     """Return the nodes that every run begins with. The facts are one JSON text of their own, last in the prompt."""
-    facts = dump({"inputs": inputs, "workplace": workplace})
+    facts = dump({"inputs": inputs, "workplace": run_dirs})
     return (
         NewNode(NodeKind.SYSTEM, {"v": VERSION, "text": system}),
         NewNode(NodeKind.USER, {"v": VERSION, "texts": [instructions, facts]}),

@@ -44,9 +44,9 @@ Playing: TypeAlias = Generator[Turn, Results, bool]
 class Player:
     """One playing of a program. ``output`` is set when the generator has ended."""
 
-    def __init__(self, program: Program, inputs: Json, workplace: Json, budget: Budget | None = None) -> None:
+    def __init__(self, program: Program, inputs: Json, run_dirs: Json, budget: Budget | None = None) -> None:
         self._program = program
-        self._names: Names = {"inputs": inputs, "workplace": workplace}
+        self._names: Names = {"inputs": inputs, "workplace": run_dirs}
         self._budget = script_budget() if budget is None else budget
         self.output: Json = None
 

@@ -18,7 +18,7 @@ from soong.shared.tools.ports import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One run's work. ``tools`` is its surface in the order a model sees it; ``workplace`` is told to the model.
+    """One run's work. ``tools`` is its surface in the order a model sees it; ``run_dirs`` is told to the model.
 
     ``output_schema`` None takes the model's text as the output, or the JSON object or array that the text is.
     """
@@ -28,7 +28,7 @@ class AgentTask:
     instructions: str
     inputs: JsonObject
     tools: Sequence[ToolDefinition]
-    workplace: JsonObject = field(default_factory=dict)
+    run_dirs: JsonObject = field(default_factory=dict)
     output_schema: JsonObject | None = None
     limits: AgentLimits = field(default_factory=AgentLimits)
     is_resumed: bool = False

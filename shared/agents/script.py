@@ -20,7 +20,7 @@ Owns the statements and the check of their form. A script is a list of statement
     - finish: {findings: "${findings}"} # the step's output; without it the output is null
 
 Every statement may have ``when:`` with a condition. Values are expressions (:mod:`soong.shared.agents.expressions`);
-``inputs`` are the step's inputs and ``workplace`` its folders. A script sees no more than a model does.
+``inputs`` are the step's inputs and ``run_dirs`` its folders. A script sees no more than a model does.
 """
 
 from collections.abc import Callable, Mapping, Sequence

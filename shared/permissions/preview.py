@@ -72,7 +72,7 @@ class Previewer:
 
     policy: Policy
     paths: PathPolicy
-    workplace: RunDirs
+    run_dirs: RunDirs
     tools_of: Callable[[PlanStep], Sequence[ToolDefinition]]
     home: str
 
@@ -121,7 +121,7 @@ class Previewer:
     # -- one scope
     def _write(self, given: str, path: str, tools: Sequence[ToolDefinition]) -> CheckedPermission:
         try:
-            located = self.paths.locate(self.workplace, path)
+            located = self.paths.locate(self.run_dirs, path)
         except PathRefusedError as error:
             return _refused(AskKind.WRITE, given, path, str(error))
         shown = str(located.resolved)
@@ -236,7 +236,7 @@ class Previewer:
 
     @property
     def _context(self) -> ToolContext:
-        return ToolContext(_NOBODY, self.workplace, "call_preview", "preview", 0, _Silent())
+        return ToolContext(_NOBODY, self.run_dirs, "call_preview", "preview", 0, _Silent())
 
 
 def _wishes(work: PlanStep) -> Iterator[tuple[AskKind, Sequence[str]]]:

@@ -125,7 +125,7 @@ class ToolContext:
     """
 
     identity: RunIdentity
-    workplace: RunDirs
+    run_dirs: RunDirs
     tool_call_id: str
     effect_id: str
     fence: int

@@ -95,7 +95,7 @@ class CallProgress:
 
     log: CallLog
     redactor: Redactor
-    course: CallState
+    call_state: CallState
     clock: Clock = field(default_factory=SystemClock)
     _room: float = PROGRESS_BURST
     _filled_s: float = 0.0
@@ -103,12 +103,12 @@ class CallProgress:
 
     async def report(self, message: str, data: JsonObject | None = None) -> None:
         shown = self.redactor.text(storable(str(message)))
-        self.course.reported = f"{self.course.reported}{shown}\n"[-_MAX_PARTIAL_CHARS:]
+        self.call_state.reported = f"{self.call_state.reported}{shown}\n"[-_MAX_PARTIAL_CHARS:]
         if not self._may_tell():
             self._left_out += 1
             return
-        event: dict[str, Json] = {"tool_call_id": self.course.call.id, "tool": self.course.call.tool}
-        event |= {"message": shown, "data": self._shown_data(data), "event_id": self.course.next_event()}
+        event: dict[str, Json] = {"tool_call_id": self.call_state.call.id, "tool": self.call_state.call.tool}
+        event |= {"message": shown, "data": self._shown_data(data), "event_id": self.call_state.next_event()}
         if self._left_out:
             event["left_out"], self._left_out = self._left_out, 0
         await self.log.note(PROGRESS_EVENT, event)
@@ -180,8 +180,8 @@ def _named(error: ForeignError) -> Exception:
             return error
 
 
-async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: CallState) -> HandlerOutput:
-    """Run a handler that asked not to be cut: an abort meanwhile waits in ``course.signal`` until it has ended."""
+async def run_to_end(running: Coroutine[object, object, HandlerOutput], call_state: CallState) -> HandlerOutput:
+    """Run a handler that asked not to be cut: an abort meanwhile waits in ``call_state.signal`` until it has ended."""
     task = asyncio.ensure_future(running)
     while True:
         try:
@@ -189,7 +189,7 @@ async def run_to_end(running: Coroutine[object, object, HandlerOutput], course: 
         except asyncio.CancelledError as signal:
             if task.cancelled():
                 raise
-            course.signal = signal
+            call_state.signal = signal
 
 
 async def unbroken(work: Coroutine[object, object, T]) -> T:
@@ -208,16 +208,20 @@ async def unbroken(work: Coroutine[object, object, T]) -> T:
     return task.result()
 
 
-def aborted(course: CallState, signal: asyncio.CancelledError) -> ToolResult:
+def aborted(call_state: CallState, signal: asyncio.CancelledError) -> ToolResult:
     reason = str(signal.args[0]) if signal.args else "the run was interrupted"
     failure = ToolFailure(ErrorType.ABORTED, reason)
-    result = refusal(course.call.id, failure, None, aborted=True, partial=bool(course.partial), abort_reason=reason)
-    return _with_partial(result, course.partial)
+    result = refusal(
+        call_state.call.id, failure, None, aborted=True, partial=bool(call_state.partial), abort_reason=reason
+    )
+    return _with_partial(result, call_state.partial)
 
 
-def timed_out(course: CallState, error: HandlerTimeoutError) -> ToolResult:
+def timed_out(call_state: CallState, error: HandlerTimeoutError) -> ToolResult:
     failure = ToolFailure(ErrorType.TIMEOUT, str(error), "narrow the call so that it ends sooner")
-    return _with_partial(refusal(course.call.id, failure, None, partial=bool(course.partial)), course.partial)
+    return _with_partial(
+        refusal(call_state.call.id, failure, None, partial=bool(call_state.partial)), call_state.partial
+    )
 
 
 def _with_partial(result: ToolResult, partial: str) -> ToolResult:
@@ -226,10 +230,10 @@ def _with_partial(result: ToolResult, partial: str) -> ToolResult:
     return replace(result, content=(*result.content, TextBlock(f"until then:\n{partial}")))
 
 
-def withheld(course: CallState, result: ToolResult) -> ToolResult:
+def withheld(call_state: CallState, result: ToolResult) -> ToolResult:
     """Return what is kept of an allowed sensitive read: where it was, not what it said (RES-03)."""
     if result.is_error:
         return result
-    text = f"[the content of the sensitive {course.target.shown} went to the model only]"
-    metadata: dict[str, Json] = {"is_withheld": True, "ref": course.target.shown}
+    text = f"[the content of the sensitive {call_state.target.shown} went to the model only]"
+    metadata: dict[str, Json] = {"is_withheld": True, "ref": call_state.target.shown}
     return ToolResult(result.tool_call_id, (TextBlock(text),), text, metadata=metadata)

@@ -109,7 +109,7 @@ def gate_call_of(
         traits=traits,
         target=target,
         risk=risk_of(definition, traits, classify),
-        cwd=str(context.workplace.cwd),
+        cwd=str(context.run_dirs.cwd),
         hook_result="ask" if asks or pre.action == "ask" else "allow" if pre.action == "allow" else "none",
         is_rewritten=pre.is_rewritten,
     )

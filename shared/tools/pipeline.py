@@ -83,7 +83,7 @@ class RunScope:
 
     identity: RunIdentity
     fence: int
-    workplace: RunDirs
+    run_dirs: RunDirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,18 @@ class ToolPipeline:
             asyncio.CancelledError: the run was interrupted; the call's aborted result has been recorded.
         """
         call, definition = self._looked_up(call)
-        course = CallState(call, self._run.fence, call.arguments)
+        call_state = CallState(call, self._run.fence, call.arguments)
         try:
-            result = await self._attempt(course, definition)
+            result = await self._attempt(call_state, definition)
         except asyncio.CancelledError as signal:
-            await unbroken(self._end(course, definition, aborted(course, signal)))
+            await unbroken(self._end(call_state, definition, aborted(call_state, signal)))
             raise
         except ToolError as error:
             result = refusal(call.id, error.failure, error.data)
-        if course.signal is not None:
-            await unbroken(self._end(course, definition, result))
-            raise course.signal
-        return await unbroken(self._end(course, definition, result))
+        if call_state.signal is not None:
+            await unbroken(self._end(call_state, definition, result))
+            raise call_state.signal
+        return await unbroken(self._end(call_state, definition, result))
 
     async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
         """Record a terminal result for a call that is not made: ``not_run``, ``aborted``, ``stream_discarded``."""
@@ -168,29 +168,29 @@ class ToolPipeline:
             call = replace(call, tool=definition.name, raw={**call.raw, "alias": call.tool})
         return call, definition
 
-    async def _attempt(self, course: CallState, definition: ToolDefinition | None) -> ToolResult:
+    async def _attempt(self, call_state: CallState, definition: ToolDefinition | None) -> ToolResult:
         if definition is None:
             known = ", ".join(self.tools) or "none"
-            problem = f"there is no tool {course.call.tool[:200]!r} in this run"
+            problem = f"there is no tool {call_state.call.tool[:200]!r} in this run"
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, problem, hint=f"available: {known}")
-        course.model_input = value = parsed(course.call.arguments)
-        course.is_bounded = True
+        call_state.model_input = value = parsed(call_state.call.arguments)
+        call_state.is_bounded = True
         model_input = validated(definition, value)
-        pre = await self._before(course, definition, model_input)
-        context, gate_call = await self._judged(course, definition, pre)
-        verdict = self._decided(course, await self._gate.decide(gate_call))
-        await self._start(course, gate_call, verdict, context)
-        return await self._invoked(course, definition, context, pre)
+        pre = await self._before(call_state, definition, model_input)
+        context, gate_call = await self._judged(call_state, definition, pre)
+        verdict = self._decided(call_state, await self._gate.decide(gate_call))
+        await self._start(call_state, gate_call, verdict, context)
+        return await self._invoked(call_state, definition, context, pre)
 
     # -- hooks before
-    async def _before(self, course: CallState, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
-        course.hook_input = model_input
+    async def _before(self, call_state: CallState, definition: ToolDefinition, model_input: JsonObject) -> PreResult:
+        call_state.hook_input = model_input
         if not self._hooks.pre:
             return PreResult("none", "", model_input)
-        run, call = self._run, course.call
+        run, call = self._run, call_state.call
         effect_id = effect_id_of(run.identity.run_id, call.id)
-        hook_call = HookCall(run.identity, call.id, definition, model_input, run.workplace, effect_id=effect_id)
-        pre = await self._hooks.before(hook_call, self._wires(course, definition))
+        hook_call = HookCall(run.identity, call.id, definition, model_input, run.run_dirs, effect_id=effect_id)
+        pre = await self._hooks.before(hook_call, self._wires(call_state, definition))
         if pre.action in ("deny", "stop"):
             details: dict[str, Json] = {"hook": pre.decided_by}
             if pre.action == "stop":
@@ -209,49 +209,49 @@ class ToolPipeline:
             raise ToolError(ErrorType.INVALID_INPUT, problem, details=error.failure.details) from error
         return replace(pre, call_input=call_input)
 
-    def _wires(self, course: CallState, definition: ToolDefinition) -> HookServices:
+    def _wires(self, call_state: CallState, definition: ToolDefinition) -> HookServices:
         async def note(type: str, data: JsonObject) -> None:
-            await self._note(course, type, self._redactor.mapping(data))
+            await self._note(call_state, type, self._redactor.mapping(data))
 
         async def derive(call_input: JsonObject) -> JsonObject:
             try:
-                target = await target_of(definition, self._context(course), call_input)
+                target = await target_of(definition, self._context(call_state), call_input)
             except ToolError:
                 target = None  # the call ends with this error after the hooks, unless one of them mends it
-            return derived_fields(target, self._run.workplace)
+            return derived_fields(target, self._run.run_dirs)
 
         return HookServices(note, derive, self._clock)
 
     # -- permission
-    def _context(self, course: CallState) -> ToolContext:
-        run, call = self._run, course.call
-        progress = CallProgress(self._log, self._redactor, course, self._clock)
+    def _context(self, call_state: CallState) -> ToolContext:
+        run, call = self._run, call_state.call
+        progress = CallProgress(self._log, self._redactor, call_state, self._clock)
         effect_id = effect_id_of(run.identity.run_id, call.id)
         return ToolContext(
-            run.identity, run.workplace, call.id, effect_id, run.fence, progress, keep_partial=course.keep_partial
+            run.identity, run.run_dirs, call.id, effect_id, run.fence, progress, keep_partial=call_state.keep_partial
         )
 
     async def _judged(
-        self, course: CallState, definition: ToolDefinition, pre: PreResult
+        self, call_state: CallState, definition: ToolDefinition, pre: PreResult
     ) -> tuple[ToolContext, GateCall]:
         """Gather what permission is asked about; the handler's context is bound to what was computed here."""
-        course.permission_input = pre.call_input
-        context = self._context(course)
-        course.target = target = await target_of(definition, context, pre.call_input)
+        call_state.permission_input = pre.call_input
+        context = self._context(call_state)
+        call_state.target = target = await target_of(definition, context, pre.call_input)
         check = own_check(definition, context, pre.call_input)
         gate_call = gate_call_of(definition, context, pre, target, asks=check == "ask", classify=self._classify)
-        course.gate_call, course.facts = gate_call, gate_call.facts(self._redactor.text)
+        call_state.gate_call, call_state.facts = gate_call, gate_call.facts(self._redactor.text)
         if check == "deny":
-            await self._note(course, DECIDED_EVENT, refused_by_tool(course.facts))
-            self._decided(course, REFUSED_BY_TOOL)
+            await self._note(call_state, DECIDED_EVENT, refused_by_tool(call_state.facts))
+            self._decided(call_state, REFUSED_BY_TOOL)
         is_beyond = target.is_sensitive or not target.is_inside_roots
-        course.is_withheld = target.is_sensitive and gate_call.traits.is_read_only
+        call_state.is_withheld = target.is_sensitive and gate_call.traits.is_read_only
         # Reached by the handler only after permission; what was shown is what it may touch.
         return replace(context, target=target, precondition=target.precondition, allowed_outside=is_beyond), gate_call
 
-    def _decided(self, course: CallState, verdict: Verdict) -> Verdict:
+    def _decided(self, call_state: CallState, verdict: Verdict) -> Verdict:
         """Keep the decision apart from the facts (PER-19); the gate has written its event."""
-        course.verdict, course.decision = verdict, verdict.as_json(self._redactor.text)
+        call_state.verdict, call_state.decision = verdict, verdict.as_json(self._redactor.text)
         if not verdict.is_allowed:
             silent = "a person denied it without a reason" if verdict.author == "person" else "no reason was given"
             reason = verdict.reason or verdict.rule or silent
@@ -259,14 +259,22 @@ class ToolPipeline:
         return verdict
 
     # -- execution
-    async def _start(self, course: CallState, gate_call: GateCall, verdict: Verdict, context: ToolContext) -> None:
+    async def _start(self, call_state: CallState, gate_call: GateCall, verdict: Verdict, context: ToolContext) -> None:
         call_input = gate_call.permission_input
-        course.call_input = call_input
-        record = self._record(course, course.next_event())
+        call_state.call_input = call_input
+        record = self._record(call_state, call_state.next_event())
         shown = record.inputs.call or {}
-        hook_input = course.hook_input or {}
+        hook_input = call_state.hook_input or {}
         started = StartedCall(
-            course.call, gate_call, verdict, hook_input, call_input, context.effect_id, record.is_write, shown, record
+            call_state.call,
+            gate_call,
+            verdict,
+            hook_input,
+            call_input,
+            context.effect_id,
+            record.is_write,
+            shown,
+            record,
         )
         try:
             await self._log.started(started)
@@ -274,34 +282,34 @@ class ToolPipeline:
             raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again to be asked anew") from error
 
     async def _invoked(
-        self, course: CallState, definition: ToolDefinition, context: ToolContext, pre: PreResult
+        self, call_state: CallState, definition: ToolDefinition, context: ToolContext, pre: PreResult
     ) -> ToolResult:
-        course.started_s = self._clock.monotonic_s()
-        call_id = course.call.id
+        call_state.started_s = self._clock.monotonic_s()
+        call_id = call_state.call.id
         try:
-            result = wrap(call_id, await self._handled(course, definition, context, pre.call_input))
+            result = wrap(call_id, await self._handled(call_state, definition, context, pre.call_input))
         except (LeaseLostError, NotOwnerError):
             raise
         except HandlerTimeoutError as error:
-            result = timed_out(course, error)
+            result = timed_out(call_state, error)
         except asyncio.CancelledError:
             if is_interrupted():
                 raise
             result = failed(call_id, SelfCancelledError())
         except Exception as error:  # noqa: BLE001  # the handler's edge: whatever it raises is the call's result
             result = failed(call_id, error)
-        result = with_reason(own_deliverable(result, course.target), course.verdict)
+        result = with_reason(own_deliverable(result, call_state.target), call_state.verdict)
         result = with_context(result, pre.context)
         if self._hooks.post:
-            result = await self._after(course, definition, pre, result)
-        return self._normalised(course, definition, result)
+            result = await self._after(call_state, definition, pre, result)
+        return self._normalised(call_state, definition, result)
 
     async def _handled(
-        self, course: CallState, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
+        self, call_state: CallState, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
     ) -> HandlerOutput:
         limit_s = self._limit_s(definition, call_input)
         running = timed(lambda: definition.handler(context, call_input), limit_s)
-        return await (running if definition.interrupt == "cancel" else run_to_end(running, course))
+        return await (running if definition.interrupt == "cancel" else run_to_end(running, call_state))
 
     def _limit_s(self, definition: ToolDefinition, call_input: JsonObject) -> float | None:
         """Return the handler's time in seconds: the model may lower it, nothing raises it above the maximum."""
@@ -314,59 +322,63 @@ class ToolPipeline:
         return limit.total_seconds()
 
     async def _after(
-        self, course: CallState, definition: ToolDefinition, pre: PreResult, result: ToolResult
+        self, call_state: CallState, definition: ToolDefinition, pre: PreResult, result: ToolResult
     ) -> ToolResult:
         """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
-        workplace = self._run.workplace
-        derived = derived_fields(course.target, workplace)
-        identity, effect_id = self._run.identity, effect_id_of(self._run.identity.run_id, course.call.id)
-        call = HookCall(identity, course.call.id, definition, pre.call_input, workplace, derived, effect_id=effect_id)
-        told = self._fitter.redact(withheld(course, result) if course.is_withheld else result)
-        post = await self._hooks.after(call, told, self._wires(course, definition))
+        run_dirs = self._run.run_dirs
+        derived = derived_fields(call_state.target, run_dirs)
+        identity, effect_id = self._run.identity, effect_id_of(self._run.identity.run_id, call_state.call.id)
+        call = HookCall(
+            identity, call_state.call.id, definition, pre.call_input, run_dirs, derived, effect_id=effect_id
+        )
+        told = self._fitter.redact(withheld(call_state, result) if call_state.is_withheld else result)
+        post = await self._hooks.after(call, told, self._wires(call_state, definition))
         return post.applied_to(result)
 
     # -- the end
-    def _normalised(self, course: CallState, definition: ToolDefinition, result: ToolResult) -> ToolResult:
+    def _normalised(self, call_state: CallState, definition: ToolDefinition, result: ToolResult) -> ToolResult:
         """Hold the result to what the tool promised and may add; hooks are foreign code like the handler."""
-        is_alone = course.gate_call is None or not course.gate_call.traits.is_concurrency_safe
+        is_alone = call_state.gate_call is None or not call_state.gate_call.traits.is_concurrency_safe
         try:
             result = sound(result) if self._hooks.post else result
             return check_context(check_output(definition, result), may_add=is_alone or definition.adds_context)
         except ToolError as error:
-            return refusal(course.call.id, error.failure)
+            return refusal(call_state.call.id, error.failure)
 
-    async def _end(self, course: CallState, definition: ToolDefinition | None, result: ToolResult) -> ToolResult:
-        if course.is_withheld:
+    async def _end(self, call_state: CallState, definition: ToolDefinition | None, result: ToolResult) -> ToolResult:
+        if call_state.is_withheld:
             result = replace(result, context_nodes=())  # a node would be kept
-        kept = self._fitter.redact(withheld(course, result) if course.is_withheld else result)
+        kept = self._fitter.redact(withheld(call_state, result) if call_state.is_withheld else result)
         if definition is not None:
             kept = await self._fitter.fit(definition, kept)
-        record = self._record(course, course.next_event())
-        kept = replace(kept, evidence=course.evidence)
+        record = self._record(call_state, call_state.next_event())
+        kept = replace(kept, evidence=call_state.evidence)
         arguments = record.inputs.model
-        call = course.call if arguments is course.call.arguments else replace(course.call, arguments=arguments)
-        elapsed_s = 0.0 if course.started_s is None else self._clock.monotonic_s() - course.started_s
+        call = (
+            call_state.call if arguments is call_state.call.arguments else replace(call_state.call, arguments=arguments)
+        )
+        elapsed_s = 0.0 if call_state.started_s is None else self._clock.monotonic_s() - call_state.started_s
         await self._log.finished(call, kept, duration_ms=int(elapsed_s * 1000), record=record)
-        if definition is not None and course.is_withheld and result.ok:
-            whole = replace(result, evidence=course.evidence)
+        if definition is not None and call_state.is_withheld and result.ok:
+            whole = replace(result, evidence=call_state.evidence)
             return await replace(self._fitter, artifacts=None).fit(definition, whole)
         return kept
 
     # -- what is recorded
-    async def _note(self, course: CallState, type: str, data: JsonObject) -> None:
-        call = course.call
+    async def _note(self, call_state: CallState, type: str, data: JsonObject) -> None:
+        call = call_state.call
         await self._log.note(
-            type, {"tool_call_id": call.id, "tool": call.tool, **data, "event_id": course.next_event()}
+            type, {"tool_call_id": call.id, "tool": call.tool, **data, "event_id": call_state.next_event()}
         )
 
-    def _record(self, course: CallState, event_id: str) -> CallRecord:
-        gate_call, verdict = course.gate_call, course.verdict
+    def _record(self, call_state: CallState, event_id: str) -> CallRecord:
+        gate_call, verdict = call_state.gate_call, call_state.verdict
         return CallRecord(
-            inputs=course.shown_inputs(self._redactor),
-            facts=course.facts,
-            decision=course.decision,
+            inputs=call_state.shown_inputs(self._redactor),
+            facts=call_state.facts,
+            decision=call_state.decision,
             input_digest="" if gate_call is None else gate_call.input_digest,
-            effect_id=effect_id_of(self._run.identity.run_id, course.call.id),
+            effect_id=effect_id_of(self._run.identity.run_id, call_state.call.id),
             is_write=gate_call is not None and not gate_call.traits.is_read_only,
             decision_id="" if verdict is None else verdict.decision_id,
             event_id=event_id,

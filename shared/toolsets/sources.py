@@ -82,25 +82,25 @@ class ToolEnvironment:
         return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files, import_guard())
 
 
-def builtin_sources(surroundings: ToolEnvironment) -> tuple[ToolAdapter, ...]:
+def builtin_sources(environment: ToolEnvironment) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
-    config, known = surroundings.config, surroundings.redactor
-    code = CodeTools(surroundings.paths, config, surroundings.runner, known, surroundings.max_timeout)
-    return (code, SkillTools(surroundings.home, config))
+    config, known = environment.config, environment.redactor
+    code = CodeTools(environment.paths, config, environment.runner, known, environment.max_timeout)
+    return (code, SkillTools(environment.home, config))
 
 
-def make_registry(surroundings: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
+def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
     """Return a registry of all tools; ``more`` are built-in sources that need what only the caller has (a store).
 
     Raises:
         InvalidToolError: a tool is refused; names the tool and why.
         InvalidConfigError: a module of ``SOONG_TOOLS`` or a file in ``tools/`` of the home cannot be used; names it.
     """
-    registry = ToolRegistry(max_timeout=surroundings.max_timeout)
-    for source in (*builtin_sources(surroundings), *more):
+    registry = ToolRegistry(max_timeout=environment.max_timeout)
+    for source in (*builtin_sources(environment), *more):
         registry.add(source, is_builtin=True)
-    register_modules(registry, surroundings.modules, surroundings.import_folders)
-    if surroundings.home is not None:
-        paths = surroundings.paths
-        DeclarativeTools(surroundings.home, surroundings.runner, surroundings.config, paths).register(registry)
+    register_modules(registry, environment.modules, environment.import_folders)
+    if environment.home is not None:
+        paths = environment.paths
+        DeclarativeTools(environment.home, environment.runner, environment.config, paths).register(registry)
     return registry

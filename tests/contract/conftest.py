@@ -13,7 +13,7 @@ import pytest
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from tests.contract.databases import empty_postgres, migrate, sqlite_copy
-from tests.contract.scene import Scene, open_scene
+from tests.contract.scene import ContractHarness, open_scene
 from tests.model.memory import MemoryStore
 from tests.servers import PostgresServer
 
@@ -96,5 +96,5 @@ async def other_store(open_another: OpenStore) -> Store:
 
 
 @pytest.fixture
-async def scene(store: Store) -> Scene:
+async def scene(store: Store) -> ContractHarness:
     return await open_scene(store)

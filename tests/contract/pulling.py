@@ -8,7 +8,7 @@ from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.step import Claim, ClaimMode, NewStep, StepKind
 from soong.shared.engine.wire.jobs import reads
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene, held
+from tests.contract.scene import ContractHarness, held
 from tests.model.builders import make_step
 
 
@@ -28,7 +28,7 @@ def puller(step_id: str = "puller", *, spec: JsonObject | None = None, **overrid
 
 
 async def further(
-    scene: Scene,
+    scene: ContractHarness,
     holder: Claim,
     step_id: str,
     *,
@@ -42,14 +42,14 @@ async def further(
     )
 
 
-async def taken(scene: Scene, holder: Claim, step_id: str, *, worker: str = "") -> Claim:
+async def taken(scene: ContractHarness, holder: Claim, step_id: str, *, worker: str = "") -> Claim:
     """Return the further claim, which must be given."""
     claim = await further(scene, holder, step_id, worker=worker)
     assert isinstance(claim, Claim), claim
     return claim
 
 
-async def refused(scene: Scene, holder: Claim, step_id: str, **where: Any) -> Refusal:
+async def refused(scene: ContractHarness, holder: Claim, step_id: str, **where: Any) -> Refusal:
     """Return why the further claim is not given, which it must not be."""
     answer = await further(scene, holder, step_id, **where)
     assert isinstance(answer, ClaimRefusal), answer

@@ -10,7 +10,7 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Advance, Claim, Held, NewStep, Step, StepEnd, StepError
+from soong.shared.engine.tasks.step import Advance, Claim, Lease, NewStep, Step, StepEnd, StepError
 from soong.shared.engine.wire.jobs import reads
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
@@ -18,8 +18,8 @@ from tests.model.builders import make_children, make_command, make_retry, open_s
 from tests.model.clock import FakeClock
 
 
-def held(claim: Claim) -> Held:
-    return Held(claim.step_key, claim.identity.run_id, claim.fence)
+def held(claim: Claim) -> Lease:
+    return Lease(claim.step_key, claim.identity.run_id, claim.fence)
 
 
 def completed(
@@ -57,7 +57,7 @@ def outdated(claim: Claim) -> Claim:
 
 
 @dataclass(slots=True)
-class Scene:
+class ContractHarness:
     """One session under one owner, and one worker unless a verb names another."""
 
     store: Store
@@ -197,5 +197,5 @@ class Scene:
         return await self.claim_one()
 
 
-async def open_scene(store: Store) -> Scene:
-    return Scene(store, await open_session(store), await open_worker(store))
+async def open_scene(store: Store) -> ContractHarness:
+    return ContractHarness(store, await open_session(store), await open_worker(store))

@@ -15,17 +15,17 @@ from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, Audi
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_answer, make_decision, make_request, make_session
 
 DECIDED = NewEvent(EventType.PERMISSION_DECIDED, {"rule": "", "channel": "terminal", "author": "person"})
 
 
-async def ask(scene: Scene, claim: Claim, call: str = "call_1") -> PermissionRequest:
+async def ask(scene: ContractHarness, claim: Claim, call: str = "call_1") -> PermissionRequest:
     return await scene.raised(make_request(claim, call))
 
 
-async def decide(scene: Scene, request: PermissionRequest, choice: Choice, *events: NewEvent) -> None:
+async def decide(scene: ContractHarness, request: PermissionRequest, choice: Choice, *events: NewEvent) -> None:
     decision = make_decision(request, choice)
     said = events or (DECIDED,)
     await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=said, now_us=scene.now_us)
@@ -36,7 +36,7 @@ async def told(store: Store, *kinds: AuditKind) -> list[AuditEntry]:
 
 
 @pytest.mark.spec("PER-19")
-async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(scene: Scene) -> None:
+async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(scene: ContractHarness) -> None:
     session = make_session(policy={"v": 2, "rules": [{"effect": "allow", "tools": "code.write_file"}]})
 
     await scene.store.open_session(session)
@@ -49,7 +49,7 @@ async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(
 
 
 @pytest.mark.spec("PER-19")
-async def test_an_answer_is_told_with_its_principal_channel_choice_and_digest(scene: Scene) -> None:
+async def test_an_answer_is_told_with_its_principal_channel_choice_and_digest(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     await scene.store.answer(make_answer(request, Choice.DENY, principal="ada"))
@@ -68,7 +68,7 @@ async def test_an_answer_is_told_with_its_principal_channel_choice_and_digest(sc
 
 
 async def test_an_answer_that_is_told_again_after_a_commit_that_nobody_confirmed_is_the_same_answer(
-    scene: Scene,
+    scene: ContractHarness,
 ) -> None:
     request = await ask(scene, await scene.start("a"))
 
@@ -80,7 +80,7 @@ async def test_an_answer_that_is_told_again_after_a_commit_that_nobody_confirmed
 
 
 @pytest.mark.spec("PER-15")
-async def test_an_answer_to_a_closed_question_is_a_security_event_in_both_logs(scene: Scene) -> None:
+async def test_an_answer_to_a_closed_question_is_a_security_event_in_both_logs(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request, Choice.DENY)
@@ -95,7 +95,7 @@ async def test_an_answer_to_a_closed_question_is_a_security_event_in_both_logs(s
 
 
 @pytest.mark.spec("PER-15")
-async def test_of_two_answers_the_second_is_told_as_one_that_came_second(scene: Scene) -> None:
+async def test_of_two_answers_the_second_is_told_as_one_that_came_second(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     await scene.store.answer(make_answer(request, Choice.DENY, principal="ada"))
 
@@ -108,7 +108,7 @@ async def test_of_two_answers_the_second_is_told_as_one_that_came_second(scene: 
 
 
 @pytest.mark.spec("PER-19")
-async def test_a_decision_is_told_with_its_author_its_expiry_and_its_key(scene: Scene) -> None:
+async def test_a_decision_is_told_with_its_author_its_expiry_and_its_key(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     await decide(scene, request, Choice.ALLOW_ONCE)
@@ -129,7 +129,7 @@ async def test_a_decision_is_told_with_its_author_its_expiry_and_its_key(scene: 
 
 
 @pytest.mark.spec("PER-04", "PER-19")
-async def test_a_grant_is_told_when_it_is_given_and_when_it_is_used(scene: Scene) -> None:
+async def test_a_grant_is_told_when_it_is_given_and_when_it_is_used(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     given, used = await ask(scene, claim), await ask(scene, claim, "call_2")
     await decide(scene, given, Choice.ALLOW_FOR_SESSION)
@@ -144,7 +144,9 @@ async def test_a_grant_is_told_when_it_is_given_and_when_it_is_used(scene: Scene
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owner_is_told(scene: Scene) -> None:
+async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owner_is_told(
+    scene: ContractHarness,
+) -> None:
     request = await ask(scene, await scene.start("a"))
     stale = Ownership(scene.own.session_id, scene.own.owner_id, scene.own.epoch - 1)
 
@@ -159,7 +161,7 @@ async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owne
 
 
 @pytest.mark.spec("PER-12")
-async def test_what_the_owner_finds_wrong_is_told_with_its_decision(scene: Scene) -> None:
+async def test_what_the_owner_finds_wrong_is_told_with_its_decision(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     await decide(scene, request, Choice.DENY, NewEvent(EventType.SECURITY, {"what": "forged_request"}), DECIDED)
@@ -169,7 +171,7 @@ async def test_what_the_owner_finds_wrong_is_told_with_its_decision(scene: Scene
 
 
 @pytest.mark.spec("PER-12")
-async def test_what_a_worker_refused_reaches_the_audit_log_once(scene: Scene) -> None:
+async def test_what_a_worker_refused_reaches_the_audit_log_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     event = NewEvent(EventType.SECURITY, {"what": "unknown_key"})
     await scene.store.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
@@ -187,7 +189,7 @@ async def test_what_a_worker_refused_reaches_the_audit_log_once(scene: Scene) ->
     assert entry.data["run"] == claim.identity.run_id
 
 
-async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: Scene) -> None:
+async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     event = NewEvent(EventType.SECURITY, {"what": "unknown_key"})
     await scene.store.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
@@ -197,7 +199,7 @@ async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: Scene
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_question_that_its_worker_took_back_is_told(scene: Scene) -> None:
+async def test_a_question_that_its_worker_took_back_is_told(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us)
@@ -209,7 +211,7 @@ async def test_a_question_that_its_worker_took_back_is_told(scene: Scene) -> Non
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_second_use_of_a_decision_starts_nothing_and_is_told(scene: Scene) -> None:
+async def test_a_second_use_of_a_decision_starts_nothing_and_is_told(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = CallRow(claim.identity.run_id, "call_1", "t", "e1", True, "0" * 64, {}, {}, decision_id="dec_1")
     await scene.store.start_call(first, claim.fence, events=(), now_us=scene.now_us)
@@ -224,7 +226,7 @@ async def test_a_second_use_of_a_decision_starts_nothing_and_is_told(scene: Scen
 
 
 @pytest.mark.spec("PER-12")
-async def test_uses_are_told_with_the_decision_and_the_input_of_their_call(scene: Scene) -> None:
+async def test_uses_are_told_with_the_decision_and_the_input_of_their_call(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request, Choice.ALLOW_ONCE)
@@ -242,7 +244,7 @@ async def test_uses_are_told_with_the_decision_and_the_input_of_their_call(scene
     assert len(await scene.store.uses(after=min(uses))) == 1
 
 
-async def test_a_token_is_told_when_it_is_made_and_ended_without_its_secret(scene: Scene) -> None:
+async def test_a_token_is_told_when_it_is_made_and_ended_without_its_secret(scene: ContractHarness) -> None:
     token, text = make_token("ada", [Right.APPROVE], now_us=scene.now_us)
 
     await scene.store.add_token(token)
@@ -257,7 +259,7 @@ async def test_a_token_is_told_when_it_is_made_and_ended_without_its_secret(scen
 
 
 @pytest.mark.spec("EVT-05")
-async def test_what_people_wrote_is_told_without_secrets(scene: Scene) -> None:
+async def test_what_people_wrote_is_told_without_secrets(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     secret = "ghp_" + "a" * 36
 
@@ -267,7 +269,7 @@ async def test_what_people_wrote_is_told_without_secrets(scene: Scene) -> None:
     assert entry.data["reason"] == "use [redacted]"
 
 
-async def test_entries_come_in_order_by_page_by_session_and_since_an_instant(scene: Scene) -> None:
+async def test_entries_come_in_order_by_page_by_session_and_since_an_instant(scene: ContractHarness) -> None:
     for number in range(5):
         note = AuditNote(AuditKind.SECURITY, {"number": number}, session_id=f"sess_{number % 2}")
         await scene.store.note([note], now_us=1000 + number)
@@ -281,7 +283,9 @@ async def test_entries_come_in_order_by_page_by_session_and_since_an_instant(sce
     assert [entry.data["number"] for entry in await scene.store.audit(kinds=kinds, since_us=1003)] == [3, 4]
 
 
-async def test_processes_that_write_at_once_make_a_log_that_holds(scene: Scene, open_another: OpenStore) -> None:
+async def test_processes_that_write_at_once_make_a_log_that_holds(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     stores = [await open_another() for _ in range(3)]
 
     async def write(store: Store, place: int) -> None:

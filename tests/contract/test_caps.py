@@ -9,7 +9,7 @@ import pytest
 from soong.shared.engine.tasks.step import Cap, NewStep
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene, completed, held
+from tests.contract.scene import ContractHarness, completed, held
 from tests.model.builders import make_step, make_task, open_session
 
 pytestmark = pytest.mark.spec("DIS-03")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spec("DIS-03")
 
 @pytest.mark.spec("DIS-03.b", "DIS-03.d", "DIS-10.c")
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
-async def test_cap_limits_live_leases_of_its_scope(scene: Scene, kind: str) -> None:
+async def test_cap_limits_live_leases_of_its_scope(scene: ContractHarness, kind: str) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
     await scene.store.set_caps([Cap(f"{kind}:{name}", 2)])
     await scene.task(*(make_step(f"s{number}", definition="x", model="x") for number in range(5)))
@@ -38,7 +38,7 @@ async def test_cap_limits_live_leases_of_its_scope(scene: Scene, kind: str) -> N
     ],
     ids=["session", "definition", "model", "pool"],
 )
-async def test_cap_of_another_scope_does_not_limit(scene: Scene, scope: str, step: NewStep) -> None:
+async def test_cap_of_another_scope_does_not_limit(scene: ContractHarness, scope: str, step: NewStep) -> None:
     await scene.store.set_caps([Cap(scope, 1)])
     await scene.task(step)
     await scene.task(step)
@@ -46,7 +46,7 @@ async def test_cap_of_another_scope_does_not_limit(scene: Scene, scope: str, ste
     assert len(await scene.claim()) == 2
 
 
-async def test_the_narrowest_of_several_caps_counts(scene: Scene) -> None:
+async def test_the_narrowest_of_several_caps_counts(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("pool:default", 4), Cap("definition:x", 1)])
     await scene.task(*(make_step(f"x{number}", definition="x") for number in range(3)))
     await scene.task(*(make_step(f"y{number}", definition="y") for number in range(5)))
@@ -57,7 +57,7 @@ async def test_the_narrowest_of_several_caps_counts(scene: Scene) -> None:
     assert sum(claim.step_key.rpartition("/")[2].startswith("x") for claim in claims) == 1
 
 
-async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: Scene) -> None:
+async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("model:slow", 1)])
     await scene.task(*(make_step(f"slow{number}", model="slow", priority=9) for number in range(3)), "quick")
 
@@ -66,7 +66,7 @@ async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: Scene) -> N
     assert [len(claim) for claim in claims] == [1, 1, 0]
 
 
-async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: Scene) -> None:
+async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("pool:default", 3)])
     await scene.task(*(f"s{number}" for number in range(6)))
     first = await scene.claim()
@@ -78,7 +78,7 @@ async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kep
 
 
 @pytest.mark.spec("DIS-03.b")
-async def test_caps_of_many_sessions_each_limit_their_own(scene: Scene) -> None:
+async def test_caps_of_many_sessions_each_limit_their_own(scene: ContractHarness) -> None:
     others = [await open_session(scene.store) for _ in range(3)]
     for number, own in enumerate(others):
         await scene.store.set_caps([Cap(f"session:{own.session_id}", number + 1)])
@@ -90,7 +90,7 @@ async def test_caps_of_many_sessions_each_limit_their_own(scene: Scene) -> None:
     assert held_of == [1, 2, 3]
 
 
-async def test_limit_below_one_removes_the_cap(scene: Scene) -> None:
+async def test_limit_below_one_removes_the_cap(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("pool:default", 1)])
     await scene.store.set_caps([Cap("pool:default", 0)])
     await scene.task("a", "b")
@@ -99,7 +99,7 @@ async def test_limit_below_one_removes_the_cap(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DIS-10.e")
-async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: Scene) -> None:
+async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("pool:default", 1)])
     claim = await scene.start("a", "b")
 
@@ -122,7 +122,7 @@ class Crowd:
     most_holding: int = 0
     done: list[str] = field(default_factory=list)
 
-    async def work(self, scene: Scene, store: Store, worker_id: str, total: int) -> None:
+    async def work(self, scene: ContractHarness, store: Store, worker_id: str, total: int) -> None:
         while len(self.done) < total:
             self.speaking += 1
             self.most_speaking = max(self.most_speaking, self.speaking)
@@ -146,7 +146,7 @@ class Crowd:
 
 
 @pytest.mark.spec("CARD-2.c")
-async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: Scene, open_another: OpenStore) -> None:
+async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: ContractHarness, open_another: OpenStore) -> None:
     total = 40
     await scene.store.set_caps([Cap(f"session:{scene.own.session_id}", 5)])
     await scene.task(*(f"s{number}" for number in range(total)))
@@ -164,7 +164,9 @@ async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: Scene, open_an
 
 
 @pytest.mark.spec("CARD-2")
-async def test_sixteen_claims_at_one_moment_fill_a_cap_of_five_exactly(scene: Scene, open_another: OpenStore) -> None:
+async def test_sixteen_claims_at_one_moment_fill_a_cap_of_five_exactly(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     await scene.store.set_caps([Cap("pool:default", 5)])
     await scene.task(*(f"s{number}" for number in range(40)))
     stores = [await open_another() for _ in range(4)]

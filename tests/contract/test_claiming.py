@@ -10,19 +10,19 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Cap, Outcome, StepResult, Waiting
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene, completed, step_ids
+from tests.contract.scene import ContractHarness, completed, step_ids
 from tests.model.builders import make_session, make_step, make_task, open_session
 
 
 @pytest.mark.spec("DAG-03.a")
-async def test_claimed_step_is_given_to_nobody_else(scene: Scene) -> None:
+async def test_claimed_step_is_given_to_nobody_else(scene: ContractHarness) -> None:
     await scene.start("a")
 
     assert await scene.claim(worker=await scene.another_worker()) == ()
 
 
 @pytest.mark.spec("DAG-03.a", "CARD-2")
-async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: Scene, open_another: OpenStore) -> None:
+async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: ContractHarness, open_another: OpenStore) -> None:
     await scene.task(*(f"s{number}" for number in range(20)))
     stores = [await open_another() for _ in range(4)]
 
@@ -39,7 +39,7 @@ async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: Scene, open
 
 
 @pytest.mark.spec("DAG-03.d")
-async def test_claim_makes_step_and_run_running_under_one_fence(scene: Scene) -> None:
+async def test_claim_makes_step_and_run_running_under_one_fence(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
@@ -50,7 +50,7 @@ async def test_claim_makes_step_and_run_running_under_one_fence(scene: Scene) ->
 
 
 @pytest.mark.spec("DAG-03.b")
-async def test_fence_grows_with_each_claim(scene: Scene) -> None:
+async def test_fence_grows_with_each_claim(scene: ContractHarness) -> None:
     fences = []
     claim = await scene.start("a")
     for _ in range(3):
@@ -65,7 +65,7 @@ async def test_fence_grows_with_each_claim(scene: Scene) -> None:
 @pytest.mark.spec("CARD-3")
 async def test_claim_carries_identity_surface_and_place_from_rows(store: Store) -> None:
     session = make_session(project="/p", cwd="/p/sub", policy={"rules": [{"tool": "code.*"}]})
-    scene = Scene(store, await open_session(store, session), worker="")
+    scene = ContractHarness(store, await open_session(store, session), worker="")
     scene.worker = await scene.another_worker()
     new = make_task(session.id, make_step("a", spec={"call": "f"}, definition="reviewer"), inputs={"x": 1})
     await store.create_task(new)
@@ -81,7 +81,7 @@ async def test_claim_carries_identity_surface_and_place_from_rows(store: Store) 
     assert not claim.is_resumed
 
 
-async def test_claim_carries_the_results_of_its_dependencies_by_step_id(scene: Scene) -> None:
+async def test_claim_carries_the_results_of_its_dependencies_by_step_id(scene: ContractHarness) -> None:
     await scene.task("a", "b", make_step("c", depends_on=("a", "b")))
     first, second = await scene.claim()
     ends = [completed(first, {"n": 1}), completed(second, [None, "text"])]
@@ -95,7 +95,7 @@ async def test_claim_carries_the_results_of_its_dependencies_by_step_id(scene: S
 
 
 @pytest.mark.spec("EVT-02", "DAG-04.c")
-async def test_run_of_a_step_tells_its_whole_story_in_order(scene: Scene) -> None:
+async def test_run_of_a_step_tells_its_whole_story_in_order(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.complete(claim)
 
@@ -110,7 +110,7 @@ async def test_run_of_a_step_tells_its_whole_story_in_order(scene: Scene) -> Non
     ]
 
 
-async def test_only_pools_and_capabilities_of_the_worker_are_claimed(scene: Scene) -> None:
+async def test_only_pools_and_capabilities_of_the_worker_are_claimed(scene: ContractHarness) -> None:
     await scene.task(
         "plain",
         make_step("elsewhere", pool="big"),
@@ -123,13 +123,13 @@ async def test_only_pools_and_capabilities_of_the_worker_are_claimed(scene: Scen
     assert set(step_ids(advance.claims)) == {"plain", "able"}
 
 
-async def test_worker_serves_several_pools(scene: Scene) -> None:
+async def test_worker_serves_several_pools(scene: ContractHarness) -> None:
     await scene.task("plain", make_step("elsewhere", pool="big"))
 
     assert len((await scene.advance(claim=10, pools=("default", "big"))).claims) == 2
 
 
-async def test_of_one_session_the_higher_priority_goes_first_and_then_the_older(scene: Scene) -> None:
+async def test_of_one_session_the_higher_priority_goes_first_and_then_the_older(scene: ContractHarness) -> None:
     await scene.task("old", "young", make_step("urgent", priority=5), make_step("idle", priority=-1))
 
     order = step_ids([await scene.claim_one() for _ in range(4)])
@@ -139,7 +139,7 @@ async def test_of_one_session_the_higher_priority_goes_first_and_then_the_older(
 
 @pytest.mark.parametrize("state", [ProcessState.DRAINING, ProcessState.GONE], ids=str)
 @pytest.mark.spec("OPS-06")
-async def test_worker_that_is_not_live_claims_nothing(scene: Scene, state: ProcessState) -> None:
+async def test_worker_that_is_not_live_claims_nothing(scene: ContractHarness, state: ProcessState) -> None:
     await scene.task("a")
     await scene.store.set_worker_state(scene.worker, state)
 
@@ -148,14 +148,14 @@ async def test_worker_that_is_not_live_claims_nothing(scene: Scene, state: Proce
     assert advance.claims == ()
 
 
-async def test_unknown_worker_claims_nothing(scene: Scene) -> None:
+async def test_unknown_worker_claims_nothing(scene: ContractHarness) -> None:
     await scene.task("a")
 
     assert await scene.claim(worker="wrk_unknown") == ()
 
 
 @pytest.mark.spec("OPS-06")
-async def test_draining_worker_may_still_end_what_it_holds(scene: Scene) -> None:
+async def test_draining_worker_may_still_end_what_it_holds(scene: ContractHarness) -> None:
     claim = await scene.start("a", "b")
     await scene.store.set_worker_state(scene.worker, ProcessState.DRAINING)
 
@@ -166,7 +166,9 @@ async def test_draining_worker_may_still_end_what_it_holds(scene: Scene) -> None
 
 
 @pytest.mark.parametrize(("ready", "live", "share"), [(10, 2, 5), (10, 3, 4), (1, 4, 1), (10, 1, 8)])
-async def test_one_worker_takes_no_more_than_its_share(scene: Scene, ready: int, live: int, share: int) -> None:
+async def test_one_worker_takes_no_more_than_its_share(
+    scene: ContractHarness, ready: int, live: int, share: int
+) -> None:
     await scene.task(*(f"s{number}" for number in range(ready)))
 
     advance = await scene.advance(claim=8, live_workers=live)
@@ -174,21 +176,21 @@ async def test_one_worker_takes_no_more_than_its_share(scene: Scene, ready: int,
     assert len(advance.claims) == share
 
 
-async def test_advance_says_whether_work_is_left(scene: Scene) -> None:
+async def test_advance_says_whether_work_is_left(scene: ContractHarness) -> None:
     await scene.task("a", "b")
 
     assert (await scene.advance(claim=1)).ready_left
     assert not (await scene.advance(claim=1)).ready_left
 
 
-async def test_claiming_nothing_claims_nothing(scene: Scene) -> None:
+async def test_claiming_nothing_claims_nothing(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
 
     assert (await scene.advance(claim=0)).claims == ()
     assert await scene.statuses(task_id) == {"a": StepStatus.READY}
 
 
-async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: Scene) -> None:
+async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c", make_step("d", pool="big"), make_step("e", depends_on=("a",)))
 
     assert (await scene.store.backlog()).ready == {"default": 3, "big": 1}
@@ -196,7 +198,7 @@ async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: Scene) ->
 
 
 @pytest.mark.spec("DIS-04")
-async def test_backlog_says_whom_the_waiting_steps_need(scene: Scene) -> None:
+async def test_backlog_says_whom_the_waiting_steps_need(scene: ContractHarness) -> None:
     await scene.task("a", "b", make_step("c", needs=("gpu", "tool:x")), make_step("d", pool="big"))
     await scene.claim_one()
     session_id = scene.own.session_id
@@ -211,7 +213,7 @@ async def test_backlog_says_whom_the_waiting_steps_need(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DIS-03")
-async def test_backlog_counts_no_more_than_the_caps_let_through(scene: Scene) -> None:
+async def test_backlog_counts_no_more_than_the_caps_let_through(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("definition:x", 2)])
     await scene.task(*(make_step(f"x{number}", definition="x") for number in range(4)), "free")
     await scene.claim_one()

@@ -14,17 +14,19 @@ from soong.shared.permissions.request import Choice, PermissionRequest, RequestS
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_answer, make_decision, make_request, make_responder
 
 ASKED = NewEvent("permission_requested")
 
 
-async def ask(scene: Scene, claim: Claim, tool_call_id: str = "call_1") -> PermissionRequest:
+async def ask(scene: ContractHarness, claim: Claim, tool_call_id: str = "call_1") -> PermissionRequest:
     return await scene.raised(make_request(claim, tool_call_id), [ASKED])
 
 
-async def decide(scene: Scene, request: PermissionRequest, state: RequestState = RequestState.DECIDED) -> None:
+async def decide(
+    scene: ContractHarness, request: PermissionRequest, state: RequestState = RequestState.DECIDED
+) -> None:
     await scene.store.decide(
         scene.own, make_decision(request), state=state, events=[NewEvent("permission_decided")], now_us=scene.now_us
     )
@@ -32,7 +34,7 @@ async def decide(scene: Scene, request: PermissionRequest, state: RequestState =
 
 # -- asking
 @pytest.mark.spec("PER-06", "CARD-3")
-async def test_request_comes_back_whole_and_pending(scene: Scene) -> None:
+async def test_request_comes_back_whole_and_pending(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = make_request(claim)
 
@@ -45,7 +47,7 @@ async def test_request_comes_back_whole_and_pending(scene: Scene) -> None:
 
 
 @pytest.mark.spec("CARD-3", "PER-12.a")
-async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene: Scene) -> None:
+async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     lie = replace(
         claim.identity,
@@ -66,7 +68,7 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
 
 
 @pytest.mark.spec("DAG-09.c")
-async def test_question_keeps_what_it_says_of_unknown_effects(scene: Scene) -> None:
+async def test_question_keeps_what_it_says_of_unknown_effects(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     told = replace(make_request(claim), unknown_effects=({"tool": "code.run_command", "shown": "make deploy"},))
 
@@ -78,7 +80,7 @@ async def test_question_keeps_what_it_says_of_unknown_effects(scene: Scene) -> N
 
 
 @pytest.mark.spec("PER-13")
-async def test_resumed_run_finds_the_question_it_has_asked_before(scene: Scene) -> None:
+async def test_resumed_run_finds_the_question_it_has_asked_before(scene: ContractHarness) -> None:
     first = await scene.start("a")
     asked = await ask(scene, first)
     claim = await scene.lost_fence(first)
@@ -91,7 +93,7 @@ async def test_resumed_run_finds_the_question_it_has_asked_before(scene: Scene) 
 
 
 @pytest.mark.spec("PER-13")
-async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: Scene) -> None:
+async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: ContractHarness) -> None:
     first = await scene.start("a")
     asked = await ask(scene, first)
     await decide(scene, asked)
@@ -103,7 +105,7 @@ async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: Scene) ->
     assert await scene.store.decision_of(again.id) is not None
 
 
-async def test_withdrawn_question_may_be_asked_anew(scene: Scene) -> None:
+async def test_withdrawn_question_may_be_asked_anew(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = await ask(scene, claim)
     await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="timeout", now_us=scene.now_us)
@@ -114,7 +116,7 @@ async def test_withdrawn_question_may_be_asked_anew(scene: Scene) -> None:
     assert (await scene.store.request(second.id))[1] is RequestState.PENDING
 
 
-async def test_same_question_raised_at_once_stands_once(scene: Scene, open_another: OpenStore) -> None:
+async def test_same_question_raised_at_once_stands_once(scene: ContractHarness, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     stores = [await open_another() for _ in range(4)]
 
@@ -127,7 +129,7 @@ async def test_same_question_raised_at_once_stands_once(scene: Scene, open_anoth
 
 
 @pytest.mark.spec("PER-15.c")
-async def test_questions_of_all_sessions_are_listed_and_closed_ones_leave_the_list(scene: Scene) -> None:
+async def test_questions_of_all_sessions_are_listed_and_closed_ones_leave_the_list(scene: ContractHarness) -> None:
     """A question that was decided is not listed as if it could be answered (Agenta-AI/agenta#6823)."""
     await scene.task("a", "b")
     first, second = await scene.claim()
@@ -151,7 +153,7 @@ async def test_questions_of_all_sessions_are_listed_and_closed_ones_leave_the_li
     assert [question.request.id for question in newest] == [asked[2].id]
 
 
-async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Scene) -> None:
+async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: ContractHarness) -> None:
     await scene.task("a", "b")
     first, second = await scene.claim()
     other = await scene.another_session()
@@ -164,7 +166,7 @@ async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Sc
     assert await scene.store.pending(scene.own.session_id) == [asked[0], asked[2]]
 
 
-async def test_what_happened_before_a_question_stands_before_it_once(scene: Scene) -> None:
+async def test_what_happened_before_a_question_stands_before_it_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request, queued = make_request(claim), [NewEvent("tool_queued")]
 
@@ -178,7 +180,7 @@ async def test_what_happened_before_a_question_stands_before_it_once(scene: Scen
 
 # -- answering
 @pytest.mark.spec("PER-15.b")
-async def test_first_answer_wins(scene: Scene) -> None:
+async def test_first_answer_wins(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     first = make_answer(request, Choice.DENY, principal="ada")
     assert await scene.store.answer_of(request.id) is None
@@ -192,7 +194,7 @@ async def test_first_answer_wins(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-15.b")
-async def test_of_answers_at_once_one_wins(scene: Scene, open_another: OpenStore) -> None:
+async def test_of_answers_at_once_one_wins(scene: ContractHarness, open_another: OpenStore) -> None:
     request = await ask(scene, await scene.start("a"))
     stores = [await open_another() for _ in range(4)]
     answers = [make_answer(request, principal=f"p{number}") for number in range(4)]
@@ -207,7 +209,9 @@ async def test_of_answers_at_once_one_wins(scene: Scene, open_another: OpenStore
 
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED], ids=str)
 @pytest.mark.spec("PER-15")
-async def test_answer_to_a_closed_question_is_told_how_it_was_closed(scene: Scene, state: RequestState) -> None:
+async def test_answer_to_a_closed_question_is_told_how_it_was_closed(
+    scene: ContractHarness, state: RequestState
+) -> None:
     request = await ask(scene, await scene.start("a"))
     await decide(scene, request, state)
 
@@ -219,7 +223,7 @@ async def test_answer_to_a_closed_question_is_told_how_it_was_closed(scene: Scen
 
 
 @pytest.mark.spec("PER-15")
-async def test_answer_to_a_withdrawn_question_is_refused(scene: Scene) -> None:
+async def test_answer_to_a_withdrawn_question_is_refused(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
@@ -230,7 +234,7 @@ async def test_answer_to_a_withdrawn_question_is_refused(scene: Scene) -> None:
     assert refusal.value.state == "withdrawn"
 
 
-async def test_answer_may_say_that_the_responder_failed(scene: Scene) -> None:
+async def test_answer_may_say_that_the_responder_failed(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     answer = replace(make_answer(request, None), reason="the callback raised ValueError")
 
@@ -239,7 +243,7 @@ async def test_answer_may_say_that_the_responder_failed(scene: Scene) -> None:
     assert await scene.store.answer_of(request.id) == answer
 
 
-async def test_answer_and_question_that_do_not_exist_are_named(scene: Scene) -> None:
+async def test_answer_and_question_that_do_not_exist_are_named(scene: ContractHarness) -> None:
     request = make_request(await scene.start("a"), id="req_none")
 
     with pytest.raises(NotFoundError, match="req_none"):
@@ -250,7 +254,7 @@ async def test_answer_and_question_that_do_not_exist_are_named(scene: Scene) -> 
 
 # -- deciding
 @pytest.mark.spec("PER-15", "PER-19")
-async def test_decision_closes_the_question_and_is_told_in_the_log(scene: Scene) -> None:
+async def test_decision_closes_the_question_and_is_told_in_the_log(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     decision = make_decision(request, Choice.ALLOW_FOR_SESSION)
@@ -270,7 +274,7 @@ async def test_decision_closes_the_question_and_is_told_in_the_log(scene: Scene)
 
 
 @pytest.mark.spec("PER-15")
-async def test_question_is_decided_once(scene: Scene) -> None:
+async def test_question_is_decided_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request)
@@ -284,7 +288,7 @@ async def test_question_is_decided_once(scene: Scene) -> None:
     assert (await scene.event_types(claim.identity.run_id)).count("permission_decided") == 1
 
 
-async def test_undecided_question_has_no_decision(scene: Scene) -> None:
+async def test_undecided_question_has_no_decision(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     assert await scene.store.decision_of(request.id) is None
@@ -292,7 +296,7 @@ async def test_undecided_question_has_no_decision(scene: Scene) -> None:
 
 # -- at one look
 @pytest.mark.spec("PER-12", "PER-13")
-async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: Scene) -> None:
+async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: ContractHarness) -> None:
     session = await scene.store.session(scene.own.session_id)
     assert await scene.store.open_questions(session.id, limit=10) is None
     claim = await scene.start("a")
@@ -313,7 +317,7 @@ async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: Scen
 
 
 @pytest.mark.spec("PER-15", "PER-19")
-async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_names(scene: Scene) -> None:
+async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_names(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     open_one, known, unknown, withdrawn = [await ask(scene, claim, f"call_{number}") for number in range(4)]
     signed, unsigned = replace(make_decision(known), key_id="key_1"), replace(make_decision(unknown), key_id="key_none")
@@ -332,7 +336,7 @@ async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: Scene) -> None:
+async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     decided = await scene.store.decide(
@@ -344,7 +348,7 @@ async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: Scene)
 
 # -- withdrawing
 @pytest.mark.spec("PER-15")
-async def test_withdrawal_closes_the_question_of_that_call_only(scene: Scene) -> None:
+async def test_withdrawal_closes_the_question_of_that_call_only(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first, second = await ask(scene, claim), await ask(scene, claim, "call_2")
 
@@ -355,7 +359,7 @@ async def test_withdrawal_closes_the_question_of_that_call_only(scene: Scene) ->
     assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_withdrawn"
 
 
-async def test_withdrawal_without_a_question_changes_nothing(scene: Scene) -> None:
+async def test_withdrawal_without_a_question_changes_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     before = await scene.event_types(claim.identity.run_id)
 
@@ -365,7 +369,7 @@ async def test_withdrawal_without_a_question_changes_nothing(scene: Scene) -> No
 
 
 @pytest.mark.spec("PER-15")
-async def test_decided_question_is_not_withdrawn(scene: Scene) -> None:
+async def test_decided_question_is_not_withdrawn(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request)
@@ -376,7 +380,7 @@ async def test_decided_question_is_not_withdrawn(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-15.a")
-async def test_question_whose_run_has_ended_is_withdrawn(scene: Scene) -> None:
+async def test_question_whose_run_has_ended_is_withdrawn(scene: ContractHarness) -> None:
     await scene.task("ended", "running")
     ended, running = await scene.claim()
     orphan, live = await ask(scene, ended), await ask(scene, running)
@@ -397,7 +401,9 @@ async def test_question_whose_run_has_ended_is_withdrawn(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-14", "PER-15")
-async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_its_row_says_so(scene: Scene) -> None:
+async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_its_row_says_so(
+    scene: ContractHarness,
+) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await scene.complete(claim)
@@ -413,7 +419,7 @@ async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_it
 
 
 @pytest.mark.spec("PER-15")
-async def test_what_an_ended_run_asked_reads_as_withdrawn_before_its_row_says_so(scene: Scene) -> None:
+async def test_what_an_ended_run_asked_reads_as_withdrawn_before_its_row_says_so(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await scene.complete(claim)
@@ -426,7 +432,7 @@ async def test_what_an_ended_run_asked_reads_as_withdrawn_before_its_row_says_so
 
 
 @pytest.mark.spec("PER-13")
-async def test_question_of_a_run_that_waits_to_be_resumed_stays(scene: Scene) -> None:
+async def test_question_of_a_run_that_waits_to_be_resumed_stays(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await scene.expire()

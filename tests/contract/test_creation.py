@@ -7,18 +7,18 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import TaskCounts
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_session, make_step, make_task, open_session
 
 
 @pytest.mark.spec("DAG-04")
-async def test_step_without_dependencies_is_ready_at_once(scene: Scene) -> None:
+async def test_step_without_dependencies_is_ready_at_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
 
     assert await scene.statuses(task_id) == {"a": StepStatus.READY}
 
 
-async def test_step_with_dependencies_is_pending_with_their_number(scene: Scene) -> None:
+async def test_step_with_dependencies_is_pending_with_their_number(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a", "b")))
 
     step = (await scene.steps(task_id))["c"]
@@ -27,13 +27,13 @@ async def test_step_with_dependencies_is_pending_with_their_number(scene: Scene)
     assert step.depends_on == (f"{task_id}/a", f"{task_id}/b")
 
 
-async def test_map_without_dependencies_is_expanding_at_once(scene: Scene) -> None:
+async def test_map_without_dependencies_is_expanding_at_once(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"))
 
     assert await scene.statuses(task_id) == {"m": StepStatus.EXPANDING}
 
 
-async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Scene) -> None:
+async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: ContractHarness) -> None:
     new = make_task(
         scene.own.session_id,
         make_step("z", needs=("gpu",), pool="big", priority=7, definition="reviewer", model="script", max_attempts=4),
@@ -53,7 +53,7 @@ async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Scene) 
 
 
 @pytest.mark.spec("CARD-3", "DIS-05.a")
-async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene: Scene) -> None:
+async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a", "b")
     await scene.store.create_task(new)
 
@@ -67,7 +67,7 @@ async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene:
         assert (run.status, run.surface, run.token) == (RunStatus.QUEUED, step.run.surface, step.run.token)
 
 
-async def test_root_run_is_running_and_its_owner_may_append(scene: Scene) -> None:
+async def test_root_run_is_running_and_its_owner_may_append(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     root_run_id = (await scene.store.task(task_id)).root_run_id
 
@@ -78,7 +78,7 @@ async def test_root_run_is_running_and_its_owner_may_append(scene: Scene) -> Non
 
 
 @pytest.mark.spec("DAG-04.c")
-async def test_creation_is_told_in_the_logs(scene: Scene) -> None:
+async def test_creation_is_told_in_the_logs(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     steps = await scene.steps(task_id)
 
@@ -87,7 +87,7 @@ async def test_creation_is_told_in_the_logs(scene: Scene) -> None:
     assert "task_created" in await scene.root_event_types(task_id)
 
 
-async def test_task_comes_back_as_it_was_made(scene: Scene) -> None:
+async def test_task_comes_back_as_it_was_made(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a", inputs={"path": "src", "depth": 2, "deep": [{"x": None}]})
     await scene.store.create_task(new)
 
@@ -98,7 +98,7 @@ async def test_task_comes_back_as_it_was_made(scene: Scene) -> None:
     assert (task.status, task.reason, task.ended_us) == (TaskStatus.RUNNING, "", None)
 
 
-async def test_tasks_are_listed_newest_first_and_by_session(scene: Scene) -> None:
+async def test_tasks_are_listed_newest_first_and_by_session(scene: ContractHarness) -> None:
     other = await scene.another_session()
     first, second = await scene.task("a"), await scene.task("a")
     foreign = await scene.task("a", own=other)
@@ -108,7 +108,7 @@ async def test_tasks_are_listed_newest_first_and_by_session(scene: Scene) -> Non
 
 
 @pytest.mark.spec("DAG-01")
-async def test_counts_tell_the_steps_by_status(scene: Scene) -> None:
+async def test_counts_tell_the_steps_by_status(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)), make_map("m"))
     await scene.claim_one()
 
@@ -134,7 +134,7 @@ async def test_task_of_an_unknown_session_leaves_nothing(store: Store) -> None:
     assert await store.runs() == []
 
 
-async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: Scene) -> None:
+async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: ContractHarness) -> None:
     session = make_session()
     new = make_task(session.id, "a", make_step("b", depends_on=("a",)))
 
@@ -147,7 +147,7 @@ async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: Sce
     assert await scene.event_types(new.root_run.identity.run_id) == ["run_created", "task_created"]
 
 
-async def test_a_task_that_goes_on_is_not_begun_again_by_being_written_again(scene: Scene) -> None:
+async def test_a_task_that_goes_on_is_not_begun_again_by_being_written_again(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a")
     await scene.store.create_task(new)
     claim = await scene.claim_one()
@@ -159,7 +159,7 @@ async def test_a_task_that_goes_on_is_not_begun_again_by_being_written_again(sce
     assert (await scene.store.step(claim.step_key)).fence == claim.fence
 
 
-async def test_the_id_of_another_sessions_task_is_taken(scene: Scene) -> None:
+async def test_the_id_of_another_sessions_task_is_taken(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a")
     await scene.store.create_task(new)
     other = await open_session(scene.store)

@@ -6,7 +6,7 @@ from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import FailurePolicy
-from tests.contract.scene import Scene, completed, failed
+from tests.contract.scene import ContractHarness, completed, failed
 from tests.model.builders import make_step
 
 pytestmark = pytest.mark.spec("DAG-05")
@@ -20,7 +20,7 @@ TREE = (
 )
 
 
-async def test_failure_is_told_with_its_error_until_it_is_settled(scene: Scene) -> None:
+async def test_failure_is_told_with_its_error_until_it_is_settled(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.fail(claim)
 
@@ -32,7 +32,7 @@ async def test_failure_is_told_with_its_error_until_it_is_settled(scene: Scene) 
     assert (await scene.event_types(run.id))[-2:] == ["step_failed", "run_failed"]
 
 
-async def test_failures_of_other_sessions_are_theirs(scene: Scene) -> None:
+async def test_failures_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.task("a", own=other)
     await scene.fail(await scene.claim_one())
@@ -42,7 +42,7 @@ async def test_failures_of_other_sessions_are_theirs(scene: Scene) -> None:
 
 
 # -- retrying
-async def test_retry_is_a_new_run_that_waits_for_its_time(scene: Scene) -> None:
+async def test_retry_is_a_new_run_that_waits_for_its_time(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.fail(first)
 
@@ -56,7 +56,7 @@ async def test_retry_is_a_new_run_that_waits_for_its_time(scene: Scene) -> None:
     assert await scene.claim() == ()
 
 
-async def test_retry_becomes_ready_when_its_time_has_come(scene: Scene) -> None:
+async def test_retry_becomes_ready_when_its_time_has_come(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.fail(first)
     await scene.retry(first.step_key, not_before_us=scene.later_us)
@@ -72,7 +72,7 @@ async def test_retry_becomes_ready_when_its_time_has_come(scene: Scene) -> None:
     assert claim.fence > first.fence
 
 
-async def test_next_due_time_is_the_earliest(scene: Scene) -> None:
+async def test_next_due_time_is_the_earliest(scene: ContractHarness) -> None:
     await scene.task("a", "b")
     for number, claim in enumerate(await scene.claim()):
         await scene.fail(claim)
@@ -81,14 +81,14 @@ async def test_next_due_time_is_the_earliest(scene: Scene) -> None:
     assert await scene.store.promote_due(scene.own, now_us=scene.now_us) == scene.later_us - 1
 
 
-async def test_nothing_is_due_without_retries(scene: Scene) -> None:
+async def test_nothing_is_due_without_retries(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 
     assert await scene.store.promote_due(scene.own, now_us=scene.later_us) is None
     assert len(await scene.claim()) == 1
 
 
-async def test_dependents_wait_through_a_retry(scene: Scene) -> None:
+async def test_dependents_wait_through_a_retry(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     first = await scene.claim_one()
     await scene.fail(first)
@@ -100,7 +100,7 @@ async def test_dependents_wait_through_a_retry(scene: Scene) -> None:
     assert await scene.statuses(task_id) == {"a": StepStatus.COMPLETED, "b": StepStatus.READY}
 
 
-async def test_late_end_of_the_first_attempt_does_not_touch_the_second(scene: Scene) -> None:
+async def test_late_end_of_the_first_attempt_does_not_touch_the_second(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.fail(first)
     await scene.retry(first.step_key)
@@ -113,7 +113,7 @@ async def test_late_end_of_the_first_attempt_does_not_touch_the_second(scene: Sc
     assert (await scene.store.step(first.step_key)).status is StepStatus.RUNNING
 
 
-async def test_only_an_open_failure_is_retried(scene: Scene) -> None:
+async def test_only_an_open_failure_is_retried(scene: ContractHarness) -> None:
     running = await scene.start("a", "b")
     with pytest.raises(InvalidTransitionError):
         await scene.retry(running.step_key)
@@ -129,7 +129,7 @@ async def test_only_an_open_failure_is_retried(scene: Scene) -> None:
 
 # -- settling
 @pytest.mark.spec("DAG-05.b")
-async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: Scene) -> None:
+async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: ContractHarness) -> None:
     task_id = await scene.task(*TREE)
     claim, _ = await scene.claim()
     await scene.fail(claim)
@@ -146,7 +146,7 @@ async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: Sc
         assert (await scene.event_types(run.id))[-2:] == ["step_skipped", "run_cancelled"]
 
 
-async def test_keep_lets_dependents_go_on_with_null(scene: Scene) -> None:
+async def test_keep_lets_dependents_go_on_with_null(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await scene.fail(claim)
@@ -158,7 +158,7 @@ async def test_keep_lets_dependents_go_on_with_null(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-05.a")
-async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Scene) -> None:
+async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: ContractHarness) -> None:
     task_id = await scene.task("bad", "held", "idle", make_step("b", depends_on=("held",)))
     bad, running = await scene.claim(2)
     await scene.fail(bad)
@@ -174,7 +174,7 @@ async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Sce
     assert (await scene.store.task(task_id)).status is TaskStatus.FAILED
 
 
-async def test_settled_failure_has_its_effect_once(scene: Scene) -> None:
+async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "other", make_step("b", depends_on=("a", "other")))
     claim, _ = await scene.claim()
     await scene.fail(claim)
@@ -185,7 +185,7 @@ async def test_settled_failure_has_its_effect_once(scene: Scene) -> None:
     assert (await scene.steps(task_id))["b"].open_deps == 1
 
 
-async def test_step_that_did_not_fail_is_not_settled(scene: Scene) -> None:
+async def test_step_that_did_not_fail_is_not_settled(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     with pytest.raises(InvalidTransitionError):
@@ -193,7 +193,7 @@ async def test_step_that_did_not_fail_is_not_settled(scene: Scene) -> None:
 
 
 # -- the end of the task
-async def test_task_completes_when_all_steps_have(scene: Scene) -> None:
+async def test_task_completes_when_all_steps_have(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
@@ -210,14 +210,14 @@ async def test_task_completes_when_all_steps_have(scene: Scene) -> None:
     assert (await scene.root_event_types(task_id))[-2:] == ["task_completed", "run_completed"]
 
 
-async def test_task_does_not_end_while_a_failure_is_open(scene: Scene) -> None:
+async def test_task_does_not_end_while_a_failure_is_open(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.fail(await scene.claim_one())
 
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
 
 
-async def test_failed_task_names_the_failed_steps(scene: Scene) -> None:
+async def test_failed_task_names_the_failed_steps(scene: ContractHarness) -> None:
     task_id = await scene.task(*TREE)
     claim, other = await scene.claim()
     await scene.fail(claim)
@@ -233,7 +233,7 @@ async def test_failed_task_names_the_failed_steps(scene: Scene) -> None:
     assert (await scene.store.run(task.root_run_id)).status is RunStatus.FAILED
 
 
-async def test_finishing_twice_tells_the_same_and_writes_once(scene: Scene) -> None:
+async def test_finishing_twice_tells_the_same_and_writes_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.complete(await scene.claim_one())
 
@@ -243,7 +243,7 @@ async def test_finishing_twice_tells_the_same_and_writes_once(scene: Scene) -> N
     assert (await scene.root_event_types(task_id)).count("task_completed") == 1
 
 
-async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(scene: Scene) -> None:
+async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     task_id = claim.identity.task_id
     await scene.store.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
@@ -251,13 +251,13 @@ async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(sce
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.CANCELLED
 
 
-async def test_task_without_steps_completes(scene: Scene) -> None:
+async def test_task_without_steps_completes(scene: ContractHarness) -> None:
     task_id = await scene.task()
 
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
-async def test_ended_tasks_are_no_longer_open(scene: Scene) -> None:
+async def test_ended_tasks_are_no_longer_open(scene: ContractHarness) -> None:
     ended, open_id = await scene.task("a"), await scene.task("b")
     await scene.complete((await scene.claim(1))[0])
     await scene.store.finish_task(scene.own, ended, now_us=scene.now_us)

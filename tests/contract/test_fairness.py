@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.contract.scene import Scene, completed
+from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_step
 
 pytestmark = pytest.mark.spec("DIS-10", "DIS-03")
@@ -12,7 +12,9 @@ pytestmark = pytest.mark.spec("DIS-10", "DIS-03")
 
 @pytest.mark.spec("DIS-10.b")
 @pytest.mark.parametrize("slots", [1, 8])
-async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(scene: Scene, slots: int) -> None:
+async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(
+    scene: ContractHarness, slots: int
+) -> None:
     await scene.task(*(f"s{number}" for number in range(1000)))
     claims = await scene.claim(slots)
     other = await scene.another_session()
@@ -30,7 +32,7 @@ async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(sce
 
 
 @pytest.mark.spec("DIS-03.e", "DIS-10.a")
-async def test_sessions_take_turns_claim_by_claim(scene: Scene) -> None:
+async def test_sessions_take_turns_claim_by_claim(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.task("a", "b", "c")
     await scene.task("a", "b", "c", own=other)
@@ -41,7 +43,7 @@ async def test_sessions_take_turns_claim_by_claim(scene: Scene) -> None:
     assert order == order[:2] * 3
 
 
-async def test_one_batch_is_shared_evenly(scene: Scene) -> None:
+async def test_one_batch_is_shared_evenly(scene: ContractHarness) -> None:
     for own in (scene.own, await scene.another_session(), await scene.another_session()):
         await scene.task(*(f"s{number}" for number in range(10)), own=own)
 
@@ -50,7 +52,7 @@ async def test_one_batch_is_shared_evenly(scene: Scene) -> None:
     assert sorted(Counter(claim.identity.session_id for claim in claims).values()) == [3, 3, 3]
 
 
-async def test_what_one_session_cannot_use_goes_to_the_others(scene: Scene) -> None:
+async def test_what_one_session_cannot_use_goes_to_the_others(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.task("single")
     await scene.task(*(f"s{number}" for number in range(10)), own=other)
@@ -61,7 +63,7 @@ async def test_what_one_session_cannot_use_goes_to_the_others(scene: Scene) -> N
 
 
 @pytest.mark.spec("DIS-10.a")
-async def test_priority_orders_within_a_session_and_not_between_sessions(scene: Scene) -> None:
+async def test_priority_orders_within_a_session_and_not_between_sessions(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.task(*(make_step(f"urgent{number}", priority=100) for number in range(3)))
     await scene.task("patient", own=other)
@@ -71,7 +73,7 @@ async def test_priority_orders_within_a_session_and_not_between_sessions(scene: 
     assert set(first_two) == {scene.own.session_id, other.session_id}
 
 
-async def test_chain_has_no_right_to_its_slot(scene: Scene) -> None:
+async def test_chain_has_no_right_to_its_slot(scene: ContractHarness) -> None:
     other = await scene.another_session()
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
     await scene.task("waiting", own=other)

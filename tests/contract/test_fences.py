@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.permissions.request import RequestState
-from tests.contract.scene import Scene, completed, failed, held, outdated
+from tests.contract.scene import ContractHarness, completed, failed, held, outdated
 from tests.model.builders import make_call, make_decision, make_request
 
 pytestmark = pytest.mark.spec("DAG-03")
@@ -19,39 +19,39 @@ pytestmark = pytest.mark.spec("DAG-03")
 EVENT = NewEvent("model_requested", {})
 NODE = NewNode(NodeKind.ASSISTANT, {"v": 1})
 
-Write: TypeAlias = Callable[[Scene, Claim], Awaitable[object]]
+Write: TypeAlias = Callable[[ContractHarness, Claim], Awaitable[object]]
 
 
-async def append(scene: Scene, claim: Claim) -> None:
+async def append(scene: ContractHarness, claim: Claim) -> None:
     await scene.store.append(claim.identity.run_id, claim.fence, nodes=[NODE], events=[EVENT], now_us=scene.now_us)
 
 
-async def start_call(scene: Scene, claim: Claim) -> None:
+async def start_call(scene: ContractHarness, claim: Claim) -> None:
     await scene.store.start_call(make_call(claim), claim.fence, events=[EVENT], now_us=scene.now_us)
 
 
-async def end_call(scene: Scene, claim: Claim) -> None:
+async def end_call(scene: ContractHarness, claim: Claim) -> None:
     await scene.store.end_call(
         claim.identity.run_id, claim.fence, "call_1", result={}, nodes=[NODE], events=[EVENT], now_us=scene.now_us
     )
 
 
-async def report_progress(scene: Scene, claim: Claim) -> None:
+async def report_progress(scene: ContractHarness, claim: Claim) -> None:
     await scene.store.report_progress(scene.worker, held(claim), "half", now_us=scene.now_us)
 
 
-async def raise_request(scene: Scene, claim: Claim) -> None:
+async def raise_request(scene: ContractHarness, claim: Claim) -> None:
     await scene.store.raise_request(make_request(claim), events=[EVENT], now_us=scene.now_us)
 
 
-async def withdraw(scene: Scene, claim: Claim) -> None:
+async def withdraw(scene: ContractHarness, claim: Claim) -> None:
     await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us)
 
 
 WRITES = [append, start_call, end_call, report_progress, raise_request, withdraw]
 
 
-async def traces(scene: Scene, claim: Claim) -> list[object]:
+async def traces(scene: ContractHarness, claim: Claim) -> list[object]:
     """Return all that a write of the run could have changed."""
     run_id = claim.identity.run_id
     return [
@@ -66,7 +66,7 @@ async def traces(scene: Scene, claim: Claim) -> list[object]:
 
 @pytest.mark.spec("DAG-03.b")
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-async def test_write_under_a_stale_fence_is_refused_and_leaves_no_trace(scene: Scene, write: Write) -> None:
+async def test_write_under_a_stale_fence_is_refused_and_leaves_no_trace(scene: ContractHarness, write: Write) -> None:
     stale = await scene.start("a")
     await scene.lost_fence(stale)
     before = await traces(scene, stale)
@@ -79,7 +79,7 @@ async def test_write_under_a_stale_fence_is_refused_and_leaves_no_trace(scene: S
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-async def test_write_between_expiry_and_the_next_claim_is_refused(scene: Scene, write: Write) -> None:
+async def test_write_between_expiry_and_the_next_claim_is_refused(scene: ContractHarness, write: Write) -> None:
     claim = await scene.start("a")
     await scene.expire()
     before = await traces(scene, claim)
@@ -91,7 +91,7 @@ async def test_write_between_expiry_and_the_next_claim_is_refused(scene: Scene, 
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-async def test_write_after_the_end_is_refused(scene: Scene, write: Write) -> None:
+async def test_write_after_the_end_is_refused(scene: ContractHarness, write: Write) -> None:
     claim = await scene.start("a")
     await scene.complete(claim)
 
@@ -100,7 +100,7 @@ async def test_write_after_the_end_is_refused(scene: Scene, write: Write) -> Non
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-async def test_present_holder_may_write(scene: Scene, write: Write) -> None:
+async def test_present_holder_may_write(scene: ContractHarness, write: Write) -> None:
     first = await scene.start("a")
     claim = await scene.lost_fence(first)
 
@@ -110,7 +110,7 @@ async def test_present_holder_may_write(scene: Scene, write: Write) -> None:
 @pytest.mark.spec("DAG-03.b")
 @pytest.mark.parametrize("end", [completed, failed], ids=["completed", "failed"])
 async def test_end_under_a_stale_fence_is_refused_and_leaves_no_trace(
-    scene: Scene, end: Callable[[Claim], StepEnd]
+    scene: ContractHarness, end: Callable[[Claim], StepEnd]
 ) -> None:
     stale = await scene.start("a")
     await scene.lost_fence(stale)
@@ -122,7 +122,7 @@ async def test_end_under_a_stale_fence_is_refused_and_leaves_no_trace(
     assert await traces(scene, stale) == before
 
 
-async def test_end_by_a_worker_that_does_not_hold_the_step_is_stale(scene: Scene) -> None:
+async def test_end_by_a_worker_that_does_not_hold_the_step_is_stale(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     advance = await scene.complete(claim, worker=await scene.another_worker())
@@ -132,7 +132,7 @@ async def test_end_by_a_worker_that_does_not_hold_the_step_is_stale(scene: Scene
 
 
 @pytest.mark.spec("DAG-07")
-async def test_second_end_of_a_step_is_stale(scene: Scene) -> None:
+async def test_second_end_of_a_step_is_stale(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.complete(claim, "first")
 
@@ -142,7 +142,7 @@ async def test_second_end_of_a_step_is_stale(scene: Scene) -> None:
     assert (await scene.store.step(claim.step_key)).output == "first"
 
 
-async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: Scene) -> None:
+async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: ContractHarness) -> None:
     await scene.task("a", "b")
     good, bad = await scene.claim()
 
@@ -153,7 +153,7 @@ async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: Scene) ->
     assert (await scene.store.step(bad.step_key)).status is StepStatus.RUNNING
 
 
-async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene: Scene) -> None:
+async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene: ContractHarness) -> None:
     stale = await scene.start("a")
     claim = await scene.lost_fence(stale)
 
@@ -161,7 +161,7 @@ async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene:
     assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
 
 
-async def test_decision_is_not_used_up_by_a_stale_writer(scene: Scene) -> None:
+async def test_decision_is_not_used_up_by_a_stale_writer(scene: ContractHarness) -> None:
     stale = await scene.start("a")
     request = await scene.raised(make_request(stale))
     decision = make_decision(request)

@@ -15,14 +15,14 @@ from soong.shared.engine.tasks.step import Cap, Claim, FailurePolicy, Interrupt
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, refused, taken, work
-from tests.contract.scene import Scene, cancelled, completed, failed, held, outdated
+from tests.contract.scene import ContractHarness, cancelled, completed, failed, held, outdated
 from tests.model.builders import make_map, make_request, make_step
 
 pytestmark = pytest.mark.spec("DAG-03")
 
 
 @pytest.mark.spec("DAG-03.e")
-async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(scene: Scene) -> None:
+async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), work("more", spec={"v": 1, "instructions": "Do it."}))
 
     claim = await taken(scene, own, "more")
@@ -35,7 +35,7 @@ async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(
 
 
 @pytest.mark.spec("CARD-3")
-async def test_the_steps_own_run_is_started_and_its_log_says_which_run_holds_it(scene: Scene) -> None:
+async def test_the_steps_own_run_is_started_and_its_log_says_which_run_holds_it(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), work("more"))
 
     claim = await taken(scene, own, "more")
@@ -49,7 +49,7 @@ async def test_the_steps_own_run_is_started_and_its_log_says_which_run_holds_it(
     assert "run_started" in events
 
 
-async def test_what_the_step_waited_for_is_told_to_who_takes_it(scene: Scene) -> None:
+async def test_what_the_step_waited_for_is_told_to_who_takes_it(scene: ContractHarness) -> None:
     first = await scene.start(work("first"), work("own"), pulled("more", depends_on=["first"]))
     own = await scene.claim_one()
     await scene.complete(first, {"files": 3})
@@ -60,7 +60,7 @@ async def test_what_the_step_waited_for_is_told_to_who_takes_it(scene: Scene) ->
 
 
 @pytest.mark.parametrize("output", [{"found": 2}, None], ids=["object", "nothing"])
-async def test_its_end_is_an_end_like_any_other(scene: Scene, output: Json) -> None:
+async def test_its_end_is_an_end_like_any_other(scene: ContractHarness, output: Json) -> None:
     own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
     claim = await taken(scene, own, "more")
 
@@ -75,7 +75,7 @@ async def test_its_end_is_an_end_like_any_other(scene: Scene, output: Json) -> N
     assert (await scene.store.step(claim.step_key)).holder_run_id == own.identity.run_id
 
 
-async def test_both_ends_in_one_batch_unlock_what_waited_for_both(scene: Scene) -> None:
+async def test_both_ends_in_one_batch_unlock_what_waited_for_both(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["own", "more"]))
     claim = await taken(scene, own, "more")
 
@@ -84,7 +84,7 @@ async def test_both_ends_in_one_batch_unlock_what_waited_for_both(scene: Scene) 
     assert (await scene.statuses(own.identity.task_id))["after"] is StepStatus.READY
 
 
-async def test_its_failure_is_settled_by_its_own_policy(scene: Scene) -> None:
+async def test_its_failure_is_settled_by_its_own_policy(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
     claim = await taken(scene, own, "more")
     await scene.fail(claim)
@@ -97,7 +97,7 @@ async def test_its_failure_is_settled_by_its_own_policy(scene: Scene) -> None:
 
 
 # -- one at a time, exactly one of many
-async def test_a_second_one_is_refused_until_the_first_has_ended(scene: Scene) -> None:
+async def test_a_second_one_is_refused_until_the_first_has_ended(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("one"), pulled("two"))
     claim = await taken(scene, own, "one")
 
@@ -107,7 +107,7 @@ async def test_a_second_one_is_refused_until_the_first_has_ended(scene: Scene) -
     assert isinstance(await further(scene, own, "two"), Claim)
 
 
-async def test_the_refusal_names_the_step_that_is_held(scene: Scene) -> None:
+async def test_the_refusal_names_the_step_that_is_held(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("one"), pulled("two"))
     await taken(scene, own, "one")
 
@@ -117,7 +117,9 @@ async def test_the_refusal_names_the_step_that_is_held(scene: Scene) -> None:
 
 
 @pytest.mark.spec("CARD-2")
-async def test_fifty_runs_that_ask_for_one_step_at_once_get_it_once(scene: Scene, open_another: OpenStore) -> None:
+async def test_fifty_runs_that_ask_for_one_step_at_once_get_it_once(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     """Bad input row 61."""
     await scene.task(*(work(f"w{number}", priority=1) for number in range(50)), work("wanted"))
     workers = [await scene.another_worker() for _ in range(5)]
@@ -139,7 +141,7 @@ async def test_fifty_runs_that_ask_for_one_step_at_once_get_it_once(scene: Scene
     assert (await scene.store.step(won[0].step_key)).fence == 1
 
 
-async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: Scene, other_store: Store) -> None:
+async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: ContractHarness, other_store: Store) -> None:
     for _ in range(8):
         own = await scene.start(work("own", priority=1), work("wanted"))
 
@@ -156,7 +158,7 @@ async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: Scene
         await scene.complete_all([own, *claims])
 
 
-async def test_two_asked_for_by_one_run_at_once_give_one(scene: Scene, other_store: Store) -> None:
+async def test_two_asked_for_by_one_run_at_once_give_one(scene: ContractHarness, other_store: Store) -> None:
     own = await scene.start(work("own"), pulled("one"), pulled("two"))
 
     answers = await asyncio.gather(further(scene, own, "one"), further(scene, own, "two", store=other_store))
@@ -166,7 +168,7 @@ async def test_two_asked_for_by_one_run_at_once_give_one(scene: Scene, other_sto
 
 # -- refusals
 @pytest.mark.spec("DAG-03.e")
-async def test_a_step_that_is_not_there_or_of_another_task_is_unknown(scene: Scene) -> None:
+async def test_a_step_that_is_not_there_or_of_another_task_is_unknown(scene: ContractHarness) -> None:
     own = await scene.start(work("own"))
     await scene.task(work("elsewhere"))
 
@@ -175,7 +177,7 @@ async def test_a_step_that_is_not_there_or_of_another_task_is_unknown(scene: Sce
     assert await refused(scene, own, "../own") is Refusal.UNKNOWN
 
 
-async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: Scene) -> None:
+async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), work("done"), pulled("later", depends_on=["done"]))
     done = await scene.claim_one()
 
@@ -186,7 +188,7 @@ async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: 
     assert isinstance(await further(scene, own, "later"), Claim)
 
 
-async def test_only_agents_work_is_given(scene: Scene) -> None:
+async def test_only_agents_work_is_given(scene: ContractHarness) -> None:
     own = await scene.start(
         work("own", priority=1), make_step("function"), make_map("map", depends_on=["own"]), puller("other")
     )
@@ -195,7 +197,7 @@ async def test_only_agents_work_is_given(scene: Scene) -> None:
         assert await refused(scene, own, step_id) is Refusal.NOT_FOR_AGENTS
 
 
-async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: Scene) -> None:
+async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: ContractHarness) -> None:
     own = await scene.start(work("own", priority=1), work("begun"))
     begun = await scene.claim_one()
     await scene.release(begun)
@@ -203,7 +205,7 @@ async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: Scene) -> Non
     assert await refused(scene, own, "begun") is Refusal.BEGUN
 
 
-async def test_a_paused_task_gives_nothing(scene: Scene) -> None:
+async def test_a_paused_task_gives_nothing(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     await scene.store.pause_task(scene.own, own.identity.task_id, reason="wait", now_us=scene.now_us)
 
@@ -212,7 +214,7 @@ async def test_a_paused_task_gives_nothing(scene: Scene) -> None:
     assert isinstance(await further(scene, own, "more"), Claim)
 
 
-async def test_a_worker_that_lacks_what_the_step_needs_gets_no_step(scene: Scene) -> None:
+async def test_a_worker_that_lacks_what_the_step_needs_gets_no_step(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("gpu", needs=["gpu"]), pulled("far", pool="far"))
 
     assert await refused(scene, own, "gpu") is Refusal.INCAPABLE
@@ -221,7 +223,7 @@ async def test_a_worker_that_lacks_what_the_step_needs_gets_no_step(scene: Scene
     assert isinstance(answer, Claim)
 
 
-async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing(scene: Scene) -> None:
+async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     stop = TaskChange(cancelled=(own.step_key,), reason="enough")
     await scene.store.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
@@ -234,7 +236,7 @@ async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing
 
 @pytest.mark.parametrize("kind", ["definition", "model", "pool"])
 @pytest.mark.spec("DIS-03", "DAG-03.e")
-async def test_a_cap_holds_for_further_claims(scene: Scene, kind: str) -> None:
+async def test_a_cap_holds_for_further_claims(scene: ContractHarness, kind: str) -> None:
     own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
     name = "wide" if kind == "pool" else "x"
     other = await scene.start(work("holder", definition="x", model="x", pool="default"))
@@ -252,7 +254,9 @@ async def test_a_cap_holds_for_further_claims(scene: Scene, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
 @pytest.mark.spec("DIS-03")
-async def test_a_run_that_fills_a_cap_by_itself_may_still_take_steps_under_it(scene: Scene, kind: str) -> None:
+async def test_a_run_that_fills_a_cap_by_itself_may_still_take_steps_under_it(
+    scene: ContractHarness, kind: str
+) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
     await scene.store.set_caps([Cap(f"{kind}:{name}", 1)])
     shared = {"definition": "x", "model": "x"}
@@ -265,7 +269,7 @@ async def test_a_run_that_fills_a_cap_by_itself_may_still_take_steps_under_it(sc
 
 
 @pytest.mark.spec("DIS-03", "CARD-2")
-async def test_a_further_claim_counts_in_the_caps_of_others(scene: Scene) -> None:
+async def test_a_further_claim_counts_in_the_caps_of_others(scene: ContractHarness) -> None:
     await scene.store.set_caps([Cap("model:x", 1)])
     own = await scene.start(work("own", priority=1), pulled("more", model="x"), work("third", model="x"))
     claim = await taken(scene, own, "more")
@@ -276,7 +280,7 @@ async def test_a_further_claim_counts_in_the_caps_of_others(scene: Scene) -> Non
 
 
 @pytest.mark.spec("DIS-03", "CARD-2")
-async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: Scene, open_another: OpenStore) -> None:
+async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: ContractHarness, open_another: OpenStore) -> None:
     await scene.task(
         *(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}", model="x") for n in range(12))
     )
@@ -293,7 +297,7 @@ async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: Scene, open
 
 
 @pytest.mark.spec("DIS-10")
-async def test_a_further_claim_is_its_sessions_turn(scene: Scene) -> None:
+async def test_a_further_claim_is_its_sessions_turn(scene: ContractHarness) -> None:
     other = await scene.another_session()
     own = await scene.start(work("own"), pulled("more"), work("next", priority=-1), "b")
     await scene.task("theirs", own=other)
@@ -306,7 +310,7 @@ async def test_a_further_claim_is_its_sessions_turn(scene: Scene) -> None:
     assert turn.identity.session_id == other.session_id
 
 
-async def test_a_puller_takes_no_more_than_its_limit(scene: Scene) -> None:
+async def test_a_puller_takes_no_more_than_its_limit(scene: ContractHarness) -> None:
     own = await scene.start(puller(spec={"max_steps": 2}), *(pulled(f"p{number}") for number in range(3)))
     for number in range(2):
         await scene.complete(await taken(scene, own, f"p{number}"))
@@ -314,7 +318,7 @@ async def test_a_puller_takes_no_more_than_its_limit(scene: Scene) -> None:
     assert await refused(scene, own, "p2") is Refusal.LIMIT
 
 
-async def test_what_was_given_back_does_not_count_to_the_limit(scene: Scene) -> None:
+async def test_what_was_given_back_does_not_count_to_the_limit(scene: ContractHarness) -> None:
     own = await scene.start(puller(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
     await scene.release(await taken(scene, own, "p0"))
 
@@ -322,7 +326,7 @@ async def test_what_was_given_back_does_not_count_to_the_limit(scene: Scene) -> 
 
 
 # -- fences, leases and what ends them
-async def test_a_run_that_lost_its_own_lease_gets_nothing_and_leaves_no_trace(scene: Scene) -> None:
+async def test_a_run_that_lost_its_own_lease_gets_nothing_and_leaves_no_trace(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
 
     with pytest.raises(LeaseLostError):
@@ -336,7 +340,7 @@ async def test_a_run_that_lost_its_own_lease_gets_nothing_and_leaves_no_trace(sc
     assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.READY
 
 
-async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Scene) -> None:
+async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: ContractHarness) -> None:
     own = await scene.start(puller(), pulled("more"))
     first = await taken(scene, own, "more")
 
@@ -352,7 +356,7 @@ async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Scene
     assert (await scene.complete(second)).stale == frozenset()
 
 
-async def test_a_step_that_its_holders_died_of_is_poisoned(scene: Scene) -> None:
+async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarness) -> None:
     for _ in range(3):
         await scene.task(puller(), pulled("more"))
     task_id = (await scene.store.tasks())[-1].id
@@ -368,7 +372,7 @@ async def test_a_step_that_its_holders_died_of_is_poisoned(scene: Scene) -> None
     assert step.error.type == "poisoned"
 
 
-async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: Scene) -> None:
+async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
 
@@ -380,7 +384,7 @@ async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: Scene) -> No
     assert run.status is RunStatus.QUEUED
 
 
-async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: Scene) -> None:
+async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
     claim = await taken(scene, own, "more")
     stop = TaskChange(cancelled=(claim.step_key,), reason="not needed")
@@ -397,7 +401,7 @@ async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: Scene) -> Non
     assert statuses == {"own": StepStatus.RUNNING, "more": StepStatus.CANCELLED, "after": StepStatus.SKIPPED}
 
 
-async def test_handing_back_what_was_cancelled_cancels_it(scene: Scene) -> None:
+async def test_handing_back_what_was_cancelled_cancels_it(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
     await scene.store.cancel_task(scene.own, own.identity.task_id, reason="stop", now_us=scene.now_us)
@@ -407,7 +411,7 @@ async def test_handing_back_what_was_cancelled_cancels_it(scene: Scene) -> None:
     assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.CANCELLED
 
 
-async def test_a_run_that_holds_one_does_not_park(scene: Scene) -> None:
+async def test_a_run_that_holds_one_does_not_park(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
     request = make_request(own)
@@ -421,7 +425,7 @@ async def test_a_run_that_holds_one_does_not_park(scene: Scene) -> None:
     assert await park()
 
 
-async def test_it_takes_no_slot_of_its_worker(scene: Scene) -> None:
+async def test_it_takes_no_slot_of_its_worker(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     await taken(scene, own, "more")
 
@@ -430,7 +434,7 @@ async def test_it_takes_no_slot_of_its_worker(scene: Scene) -> None:
     assert worker.busy == 1
 
 
-async def test_a_step_that_failed_is_tried_again_by_whoever_asks(scene: Scene) -> None:
+async def test_a_step_that_failed_is_tried_again_by_whoever_asks(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     first = await taken(scene, own, "more")
     await scene.advance([failed(first)])

@@ -12,26 +12,26 @@ from soong.shared.engine.tasks.expansion import further_attempt
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import FailurePolicy, NewStep, StepKind
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_more, make_step
 
 pytestmark = pytest.mark.spec("DAG-01", "DAG-04")
 
 
-async def update(scene: Scene, task_id: str, change: TaskChange) -> frozenset[str]:
+async def update(scene: ContractHarness, task_id: str, change: TaskChange) -> frozenset[str]:
     return await scene.store.update_task(scene.own, task_id, change, now_us=scene.now_us)
 
 
-async def added(scene: Scene, task_id: str, *steps: NewStep | str) -> tuple[NewStep, ...]:
+async def added(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> tuple[NewStep, ...]:
     task = await scene.store.task(task_id)
     return make_more(task, (await scene.store.run(task.root_run_id)).identity, *steps)
 
 
-async def grow(scene: Scene, task_id: str, *steps: NewStep | str) -> None:
+async def grow(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> None:
     await update(scene, task_id, TaskChange(steps=await added(scene, task_id, *steps)))
 
 
-async def attempt(scene: Scene, step_key: str, plan: PlanStep | None = None) -> NewStep:
+async def attempt(scene: ContractHarness, step_key: str, plan: PlanStep | None = None) -> NewStep:
     step = await scene.store.step(step_key)
     return further_attempt(step, await scene.store.run(step.run_id), plan, lambda _: {"v": 1, "tools": []})
 
@@ -40,13 +40,13 @@ def edges(task_id: str, *pairs: tuple[str, str]) -> TaskChange:
     return TaskChange(edges=tuple((f"{task_id}/{child}", f"{task_id}/{parent}") for child, parent in pairs))
 
 
-async def settle_all(scene: Scene) -> None:
+async def settle_all(scene: ContractHarness) -> None:
     while failures := await scene.store.failures(scene.own):
         await scene.store.settle_failure(scene.own, failures[0].key, failures[0].on_failure, now_us=scene.now_us)
 
 
 # -- growing
-async def test_step_that_grows_onto_a_running_one_waits_for_it_and_gets_its_result(scene: Scene) -> None:
+async def test_step_that_grows_onto_a_running_one_waits_for_it_and_gets_its_result(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await grow(scene, claim.identity.task_id, make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)))
 
@@ -58,7 +58,7 @@ async def test_step_that_grows_onto_a_running_one_waits_for_it_and_gets_its_resu
     assert (await scene.statuses(claim.identity.task_id))["c"] is StepStatus.PENDING
 
 
-async def test_step_that_grows_onto_a_completed_one_is_ready_at_once(scene: Scene) -> None:
+async def test_step_that_grows_onto_a_completed_one_is_ready_at_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "other")
     await scene.complete((await scene.claim(1))[0], "done before")
 
@@ -71,7 +71,7 @@ async def test_step_that_grows_onto_a_completed_one_is_ready_at_once(scene: Scen
     assert claims["b"].dependencies["a"].output == "done before"
 
 
-async def test_growth_has_its_runs_under_the_tasks_root_and_is_told(scene: Scene) -> None:
+async def test_growth_has_its_runs_under_the_tasks_root_and_is_told(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
 
     await grow(scene, task_id, "b")
@@ -81,7 +81,7 @@ async def test_growth_has_its_runs_under_the_tasks_root_and_is_told(scene: Scene
     assert "task_updated" in await scene.root_event_types(task_id)
 
 
-async def test_growth_of_a_paused_task_waits_for_its_resume(scene: Scene) -> None:
+async def test_growth_of_a_paused_task_waits_for_its_resume(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.store.pause_task(scene.own, task_id, reason="r", now_us=scene.now_us)
 
@@ -92,7 +92,7 @@ async def test_growth_of_a_paused_task_waits_for_its_resume(scene: Scene) -> Non
     assert len(await scene.claim()) == 2
 
 
-async def test_growth_keeps_a_task_from_ending(scene: Scene) -> None:
+async def test_growth_keeps_a_task_from_ending(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     claim = await scene.claim_one()
     await grow(scene, task_id, make_step("b", depends_on=("a",)))
@@ -101,7 +101,7 @@ async def test_growth_keeps_a_task_from_ending(scene: Scene) -> None:
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
 
 
-async def test_kept_failure_holds_back_no_step_that_grows_onto_it(scene: Scene) -> None:
+async def test_kept_failure_holds_back_no_step_that_grows_onto_it(scene: ContractHarness) -> None:
     task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), "other")
     await scene.fail((await scene.claim(1))[0])
     await settle_all(scene)
@@ -113,7 +113,7 @@ async def test_kept_failure_holds_back_no_step_that_grows_onto_it(scene: Scene) 
 
 
 # -- what growth refuses, all or nothing
-async def test_refused_growth_leaves_nothing(scene: Scene) -> None:
+async def test_refused_growth_leaves_nothing(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_map("m"))
     await scene.expand(f"{task_id}/m", "x")
     new = await added(scene, task_id, "good", make_step("a"))
@@ -128,7 +128,7 @@ async def test_refused_growth_leaves_nothing(scene: Scene) -> None:
     assert "task_updated" not in await scene.root_event_types(task_id)
 
 
-async def test_nothing_grows_onto_what_will_never_complete(scene: Scene) -> None:
+async def test_nothing_grows_onto_what_will_never_complete(scene: ContractHarness) -> None:
     task_id = await scene.task("bad", make_step("below", depends_on=("bad",)), "other")
     await scene.fail((await scene.claim(1))[0])
     await settle_all(scene)
@@ -138,7 +138,7 @@ async def test_nothing_grows_onto_what_will_never_complete(scene: Scene) -> None
             await grow(scene, task_id, make_step("b", depends_on=(parent,)))
 
 
-async def test_ended_task_does_not_grow(scene: Scene) -> None:
+async def test_ended_task_does_not_grow(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.store.cancel_task(scene.own, task_id, reason="r", now_us=scene.now_us)
 
@@ -146,7 +146,7 @@ async def test_ended_task_does_not_grow(scene: Scene) -> None:
         await grow(scene, task_id, "b")
 
 
-async def test_only_the_owner_changes_a_task(scene: Scene) -> None:
+async def test_only_the_owner_changes_a_task(scene: ContractHarness) -> None:
     task_id, other = await scene.task("a"), await scene.another_session()
     change = TaskChange(priorities={f"{task_id}/a": 1})
 
@@ -158,7 +158,7 @@ async def test_only_the_owner_changes_a_task(scene: Scene) -> None:
 
 
 # -- further dependencies
-async def test_pending_step_waits_for_more(scene: Scene) -> None:
+async def test_pending_step_waits_for_more(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("end", depends_on=("a",)))
     new = await added(scene, task_id, "b")
     await update(scene, task_id, replace(edges(task_id, ("end", "b"), ("end", "a")), steps=new))
@@ -172,7 +172,7 @@ async def test_pending_step_waits_for_more(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-02")
-async def test_step_that_left_pending_gets_no_further_dependency(scene: Scene) -> None:
+async def test_step_that_left_pending_gets_no_further_dependency(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)))
 
     with pytest.raises(ConflictError, match="step 'b' is ready"):
@@ -185,7 +185,7 @@ async def test_step_that_left_pending_gets_no_further_dependency(scene: Scene) -
 
 
 @pytest.mark.spec("DAG-02")
-async def test_circle_is_refused_with_its_steps(scene: Scene) -> None:
+async def test_circle_is_refused_with_its_steps(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)))
 
     with pytest.raises(ConflictError, match=r"b -> c -> b|c -> b -> c"):
@@ -196,7 +196,7 @@ async def test_circle_is_refused_with_its_steps(scene: Scene) -> None:
 
 # -- further attempts
 @pytest.mark.spec("DAG-05")
-async def test_failed_step_is_tried_again_by_another_agent_while_its_dependents_wait(scene: Scene) -> None:
+async def test_failed_step_is_tried_again_by_another_agent_while_its_dependents_wait(scene: ContractHarness) -> None:
     task_id = await scene.task(
         make_step("a", kind=StepKind.AGENT, definition="weak"), make_step("b", depends_on=("a",)), "other"
     )
@@ -217,7 +217,7 @@ async def test_failed_step_is_tried_again_by_another_agent_while_its_dependents_
 
 
 @pytest.mark.spec("DAG-05")
-async def test_only_an_open_failure_is_tried_again(scene: Scene) -> None:
+async def test_only_an_open_failure_is_tried_again(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)))
     running, _ = await scene.claim()
 
@@ -230,7 +230,7 @@ async def test_only_an_open_failure_is_tried_again(scene: Scene) -> None:
 
 
 # -- priorities
-async def test_changed_priority_decides_the_next_claim(scene: Scene) -> None:
+async def test_changed_priority_decides_the_next_claim(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", "c")
 
     await update(scene, task_id, TaskChange(priorities={f"{task_id}/c": 5, f"{task_id}/b": 1}))
@@ -241,7 +241,7 @@ async def test_changed_priority_decides_the_next_claim(scene: Scene) -> None:
 
 # -- skipping and cancelling steps
 @pytest.mark.spec("DAG-06")
-async def test_skipped_step_takes_all_below_it_and_no_other(scene: Scene) -> None:
+async def test_skipped_step_takes_all_below_it_and_no_other(scene: ContractHarness) -> None:
     task_id = await scene.task(
         "a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)), make_step("d", depends_on=("a",))
     )
@@ -257,7 +257,7 @@ async def test_skipped_step_takes_all_below_it_and_no_other(scene: Scene) -> Non
 
 
 @pytest.mark.spec("DAG-06")
-async def test_cancelled_step_that_runs_is_asked_to_stop_and_the_rest_goes_on(scene: Scene) -> None:
+async def test_cancelled_step_that_runs_is_asked_to_stop_and_the_rest_goes_on(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)), "other")
     claim = (await scene.claim(1))[0]
 
@@ -271,7 +271,7 @@ async def test_cancelled_step_that_runs_is_asked_to_stop_and_the_rest_goes_on(sc
 
 
 @pytest.mark.spec("DAG-06")
-async def test_cancelled_map_takes_its_children_with_it(scene: Scene) -> None:
+async def test_cancelled_map_takes_its_children_with_it(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)), "other")
     await scene.expand(f"{task_id}/m", "x", "y")
     held = next(claim for claim in await scene.claim(3) if claim.step_key.endswith("[x]"))
@@ -290,7 +290,7 @@ async def test_cancelled_map_takes_its_children_with_it(scene: Scene) -> None:
 
 @pytest.mark.spec("DAG-05")
 @pytest.mark.parametrize("is_skipped", [True, False], ids=["skipped", "cancelled"])
-async def test_failure_that_is_given_up_is_settled(scene: Scene, is_skipped: bool) -> None:
+async def test_failure_that_is_given_up_is_settled(scene: ContractHarness, is_skipped: bool) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await scene.fail(claim)
@@ -302,7 +302,7 @@ async def test_failure_that_is_given_up_is_settled(scene: Scene, is_skipped: boo
     assert await scene.statuses(task_id) == {"a": StepStatus.FAILED, "b": StepStatus.SKIPPED}
 
 
-async def test_what_has_ended_is_neither_skipped_nor_cancelled(scene: Scene) -> None:
+async def test_what_has_ended_is_neither_skipped_nor_cancelled(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_map("m"))
     await scene.expand(f"{task_id}/m", "x")
     await scene.complete((await scene.claim(1))[0])
@@ -314,7 +314,7 @@ async def test_what_has_ended_is_neither_skipped_nor_cancelled(scene: Scene) -> 
         await update(scene, task_id, TaskChange(cancelled=(f"{task_id}/m[x]",)))
 
 
-async def test_task_whose_step_was_taken_out_fails_and_says_so(scene: Scene) -> None:
+async def test_task_whose_step_was_taken_out_fails_and_says_so(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b")
     await update(scene, task_id, TaskChange(skipped=(f"{task_id}/a",)))
     await scene.complete(await scene.claim_one())
@@ -324,12 +324,12 @@ async def test_task_whose_step_was_taken_out_fails_and_says_so(scene: Scene) -> 
 
 
 # -- ending
-async def end(scene: Scene, task_id: str, event: TaskEvent) -> frozenset[str]:
+async def end(scene: ContractHarness, task_id: str, event: TaskEvent) -> frozenset[str]:
     assert event in (TaskEvent.COMPLETE, TaskEvent.FAIL)
     return await scene.store.end_task(scene.own, task_id, event, reason="says the agent", now_us=scene.now_us)
 
 
-async def test_task_is_completed_by_word_when_all_its_steps_have_ended(scene: Scene) -> None:
+async def test_task_is_completed_by_word_when_all_its_steps_have_ended(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b")
     first, second = await scene.claim()
     await scene.complete(first)
@@ -346,7 +346,7 @@ async def test_task_is_completed_by_word_when_all_its_steps_have_ended(scene: Sc
 
 
 @pytest.mark.spec("DAG-06")
-async def test_task_is_failed_by_word_and_what_runs_is_stopped(scene: Scene) -> None:
+async def test_task_is_failed_by_word_and_what_runs_is_stopped(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("b",)))
     await scene.claim(1)
 
@@ -360,7 +360,7 @@ async def test_task_is_failed_by_word_and_what_runs_is_stopped(scene: Scene) -> 
 
 
 # -- a join that was missed
-async def test_recounting_what_is_counted_right_changes_nothing(scene: Scene) -> None:
+async def test_recounting_what_is_counted_right_changes_nothing(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
 
     assert await scene.store.recount(scene.own, task_id, now_us=scene.now_us) == 0
@@ -371,7 +371,7 @@ async def test_recounting_what_is_counted_right_changes_nothing(scene: Scene) ->
 
 
 # -- commands
-async def test_command_ends_with_the_change_that_carries_it_out(scene: Scene) -> None:
+async def test_command_ends_with_the_change_that_carries_it_out(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     own, now_us = scene.own, scene.now_us
     for kind in (CommandKind.UPDATE, CommandKind.CANCEL, CommandKind.RETRY, CommandKind.FAIL):

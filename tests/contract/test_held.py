@@ -1,10 +1,10 @@
 """What a worker holds by the rows: how it learns of a claim whose answer was lost."""
 
 from soong.shared.engine.tasks.status import StepStatus
-from tests.contract.scene import Scene, held
+from tests.contract.scene import ContractHarness, held
 
 
-async def test_a_worker_is_told_of_all_its_leases_and_of_no_other(scene: Scene) -> None:
+async def test_a_worker_is_told_of_all_its_leases_and_of_no_other(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", "c", "d")
     mine = await scene.claim(3)
     other = await scene.another_worker()
@@ -18,7 +18,7 @@ async def test_a_worker_is_told_of_all_its_leases_and_of_no_other(scene: Scene) 
     assert (await scene.statuses(task_id))["a"] is StepStatus.COMPLETED
 
 
-async def test_a_worker_that_was_declared_gone_holds_nothing(scene: Scene) -> None:
+async def test_a_worker_that_was_declared_gone_holds_nothing(scene: ContractHarness) -> None:
     await scene.start("a", "b")
 
     await scene.expire()

@@ -12,7 +12,7 @@ from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.keys import ExpiredDecision
 from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_decision, make_request
 
 
@@ -29,7 +29,7 @@ async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: 
     return list(ended)
 
 
-async def decided(scene: Scene, claim: Claim, call: str, key_id: str) -> tuple[PermissionRequest, Decision]:
+async def decided(scene: ContractHarness, claim: Claim, call: str, key_id: str) -> tuple[PermissionRequest, Decision]:
     request = await scene.raised(make_request(claim, call))
     decision = replace(make_decision(request), key_id=key_id)
     await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
@@ -37,7 +37,7 @@ async def decided(scene: Scene, claim: Claim, call: str, key_id: str) -> tuple[P
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_is_listed_with_how_it_ended(scene: Scene) -> None:
+async def test_a_key_is_listed_with_how_it_ended(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a", "key_b", "key_c")
     await retire(scene.store, "key_a")
     await retire(scene.store, "key_b")
@@ -56,7 +56,7 @@ async def test_a_key_is_listed_with_how_it_ended(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_only_the_first_key_is_published_as_the_first(scene: Scene) -> None:
+async def test_only_the_first_key_is_published_as_the_first(scene: ContractHarness) -> None:
     is_first = await scene.store.publish_first_key("key_a", b"a" * 32, now_us=1)
     again = [await scene.store.publish_first_key(name, b"b" * 32, now_us=2) for name in ("key_a", "key_b")]
 
@@ -65,7 +65,7 @@ async def test_only_the_first_key_is_published_as_the_first(scene: Scene) -> Non
     assert len(await scene.store.audit(kinds=[AuditKind.KEY_PUBLISHED])) == 1
 
 
-async def test_a_key_ends_once(scene: Scene) -> None:
+async def test_a_key_ends_once(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     await retire(scene.store, "key_a", at_us=5)
 
@@ -77,13 +77,13 @@ async def test_a_key_ends_once(scene: Scene) -> None:
     assert [entry.data["at_us"] for entry in await scene.store.audit(kinds=[AuditKind.KEY_RETIRED])] == [5]
 
 
-async def test_a_key_that_is_not_there_cannot_end(scene: Scene) -> None:
+async def test_a_key_that_is_not_there_cannot_end(scene: ContractHarness) -> None:
     with pytest.raises(NotFoundError, match="key_none"):
         await retire(scene.store, "key_none")
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_that_has_ended_signs_nothing(scene: Scene) -> None:
+async def test_a_key_that_has_ended_signs_nothing(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     claim = await scene.start("a")
     await retire(scene.store, "key_a", at_us=make_decision(make_request(claim)).decided_us - 1)
@@ -95,7 +95,7 @@ async def test_a_key_that_has_ended_signs_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_that_ends_later_still_signs(scene: Scene) -> None:
+async def test_a_key_that_ends_later_still_signs(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     claim = await scene.start("a")
     await retire(scene.store, "key_a", at_us=make_decision(make_request(claim)).decided_us + 1)
@@ -106,7 +106,7 @@ async def test_a_key_that_ends_later_still_signs(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-12", "PER-14")
-async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(scene: Scene) -> None:
+async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a", "key_b")
     claim = await scene.start("a")
     run_id = claim.identity.run_id
@@ -128,7 +128,7 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
 
 
 @pytest.mark.spec("PER-12", "PER-14")
-async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: Scene) -> None:
+async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     claim = await scene.start("a")
     first, _ = await decided(scene, claim, "call_1", "key_a")
@@ -141,7 +141,7 @@ async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: Sce
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: Scene) -> None:
+async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     await publish(scene.store, "key_a")
     await retire(scene.store, "key_a", is_revoked=True)

@@ -11,14 +11,14 @@ from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import FailurePolicy
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene, completed, held
+from tests.contract.scene import ContractHarness, completed, held
 
 PRESENT = pytest.mark.spec("DAG-03", "DAG-07")
 
 
 # -- handing back
 @pytest.mark.spec("OPS-06")
-async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: Scene) -> None:
+async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     stale = await scene.release(claim)
@@ -31,7 +31,7 @@ async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_l
 
 
 @pytest.mark.spec("DAG-07")
-async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: Scene) -> None:
+async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: ContractHarness) -> None:
     first = await scene.start("a")
     node = NewNode(NodeKind.USER, {"v": 1})
     await scene.store.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
@@ -45,7 +45,7 @@ async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: Sce
     assert (await scene.event_types(claim.identity.run_id))[-2:] == ["step_claimed", "run_resumed"]
 
 
-async def test_many_steps_are_handed_back_at_once(scene: Scene) -> None:
+async def test_many_steps_are_handed_back_at_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", "c")
     claims = await scene.claim()
 
@@ -55,7 +55,7 @@ async def test_many_steps_are_handed_back_at_once(scene: Scene) -> None:
 
 
 @pytest.mark.spec("OPS-06")
-async def test_worker_that_holds_steps_cannot_go(scene: Scene) -> None:
+async def test_worker_that_holds_steps_cannot_go(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     with pytest.raises(ConflictError, match="hands them back"):
@@ -68,7 +68,7 @@ async def test_worker_that_holds_steps_cannot_go(scene: Scene) -> None:
 
 # -- expiry
 @PRESENT
-async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(scene: Scene) -> None:
+async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(scene: ContractHarness) -> None:
     first = await scene.start("a")
 
     sessions = await scene.expire()
@@ -82,7 +82,7 @@ async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(sce
 
 
 @PRESENT
-async def test_expiry_is_told_in_the_log_of_the_run(scene: Scene) -> None:
+async def test_expiry_is_told_in_the_log_of_the_run(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     await scene.expire()
@@ -92,7 +92,7 @@ async def test_expiry_is_told_in_the_log_of_the_run(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-05")
-async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(scene: Scene) -> None:
+async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(scene: ContractHarness) -> None:
     first = await scene.start("a")
     because = "worker-1@vm died (SIGSEGV, segmentation fault)"
     await scene.store.expire_worker(scene.worker, 0, max_lost_leases=2, now_us=scene.now_us, because=because)
@@ -116,7 +116,7 @@ async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(sc
 
 
 @PRESENT
-async def test_worker_that_has_beaten_does_not_expire(scene: Scene) -> None:
+async def test_worker_that_has_beaten_does_not_expire(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     heart = scene.store.heart()
     assert await asyncio.to_thread(heart.beat, scene.worker)
@@ -129,7 +129,7 @@ async def test_worker_that_has_beaten_does_not_expire(scene: Scene) -> None:
 
 
 @PRESENT
-async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: Scene) -> None:
+async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: ContractHarness) -> None:
     await scene.start("a")
 
     await scene.expire()
@@ -142,7 +142,7 @@ async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: Scene) -> 
 
 
 @PRESENT
-async def test_second_expiry_changes_nothing(scene: Scene) -> None:
+async def test_second_expiry_changes_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.expire()
 
@@ -151,7 +151,7 @@ async def test_second_expiry_changes_nothing(scene: Scene) -> None:
 
 
 @PRESENT
-async def test_two_reapers_expire_a_worker_once(scene: Scene, other_store: Store) -> None:
+async def test_two_reapers_expire_a_worker_once(scene: ContractHarness, other_store: Store) -> None:
     claim = await scene.start("a")
     reapers = (scene.store, other_store)
 
@@ -164,12 +164,12 @@ async def test_two_reapers_expire_a_worker_once(scene: Scene, other_store: Store
 
 
 @PRESENT
-async def test_idle_worker_expires_without_sessions(scene: Scene) -> None:
+async def test_idle_worker_expires_without_sessions(scene: ContractHarness) -> None:
     assert await scene.expire() == frozenset()
 
 
 @PRESENT
-async def test_expiry_of_one_worker_leaves_the_steps_of_others(scene: Scene) -> None:
+async def test_expiry_of_one_worker_leaves_the_steps_of_others(scene: ContractHarness) -> None:
     await scene.task("a", "b")
     await scene.claim_one()
     theirs = await scene.claim_one(worker=await scene.another_worker())
@@ -180,7 +180,7 @@ async def test_expiry_of_one_worker_leaves_the_steps_of_others(scene: Scene) -> 
 
 
 @pytest.mark.spec("DAG-05.d")
-async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: Scene) -> None:
+async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     for _ in range(2):
         claim = await scene.lost_fence(claim)
@@ -198,7 +198,7 @@ async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: Scene) -> N
 
 
 @PRESENT
-async def test_finished_step_is_not_run_again_when_its_worker_dies(scene: Scene) -> None:
+async def test_finished_step_is_not_run_again_when_its_worker_dies(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.complete(claim, "done")
 
@@ -210,7 +210,7 @@ async def test_finished_step_is_not_run_again_when_its_worker_dies(scene: Scene)
 
 # -- the race between an end and an expiry
 @PRESENT
-async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: Scene, other_store: Store) -> None:
+async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: ContractHarness, other_store: Store) -> None:
     for _ in range(20):
         scene.worker = await scene.another_worker()
         claim = await scene.start("a")
@@ -232,7 +232,7 @@ async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: Scene, ot
 
 # -- progress and workers
 @pytest.mark.spec("DAG-03.f")
-async def test_progress_of_a_held_step_is_shown(scene: Scene) -> None:
+async def test_progress_of_a_held_step_is_shown(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     await scene.store.report_progress(scene.worker, held(claim), "3 of 7 files", now_us=scene.now_us)
@@ -241,7 +241,7 @@ async def test_progress_of_a_held_step_is_shown(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DIS-04")
-async def test_busy_of_a_worker_is_the_number_of_its_leases(scene: Scene) -> None:
+async def test_busy_of_a_worker_is_the_number_of_its_leases(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c")
     idle = await scene.another_worker()
     first, *_ = await scene.claim(3)

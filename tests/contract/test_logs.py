@@ -12,11 +12,13 @@ from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import RequestState
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_call, make_decision, make_request, make_step
 
 
-async def append(scene: Scene, claim: Claim, *events: NewEvent, nodes: tuple[NewNode, ...] = ()) -> tuple[int, int]:
+async def append(
+    scene: ContractHarness, claim: Claim, *events: NewEvent, nodes: tuple[NewNode, ...] = ()
+) -> tuple[int, int]:
     appended = await scene.store.append(
         claim.identity.run_id, claim.fence, nodes=nodes, events=events, now_us=scene.now_us
     )
@@ -24,7 +26,7 @@ async def append(scene: Scene, claim: Claim, *events: NewEvent, nodes: tuple[New
 
 
 @pytest.mark.spec("EVT-02.a")
-async def test_events_are_numbered_from_one_without_a_gap(scene: Scene) -> None:
+async def test_events_are_numbered_from_one_without_a_gap(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await append(scene, claim, NewEvent("one"), NewEvent("two"))
     last_seq, _ = await append(scene, claim, NewEvent("three"))
@@ -37,7 +39,7 @@ async def test_events_are_numbered_from_one_without_a_gap(scene: Scene) -> None:
 
 
 @pytest.mark.spec("EVT-02.a", "EVT-01")
-async def test_appends_at_once_leave_neither_gap_nor_double(scene: Scene, open_another: OpenStore) -> None:
+async def test_appends_at_once_leave_neither_gap_nor_double(scene: ContractHarness, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     stores = [await open_another() for _ in range(3)]
     node = NewNode(NodeKind.ASSISTANT, {"v": 1})
@@ -66,7 +68,7 @@ async def test_appends_at_once_leave_neither_gap_nor_double(scene: Scene, open_a
 
 
 @pytest.mark.spec("EVT-02.d")
-async def test_events_are_replayed_from_any_number(scene: Scene) -> None:
+async def test_events_are_replayed_from_any_number(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     last_seq, _ = await append(scene, claim, *(NewEvent(f"e{number}") for number in range(10)))
 
@@ -78,7 +80,7 @@ async def test_events_are_replayed_from_any_number(scene: Scene) -> None:
 
 
 @pytest.mark.spec("EVT-02")
-async def test_event_keeps_its_data_and_its_time_or_gets_the_writers(scene: Scene) -> None:
+async def test_event_keeps_its_data_and_its_time_or_gets_the_writers(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     data: dict[str, Json] = {"text": "größer \u0001 ☃", "list": [1, 2.5, None, True], "deep": {"x": {}}}
     await append(scene, claim, NewEvent("timed", data, time_us=17), NewEvent("untimed"))
@@ -91,7 +93,7 @@ async def test_event_keeps_its_data_and_its_time_or_gets_the_writers(scene: Scen
 
 
 @pytest.mark.spec("EVT-01.a")
-async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: Scene) -> None:
+async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     plain, branch = NewNode(NodeKind.USER, {"v": 1}), NewNode(NodeKind.ASSISTANT, {"v": 1, "text": "x"}, parent=1)
     await append(scene, claim, nodes=(plain, plain))
@@ -104,7 +106,7 @@ async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: Scene) -> 
     assert last_node == 4
 
 
-async def test_runs_do_not_share_their_numbers(scene: Scene) -> None:
+async def test_runs_do_not_share_their_numbers(scene: ContractHarness) -> None:
     await scene.task("a", "b")
     first, second = await scene.claim()
     await append(scene, first, *(NewEvent("noise") for _ in range(5)))
@@ -114,7 +116,7 @@ async def test_runs_do_not_share_their_numbers(scene: Scene) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
-async def test_empty_append_tells_the_present_numbers(scene: Scene) -> None:
+async def test_empty_append_tells_the_present_numbers(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     last_seq, last_node = await append(scene, claim)
@@ -122,7 +124,7 @@ async def test_empty_append_tells_the_present_numbers(scene: Scene) -> None:
     assert (last_seq, last_node) == (len(await scene.store.events(claim.identity.run_id)), 0)
 
 
-async def test_runs_are_listed_by_session_and_by_task(scene: Scene) -> None:
+async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     other = await scene.another_session()
     await scene.task("a", own=other)
@@ -137,7 +139,7 @@ async def test_runs_are_listed_by_session_and_by_task(scene: Scene) -> None:
 
 # -- calls
 @pytest.mark.spec("DAG-09.a", "PER-19")
-async def test_call_is_in_the_ledger_before_it_has_a_result(scene: Scene) -> None:
+async def test_call_is_in_the_ledger_before_it_has_a_result(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     call = make_call(claim)
 
@@ -148,7 +150,7 @@ async def test_call_is_in_the_ledger_before_it_has_a_result(scene: Scene) -> Non
 
 
 @pytest.mark.spec("EXE-06.b")
-async def test_end_of_a_call_writes_result_node_and_event_together(scene: Scene) -> None:
+async def test_end_of_a_call_writes_result_node_and_event_together(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.store.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
 
@@ -160,7 +162,7 @@ async def test_end_of_a_call_writes_result_node_and_event_together(scene: Scene)
     assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_completed"
 
 
-async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(scene: Scene) -> None:
+async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     await end_call(scene, claim, "call_read")
@@ -170,7 +172,7 @@ async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(sce
 
 
 @pytest.mark.spec("PER-19", "EXE-02.c")
-async def test_the_end_of_a_call_brings_its_row(scene: Scene) -> None:
+async def test_the_end_of_a_call_brings_its_row(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     row = make_call(claim, "call_read", is_write=False)
 
@@ -182,7 +184,9 @@ async def test_the_end_of_a_call_brings_its_row(scene: Scene) -> None:
 
 @pytest.mark.spec("EVT-05.d")
 @pytest.mark.parametrize("brings_row", [True, False])
-async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(scene: Scene, brings_row: bool) -> None:
+async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(
+    scene: ContractHarness, brings_row: bool
+) -> None:
     claim = await scene.start("a")
     row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})
     run_id = claim.identity.run_id
@@ -200,7 +204,7 @@ async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(scene
 
 
 @pytest.mark.spec("EVT-05.d")
-async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: Scene) -> None:
+async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})
     await scene.store.append(claim.identity.run_id, claim.fence, calls=[row], now_us=scene.now_us)
@@ -211,7 +215,7 @@ async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: Scen
     assert (started.open_input, started.is_write) == (None, True)
 
 
-async def test_rows_of_calls_are_not_written_under_a_stale_fence(scene: Scene) -> None:
+async def test_rows_of_calls_are_not_written_under_a_stale_fence(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     with pytest.raises(LeaseLostError):
@@ -220,7 +224,7 @@ async def test_rows_of_calls_are_not_written_under_a_stale_fence(scene: Scene) -
     assert await scene.store.calls(claim.identity.run_id) == []
 
 
-async def end_call(scene: Scene, claim: Claim, tool_call_id: str, call: CallRow | None = None) -> None:
+async def end_call(scene: ContractHarness, claim: Claim, tool_call_id: str, call: CallRow | None = None) -> None:
     await scene.store.end_call(
         claim.identity.run_id,
         claim.fence,
@@ -234,7 +238,7 @@ async def end_call(scene: Scene, claim: Claim, tool_call_id: str, call: CallRow 
 
 
 @pytest.mark.spec("DAG-09")
-async def test_call_without_a_result_is_found_by_the_next_holder(scene: Scene) -> None:
+async def test_call_without_a_result_is_found_by_the_next_holder(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.store.start_call(make_call(first), first.fence, events=(), now_us=scene.now_us)
 
@@ -244,7 +248,7 @@ async def test_call_without_a_result_is_found_by_the_next_holder(scene: Scene) -
     assert (call.status, call.effect_id) == (CallStatus.STARTED, make_call(first).effect_id)
 
 
-async def decided(scene: Scene, claim: Claim) -> str:
+async def decided(scene: ContractHarness, claim: Claim) -> str:
     """Let a call ask and be allowed; return the id of the decision."""
     request = await scene.raised(make_request(claim))
     decision = make_decision(request)
@@ -253,7 +257,7 @@ async def decided(scene: Scene, claim: Claim) -> str:
 
 
 @pytest.mark.spec("PER-12.c")
-async def test_decision_runs_one_call_once(scene: Scene) -> None:
+async def test_decision_runs_one_call_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     decision_id = await decided(scene, claim)
     await scene.store.start_call(make_call(claim, decision_id=decision_id), claim.fence, events=(), now_us=scene.now_us)
@@ -269,7 +273,7 @@ async def test_decision_runs_one_call_once(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-12.c")
-async def test_of_calls_at_once_one_consumes_the_decision(scene: Scene, open_another: OpenStore) -> None:
+async def test_of_calls_at_once_one_consumes_the_decision(scene: ContractHarness, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     decision_id = await decided(scene, claim)
     stores = [await open_another() for _ in range(4)]

@@ -5,11 +5,11 @@ import pytest
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import FailurePolicy
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_retry, make_step
 
 
-async def failed_after_growing(scene: Scene) -> str:
+async def failed_after_growing(scene: ContractHarness) -> str:
     """Let a failure be kept, the map step below it grow one child, and that child fail; return the task's id."""
     task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_map("m", depends_on=["a"]))
     await scene.fail(await scene.claim_one())
@@ -24,7 +24,7 @@ async def failed_after_growing(scene: Scene) -> str:
     return task_id
 
 
-async def test_its_old_children_may_not_run_before_it_is_unlocked(scene: Scene) -> None:
+async def test_its_old_children_may_not_run_before_it_is_unlocked(scene: ContractHarness) -> None:
     task_id = await failed_after_growing(scene)
     steps = [step for step in await scene.store.steps(task_id) if step.run_id]
     runs = [make_retry(await scene.store.run(step.run_id)) for step in steps]
@@ -35,7 +35,7 @@ async def test_its_old_children_may_not_run_before_it_is_unlocked(scene: Scene) 
     assert StepStatus.READY not in (await scene.statuses(task_id)).values()
 
 
-async def test_it_is_expanded_anew_once_what_it_waits_for_has_ended(scene: Scene) -> None:
+async def test_it_is_expanded_anew_once_what_it_waits_for_has_ended(scene: ContractHarness) -> None:
     task_id = await failed_after_growing(scene)
     last = await scene.store.run((await scene.store.step(f"{task_id}/a")).run_id)
 

@@ -10,25 +10,25 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import FailurePolicy, StepError, StepKind
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene, completed, step_ids
+from tests.contract.scene import ContractHarness, completed, step_ids
 from tests.model.builders import make_children, make_map, make_step, make_task
 
 pytestmark = pytest.mark.spec("DAG-04")
 
 
-async def mapped(scene: Scene) -> tuple[str, str]:
+async def mapped(scene: ContractHarness) -> tuple[str, str]:
     """Make a task of a map and a step after it; return the ids of task and map step."""
     task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
     return task_id, f"{task_id}/m"
 
 
-async def test_map_step_is_never_claimed(scene: Scene) -> None:
+async def test_map_step_is_never_claimed(scene: ContractHarness) -> None:
     await mapped(scene)
 
     assert await scene.claim() == ()
 
 
-async def test_expander_finds_what_it_has_to_do(scene: Scene) -> None:
+async def test_expander_finds_what_it_has_to_do(scene: ContractHarness) -> None:
     _, map_key = await mapped(scene)
 
     steps = await scene.store.steps_in(scene.own, StepStatus.EXPANDING)
@@ -37,7 +37,7 @@ async def test_expander_finds_what_it_has_to_do(scene: Scene) -> None:
 
 
 @pytest.mark.spec("OPS-12")
-async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Scene) -> None:
+async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     begin = scene.store.begin_expansion
 
@@ -53,7 +53,7 @@ async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Sc
     assert await begin(scene.own, map_key) == 1
 
 
-async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: Scene) -> None:
+async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
 
     assert await scene.expand(map_key, "x", "y")
@@ -66,7 +66,7 @@ async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: S
     assert {"step_expanding", "step_expanded"} <= set(await scene.root_event_types(task_id))
 
 
-async def test_repeated_expansion_changes_nothing(scene: Scene) -> None:
+async def test_repeated_expansion_changes_nothing(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
 
@@ -75,9 +75,9 @@ async def test_repeated_expansion_changes_nothing(scene: Scene) -> None:
     assert len(await scene.store.steps(task_id)) == 4
 
 
-async def test_two_expanders_at_once_insert_one_set_of_children(scene: Scene, other_store: Store) -> None:
+async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractHarness, other_store: Store) -> None:
     task_id, map_key = await mapped(scene)
-    other = Scene(other_store, scene.own, scene.worker, scene.clock)
+    other = ContractHarness(other_store, scene.own, scene.worker, scene.clock)
 
     outcomes = await asyncio.gather(scene.expand(map_key, "x", "y"), other.expand(map_key, "x", "y"))
 
@@ -85,7 +85,7 @@ async def test_two_expanders_at_once_insert_one_set_of_children(scene: Scene, ot
     assert len(await scene.store.steps(task_id)) == 4
 
 
-async def test_map_over_nothing_completes_with_an_empty_list_and_unlocks(scene: Scene) -> None:
+async def test_map_over_nothing_completes_with_an_empty_list_and_unlocks(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
 
     assert await scene.expand(map_key)
@@ -94,7 +94,7 @@ async def test_map_over_nothing_completes_with_an_empty_list_and_unlocks(scene: 
     assert (await scene.claim_one()).dependencies["m"].output == []
 
 
-async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(scene: Scene) -> None:
+async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
     first, second = await scene.claim()
@@ -109,7 +109,7 @@ async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(s
     assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
 
 
-async def test_output_of_a_map_is_its_childrens_in_item_order(scene: Scene) -> None:
+async def test_output_of_a_map_is_its_childrens_in_item_order(scene: ContractHarness) -> None:
     _, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y", "z")
     claims = await scene.claim()
@@ -122,8 +122,10 @@ async def test_output_of_a_map_is_its_childrens_in_item_order(scene: Scene) -> N
     assert (await scene.store.result(map_key)).output == expected
 
 
-async def test_last_two_children_ending_at_once_complete_their_map_once(scene: Scene, other_store: Store) -> None:
-    other = Scene(other_store, scene.own, await scene.another_worker(), scene.clock)
+async def test_last_two_children_ending_at_once_complete_their_map_once(
+    scene: ContractHarness, other_store: Store
+) -> None:
+    other = ContractHarness(other_store, scene.own, await scene.another_worker(), scene.clock)
     for _ in range(20):
         task_id, map_key = await mapped(scene)
         await scene.expand(map_key, "x", "y")
@@ -139,7 +141,7 @@ async def test_last_two_children_ending_at_once_complete_their_map_once(scene: S
 
 
 @pytest.mark.spec("DAG-04", "EVT-02")
-async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: Scene) -> None:
+async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x")
     await scene.complete(await scene.claim_one())
@@ -154,7 +156,7 @@ async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: Sc
     assert [(event.data, event.time_us) for event in events] == [({"step": map_key}, completed_us)]
 
 
-async def test_batch_that_ends_all_children_completes_their_map(scene: Scene) -> None:
+async def test_batch_that_ends_all_children_completes_their_map(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, *(f"i{number}" for number in range(20)))
 
@@ -163,7 +165,7 @@ async def test_batch_that_ends_all_children_completes_their_map(scene: Scene) ->
     assert (await scene.statuses(task_id))["report"] is StepStatus.READY
 
 
-async def test_child_may_be_a_map_itself(scene: Scene) -> None:
+async def test_child_may_be_a_map_itself(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, make_step("inner", kind=StepKind.MAP))
     inner_key = f"{task_id}/m[inner]"
@@ -176,7 +178,7 @@ async def test_child_may_be_a_map_itself(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-05")
-async def test_kept_failure_of_a_child_counts_as_null(scene: Scene) -> None:
+async def test_kept_failure_of_a_child_counts_as_null(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
     first, second = await scene.claim()
@@ -191,7 +193,7 @@ async def test_kept_failure_of_a_child_counts_as_null(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-05")
-async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_in_turn(scene: Scene) -> None:
+async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_in_turn(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
     first, second = await scene.claim()
@@ -210,7 +212,7 @@ async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_i
 
 
 @pytest.mark.spec("DAG-05")
-async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scene: Scene) -> None:
+async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
     for claim in await scene.claim():
@@ -224,7 +226,7 @@ async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scen
     assert (await scene.root_event_types(task_id)).count("step_failed") == 1
 
 
-async def test_expansion_that_fails_is_a_failure_to_settle(scene: Scene) -> None:
+async def test_expansion_that_fails_is_a_failure_to_settle(scene: ContractHarness) -> None:
     _, map_key = await mapped(scene)
     error = StepError("invalid_input", "`over` is not a list")
 
@@ -234,7 +236,7 @@ async def test_expansion_that_fails_is_a_failure_to_settle(scene: Scene) -> None
     assert (failure.key, failure.status, failure.error) == (map_key, StepStatus.FAILED, error)
 
 
-async def test_child_may_be_retried_while_its_map_waits(scene: Scene) -> None:
+async def test_child_may_be_retried_while_its_map_waits(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x")
     child = await scene.claim_one()
@@ -248,7 +250,7 @@ async def test_child_may_be_retried_while_its_map_waits(scene: Scene) -> None:
     assert (await scene.store.result(map_key)).output == ["at last"]
 
 
-async def test_map_of_another_session_is_not_expanded(scene: Scene) -> None:
+async def test_map_of_another_session_is_not_expanded(scene: ContractHarness) -> None:
     other = await scene.another_session()
     new = make_task(other.session_id, make_map("m"))
     await scene.store.create_task(new)
@@ -261,7 +263,7 @@ async def test_map_of_another_session_is_not_expanded(scene: Scene) -> None:
     assert len(await scene.store.steps(new.id)) == 1
 
 
-async def test_children_of_a_paused_task_wait_until_it_goes_on(scene: Scene) -> None:
+async def test_children_of_a_paused_task_wait_until_it_goes_on(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map())
     await scene.store.pause_task(scene.own, task_id, reason="later", now_us=scene.now_us)
 

@@ -8,7 +8,7 @@ from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_request, make_retry, make_task
 
 pytestmark = pytest.mark.spec("CARD-3", "DIS-05")
@@ -26,7 +26,7 @@ def made_by(run: NewRun, origin: Origin) -> NewRun:
     return replace(run, identity=replace(run.identity, origin=origin))
 
 
-async def test_a_worker_is_told_who_had_each_of_its_runs_made(scene: Scene, other_store: Store) -> None:
+async def test_a_worker_is_told_who_had_each_of_its_runs_made(scene: ContractHarness, other_store: Store) -> None:
     task = make_task(scene.own.session_id, "a", "b", "c")
     origins = dict(zip("abc", (OWN, ADA, ROOT), strict=True))
     steps = tuple(dispatched(step, origins[step.step_id]) for step in task.steps)
@@ -39,7 +39,7 @@ async def test_a_worker_is_told_who_had_each_of_its_runs_made(scene: Scene, othe
         assert (await other_store.run(claim.identity.run_id)).identity == claim.identity
 
 
-async def test_a_question_names_who_had_its_run_made(scene: Scene) -> None:
+async def test_a_question_names_who_had_its_run_made(scene: ContractHarness) -> None:
     task = make_task(scene.own.session_id, "a")
     await scene.store.create_task(replace(task, steps=(dispatched(task.steps[0], ROOT),)))
     claim = await scene.claim_one()
@@ -52,7 +52,7 @@ async def test_a_question_names_who_had_its_run_made(scene: Scene) -> None:
     assert [one.request.identity.origin for one in await scene.store.questions()] == [ROOT]
 
 
-async def test_a_retry_is_of_whoever_asks_for_it_and_so_is_what_its_maps_expand_to(scene: Scene) -> None:
+async def test_a_retry_is_of_whoever_asks_for_it_and_so_is_what_its_maps_expand_to(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.store.cancel_task(scene.own, task_id, reason="", now_us=scene.now_us)
     task = await scene.store.task(task_id)

@@ -10,7 +10,7 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import make_decision, make_request, make_session
 
 T = TypeVar("T", Session, Task, Run)
@@ -37,7 +37,7 @@ async def test_sessions_are_read_from_the_newest_on(store: Store) -> None:
     assert await store.session_page(before="sess_unknown") == []
 
 
-async def test_a_task_that_comes_meanwhile_moves_no_page(scene: Scene) -> None:
+async def test_a_task_that_comes_meanwhile_moves_no_page(scene: ContractHarness) -> None:
     made = [await scene.task("a") for _ in range(3)]
     first = await scene.store.tasks(limit=2)
     await scene.task("a")
@@ -47,7 +47,7 @@ async def test_a_task_that_comes_meanwhile_moves_no_page(scene: Scene) -> None:
     assert [task.id for task in (*first, *second)] == made[::-1]
 
 
-async def test_runs_are_read_from_the_newest_on_and_by_task(scene: Scene) -> None:
+async def test_runs_are_read_from_the_newest_on_and_by_task(scene: ContractHarness) -> None:
     task = await scene.task("a", "b", "c")
     await scene.task("a")
     store = scene.store
@@ -60,7 +60,7 @@ async def test_runs_are_read_from_the_newest_on_and_by_task(scene: Scene) -> Non
     assert [run.id for run in whole] == [run.id for run in reversed(await store.runs())]
 
 
-async def test_nodes_go_on_after_a_number(scene: Scene) -> None:
+async def test_nodes_go_on_after_a_number(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     run_id = claim.identity.run_id
     nodes = [NewNode(NodeKind.USER, {"v": 1, "text": str(number)}) for number in range(5)]
@@ -72,7 +72,7 @@ async def test_nodes_go_on_after_a_number(scene: Scene) -> None:
     assert [node for page in pages for node in page] == list(await scene.store.nodes(run_id))
 
 
-async def test_questions_go_on_beyond_the_last_one_seen(scene: Scene) -> None:
+async def test_questions_go_on_beyond_the_last_one_seen(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c")
     store, asked = scene.store, []
     for claim in await scene.claim():

@@ -15,17 +15,17 @@ from soong.shared.engine.tasks.step import Claim, FailurePolicy
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene, failed, held, outdated, step_ids
+from tests.contract.scene import ContractHarness, failed, held, outdated, step_ids
 from tests.model.builders import make_call, make_decision, make_request, make_step
 
 
-async def ask(scene: Scene, claim: Claim, *calls: str) -> list[PermissionRequest]:
+async def ask(scene: ContractHarness, claim: Claim, *calls: str) -> list[PermissionRequest]:
     """Raise a question for each of these calls."""
     return [await scene.raised(make_request(claim, call)) for call in calls or ("call_1",)]
 
 
 async def park(
-    scene: Scene,
+    scene: ContractHarness,
     claim: Claim,
     requests: Sequence[PermissionRequest],
     *,
@@ -40,7 +40,7 @@ async def park(
 
 
 async def decide(
-    scene: Scene,
+    scene: ContractHarness,
     request: PermissionRequest,
     choice: Choice = Choice.ALLOW_ONCE,
     *,
@@ -53,7 +53,7 @@ async def decide(
     return decided.was_parked
 
 
-async def parked(scene: Scene, *steps: str) -> tuple[Claim, PermissionRequest]:
+async def parked(scene: ContractHarness, *steps: str) -> tuple[Claim, PermissionRequest]:
     """Make a task, claim its first step and park it over one question."""
     claim = await scene.start(*(steps or ("a",)))
     (request,) = await ask(scene, claim)
@@ -63,7 +63,7 @@ async def parked(scene: Scene, *steps: str) -> tuple[Claim, PermissionRequest]:
 
 # -- parking
 @pytest.mark.spec("PER-13", "DAG-04")
-async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: Scene) -> None:
+async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: ContractHarness) -> None:
     claim, _ = await parked(scene)
 
     step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
@@ -74,13 +74,13 @@ async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: Scene) -> No
 
 
 @pytest.mark.spec("PER-13.b")
-async def test_slot_of_a_parked_run_is_free_for_others(scene: Scene) -> None:
+async def test_slot_of_a_parked_run_is_free_for_others(scene: ContractHarness) -> None:
     await parked(scene, "asks", "other")
 
     assert step_ids(await scene.claim()) == ["other"]
 
 
-async def test_parked_run_is_not_claimable(scene: Scene) -> None:
+async def test_parked_run_is_not_claimable(scene: ContractHarness) -> None:
     await parked(scene)
 
     assert await scene.claim() == ()
@@ -88,7 +88,7 @@ async def test_parked_run_is_not_claimable(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-03", "PER-13")
-async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: Scene) -> None:
+async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     run_id = claim.identity.run_id
 
@@ -103,7 +103,7 @@ async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: Scene) 
 
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN], ids=str)
 @pytest.mark.spec("PER-13")
-async def test_run_whose_question_is_closed_does_not_park(scene: Scene, state: RequestState) -> None:
+async def test_run_whose_question_is_closed_does_not_park(scene: ContractHarness, state: RequestState) -> None:
     claim = await scene.start("a")
     first, second = await ask(scene, claim, "call_1", "call_2")
     await decide(scene, second, state=state)
@@ -113,7 +113,7 @@ async def test_run_whose_question_is_closed_does_not_park(scene: Scene, state: R
     assert "step_blocked" not in await scene.event_types(claim.identity.run_id)
 
 
-async def test_run_does_not_park_over_the_question_of_another(scene: Scene) -> None:
+async def test_run_does_not_park_over_the_question_of_another(scene: ContractHarness) -> None:
     await scene.task("a", "b")
     one, other = await scene.claim()
     (request,) = await ask(scene, other)
@@ -122,7 +122,7 @@ async def test_run_does_not_park_over_the_question_of_another(scene: Scene) -> N
 
 
 @pytest.mark.spec("DAG-03")
-async def test_who_does_not_hold_the_lease_parks_nothing(scene: Scene) -> None:
+async def test_who_does_not_hold_the_lease_parks_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     requests = await ask(scene, claim)
 
@@ -132,7 +132,7 @@ async def test_who_does_not_hold_the_lease_parks_nothing(scene: Scene) -> None:
     assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
 
 
-async def test_parking_twice_is_parking_once(scene: Scene) -> None:
+async def test_parking_twice_is_parking_once(scene: ContractHarness) -> None:
     """A commit whose answer was lost is told again; otherwise the run would wait on in a slot that it has given up."""
     claim, request = await parked(scene)
 
@@ -142,7 +142,7 @@ async def test_parking_twice_is_parking_once(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-13")
-async def test_cap_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: Scene) -> None:
+async def test_cap_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c")
     claims = await scene.claim()
     asked = [await ask(scene, claim) for claim in claims]
@@ -154,14 +154,14 @@ async def test_cap_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: Scen
     assert await park(scene, claims[2], asked[2], max_parked=2)
 
 
-async def test_cap_of_none_parks_nothing(scene: Scene) -> None:
+async def test_cap_of_none_parks_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     assert not await park(scene, claim, await ask(scene, claim), max_parked=0)
 
 
 @pytest.mark.spec("PER-13")
-async def test_cap_holds_when_all_park_at_once(scene: Scene, open_another: OpenStore) -> None:
+async def test_cap_holds_when_all_park_at_once(scene: ContractHarness, open_another: OpenStore) -> None:
     await scene.task(*(f"s{number}" for number in range(6)))
     claims = await scene.claim()
     asked = [await ask(scene, claim) for claim in claims]
@@ -177,7 +177,7 @@ async def test_cap_holds_when_all_park_at_once(scene: Scene, open_another: OpenS
     assert sum(outcomes) == 2
 
 
-async def test_cap_counts_one_session_only(scene: Scene) -> None:
+async def test_cap_counts_one_session_only(scene: ContractHarness) -> None:
     await parked(scene)
     other = await scene.another_session()
     await scene.task("a", own=other)
@@ -189,7 +189,9 @@ async def test_cap_counts_one_session_only(scene: Scene) -> None:
 # -- going on
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN], ids=str)
 @pytest.mark.spec("PER-13", "DAG-04")
-async def test_closed_question_makes_the_step_ready_in_the_same_transaction(scene: Scene, state: RequestState) -> None:
+async def test_closed_question_makes_the_step_ready_in_the_same_transaction(
+    scene: ContractHarness, state: RequestState
+) -> None:
     claim, request = await parked(scene)
 
     assert await decide(scene, request, state=state)
@@ -201,7 +203,7 @@ async def test_closed_question_makes_the_step_ready_in_the_same_transaction(scen
 
 
 @pytest.mark.spec("PER-13")
-async def test_decision_of_a_run_that_is_not_parked_dispatches_nothing(scene: Scene) -> None:
+async def test_decision_of_a_run_that_is_not_parked_dispatches_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
 
@@ -210,7 +212,7 @@ async def test_decision_of_a_run_that_is_not_parked_dispatches_nothing(scene: Sc
 
 
 @pytest.mark.spec("PER-13", "DAG-03", "DAG-07")
-async def test_parked_run_goes_on_under_its_id_with_a_higher_fence_elsewhere(scene: Scene) -> None:
+async def test_parked_run_goes_on_under_its_id_with_a_higher_fence_elsewhere(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     await decide(scene, request)
 
@@ -227,7 +229,7 @@ async def test_parked_run_goes_on_under_its_id_with_a_higher_fence_elsewhere(sce
 
 
 @pytest.mark.spec("PER-13")
-async def test_run_that_goes_on_may_park_again_over_its_other_question(scene: Scene) -> None:
+async def test_run_that_goes_on_may_park_again_over_its_other_question(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first, second = await ask(scene, claim, "call_1", "call_2")
     assert await park(scene, claim, [first, second])
@@ -240,7 +242,7 @@ async def test_run_that_goes_on_may_park_again_over_its_other_question(scene: Sc
 
 
 @pytest.mark.spec("PER-13")
-async def test_what_was_parked_is_claimed_before_what_has_not_begun(scene: Scene) -> None:
+async def test_what_was_parked_is_claimed_before_what_has_not_begun(scene: ContractHarness) -> None:
     await scene.task(make_step("parked"), make_step("asks_too"))
     claims = await scene.claim()
     requests = [(await ask(scene, claim))[0] for claim in claims]
@@ -255,7 +257,7 @@ async def test_what_was_parked_is_claimed_before_what_has_not_begun(scene: Scene
 
 
 @pytest.mark.spec("PER-13")
-async def test_what_was_parked_goes_first_among_the_lanes_of_its_session(scene: Scene) -> None:
+async def test_what_was_parked_goes_first_among_the_lanes_of_its_session(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     await scene.task(make_step("urgent", priority=9, definition="other"), make_step("late", definition="other"))
     await decide(scene, request)
@@ -265,7 +267,7 @@ async def test_what_was_parked_goes_first_among_the_lanes_of_its_session(scene: 
 
 
 @pytest.mark.spec("DIS-10", "PER-13")
-async def test_what_was_parked_does_not_go_before_another_sessions_turn(scene: Scene) -> None:
+async def test_what_was_parked_does_not_go_before_another_sessions_turn(scene: ContractHarness) -> None:
     _, request = await parked(scene)
     await scene.task("elsewhere", own=await scene.another_session())
     await decide(scene, request)
@@ -273,7 +275,7 @@ async def test_what_was_parked_does_not_go_before_another_sessions_turn(scene: S
     assert step_ids(await scene.claim()) == ["elsewhere", "a"]
 
 
-async def test_further_attempt_of_a_step_that_was_parked_waits_its_turn(scene: Scene) -> None:
+async def test_further_attempt_of_a_step_that_was_parked_waits_its_turn(scene: ContractHarness) -> None:
     await scene.task("urgent", "asks")
     await scene.complete((await scene.claim())[0])
     await scene.task(make_step("retried", max_attempts=2))
@@ -291,7 +293,7 @@ async def test_further_attempt_of_a_step_that_was_parked_waits_its_turn(scene: S
 
 # -- both at once
 @pytest.mark.spec("PER-13")
-async def test_parking_and_deciding_at_once_lose_neither(scene: Scene, open_another: OpenStore) -> None:
+async def test_parking_and_deciding_at_once_lose_neither(scene: ContractHarness, open_another: OpenStore) -> None:
     """Whichever comes first: the call goes on at once, or the step is ready; it never stays parked (PER-13)."""
     await scene.task(*(f"s{number}" for number in range(8)))
     claims = await scene.claim()
@@ -310,7 +312,9 @@ async def test_parking_and_deciding_at_once_lose_neither(scene: Scene, open_anot
 
 
 @pytest.mark.spec("PER-13", "DAG-06")
-async def test_parking_and_cancelling_at_once_leave_nothing_parked(scene: Scene, open_another: OpenStore) -> None:
+async def test_parking_and_cancelling_at_once_leave_nothing_parked(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     task = await scene.task(*(f"s{number}" for number in range(8)))
     claims = await scene.claim()
     asked = [(await ask(scene, claim))[0] for claim in claims]
@@ -329,7 +333,7 @@ async def test_parking_and_cancelling_at_once_leave_nothing_parked(scene: Scene,
 
 # -- what happens to those that wait
 @pytest.mark.spec("DAG-06", "PER-15")
-async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions(scene: Scene) -> None:
+async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
 
@@ -347,7 +351,7 @@ async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions
 
 
 @pytest.mark.spec("DAG-06", "PER-15")
-async def test_step_cancelled_alone_withdraws_its_question_and_no_other(scene: Scene) -> None:
+async def test_step_cancelled_alone_withdraws_its_question_and_no_other(scene: ContractHarness) -> None:
     task = await scene.task("a", "b")
     claims = await scene.claim()
     mine, other = [(await ask(scene, claim))[0] for claim in claims]
@@ -362,7 +366,7 @@ async def test_step_cancelled_alone_withdraws_its_question_and_no_other(scene: S
     assert (await scene.store.request(other.id))[1] is RequestState.PENDING
 
 
-async def test_parked_step_is_cancelled_and_not_skipped(scene: Scene) -> None:
+async def test_parked_step_is_cancelled_and_not_skipped(scene: ContractHarness) -> None:
     claim, _ = await parked(scene)
     change = TaskChange(skipped=(claim.step_key,))
 
@@ -371,7 +375,7 @@ async def test_parked_step_is_cancelled_and_not_skipped(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-05", "PER-15")
-async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: Scene) -> None:
+async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: ContractHarness) -> None:
     task = await scene.task("asks", make_step("fails", on_failure=FailurePolicy.FAIL_TASK))
     asks, fails = await scene.claim()
     (request,) = await ask(scene, asks)
@@ -386,7 +390,7 @@ async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: Scene) ->
 
 
 @pytest.mark.spec("PER-13")
-async def test_task_with_a_parked_run_goes_on(scene: Scene) -> None:
+async def test_task_with_a_parked_run_goes_on(scene: ContractHarness) -> None:
     claim, request = await parked(scene, "a", "b")
     await scene.complete(await scene.claim_one())
     task_id = claim.identity.task_id
@@ -398,7 +402,7 @@ async def test_task_with_a_parked_run_goes_on(scene: Scene) -> None:
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
-async def test_task_that_is_failed_by_its_planner_ends_its_parked_runs(scene: Scene) -> None:
+async def test_task_that_is_failed_by_its_planner_ends_its_parked_runs(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
 
@@ -409,7 +413,7 @@ async def test_task_that_is_failed_by_its_planner_ends_its_parked_runs(scene: Sc
 
 
 @pytest.mark.spec("PER-13")
-async def test_paused_task_keeps_what_is_parked_and_what_may_go_on(scene: Scene) -> None:
+async def test_paused_task_keeps_what_is_parked_and_what_may_go_on(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
     await scene.store.pause_task(scene.own, task_id, reason="lunch", now_us=scene.now_us)
@@ -423,7 +427,7 @@ async def test_paused_task_keeps_what_is_parked_and_what_may_go_on(scene: Scene)
     assert step_ids(await scene.claim()) == ["a"]
 
 
-async def test_task_resumed_while_its_run_is_parked_lets_it_go_on_later(scene: Scene) -> None:
+async def test_task_resumed_while_its_run_is_parked_lets_it_go_on_later(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     await scene.store.pause_task(scene.own, claim.identity.task_id, reason="lunch", now_us=scene.now_us)
     await scene.store.resume_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
@@ -434,7 +438,7 @@ async def test_task_resumed_while_its_run_is_parked_lets_it_go_on_later(scene: S
 
 
 @pytest.mark.spec("DAG-06")
-async def test_run_of_a_paused_or_cancelled_task_does_not_park(scene: Scene) -> None:
+async def test_run_of_a_paused_or_cancelled_task_does_not_park(scene: ContractHarness) -> None:
     paused, stopped = await scene.start("a"), await scene.start("b")
     asked = [await ask(scene, claim) for claim in (paused, stopped)]
     await scene.store.pause_task(scene.own, paused.identity.task_id, reason="lunch", now_us=scene.now_us)
@@ -446,7 +450,7 @@ async def test_run_of_a_paused_or_cancelled_task_does_not_park(scene: Scene) -> 
 
 
 @pytest.mark.spec("DAG-07")
-async def test_parked_run_outlives_the_worker_that_had_it(scene: Scene) -> None:
+async def test_parked_run_outlives_the_worker_that_had_it(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
 
     await scene.expire(max_lost_leases=1)
@@ -457,7 +461,7 @@ async def test_parked_run_outlives_the_worker_that_had_it(scene: Scene) -> None:
     assert (await scene.claim_one(worker=await scene.another_worker())).fence == claim.fence + 1
 
 
-async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: Scene) -> None:
+async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: ContractHarness) -> None:
     claim, _ = await parked(scene)
     await scene.store.cancel_task(scene.own, claim.identity.task_id, reason="enough", now_us=scene.now_us)
 
@@ -468,7 +472,7 @@ async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: Scene) 
     assert again.identity.run_id != claim.identity.run_id
 
 
-async def test_question_of_a_parked_run_is_no_orphan(scene: Scene) -> None:
+async def test_question_of_a_parked_run_is_no_orphan(scene: ContractHarness) -> None:
     _, request = await parked(scene)
 
     assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
@@ -477,7 +481,7 @@ async def test_question_of_a_parked_run_is_no_orphan(scene: Scene) -> None:
 
 # -- a decision that nobody used in time
 @pytest.mark.spec("PER-13")
-async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: Scene) -> None:
+async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (first,) = await ask(scene, claim)
     await decide(scene, first)
@@ -492,7 +496,7 @@ async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: Scen
 
 
 @pytest.mark.spec("PER-13")
-async def test_decision_that_was_used_does_not_lapse(scene: Scene) -> None:
+async def test_decision_that_was_used_does_not_lapse(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
     await decide(scene, request)
@@ -505,7 +509,7 @@ async def test_decision_that_was_used_does_not_lapse(scene: Scene) -> None:
     assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
 
 
-async def test_pending_question_does_not_lapse_and_a_lost_lease_lapses_nothing(scene: Scene) -> None:
+async def test_pending_question_does_not_lapse_and_a_lost_lease_lapses_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
 

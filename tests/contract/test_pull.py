@@ -13,13 +13,13 @@ from soong.shared.engine.tasks.step import Claim, ClaimMode, FailurePolicy
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, taken, work
-from tests.contract.scene import Scene, cancelled, completed, failed, step_ids
+from tests.contract.scene import ContractHarness, cancelled, completed, failed, step_ids
 from tests.model.builders import make_more
 
 pytestmark = pytest.mark.spec("DAG-03")
 
 
-async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: Scene) -> None:
+async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: ContractHarness) -> None:
     task_id = await scene.task(pulled("p", priority=9), work("a"), pulled("q"), work("b"))
 
     assert step_ids(await scene.claim()) == ["a", "b"]
@@ -27,7 +27,7 @@ async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: Sc
     assert (steps["p"].claim_mode, steps["a"].claim_mode) == (ClaimMode.PULL, ClaimMode.ASSIGNED)
 
 
-async def test_the_dispatcher_is_not_told_of_steps_that_are_pulled(scene: Scene) -> None:
+async def test_the_dispatcher_is_not_told_of_steps_that_are_pulled(scene: ContractHarness) -> None:
     await scene.task(pulled("p"), pulled("q"), work("a"))
 
     assert (await scene.store.backlog()).ready == {"default": 1}
@@ -35,7 +35,7 @@ async def test_the_dispatcher_is_not_told_of_steps_that_are_pulled(scene: Scene)
     assert (await scene.store.backlog()).ready == {}
 
 
-async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: Scene) -> None:
+async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: ContractHarness) -> None:
     await scene.task(*(pulled(f"p{number}") for number in range(20)), *(work(f"a{number}") for number in range(4)))
 
     claims = (await scene.advance(claim=10, live_workers=2)).claims
@@ -43,7 +43,7 @@ async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: Scene)
     assert len(claims) == 2
 
 
-async def test_a_puller_is_claimed_like_any_run_and_a_step_of_both_modes_is_given_to_it(scene: Scene) -> None:
+async def test_a_puller_is_claimed_like_any_run_and_a_step_of_both_modes_is_given_to_it(scene: ContractHarness) -> None:
     own = await scene.start(puller(priority=1), pulled("p"), work("a"))
 
     first = await taken(scene, own, "p")
@@ -54,7 +54,7 @@ async def test_a_puller_is_claimed_like_any_run_and_a_step_of_both_modes_is_give
     assert step_ids([own, first, second]) == ["puller", "p", "a"]
 
 
-async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: Scene) -> None:
+async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: ContractHarness) -> None:
     first = await scene.start(work("a"), pulled("p", depends_on=["a"]))
     advance = await scene.advance([completed(first)], claim=5)
 
@@ -62,7 +62,7 @@ async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: Scene) -
 
 
 @pytest.mark.spec("CARD-2")
-async def test_pullers_on_several_workers_do_each_step_once(scene: Scene, open_another: OpenStore) -> None:
+async def test_pullers_on_several_workers_do_each_step_once(scene: ContractHarness, open_another: OpenStore) -> None:
     total = 24
     task_id = await scene.task(
         *(puller(f"puller{number}", priority=1) for number in range(6)),
@@ -101,7 +101,7 @@ async def test_pullers_on_several_workers_do_each_step_once(scene: Scene, open_a
 
 # -- pullers and the end of their task
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
-async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: Scene, end: str) -> None:
+async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: ContractHarness, end: str) -> None:
     own = await scene.start(puller(priority=1, on_failure=FailurePolicy.KEEP), work("a"))
     task_id = own.identity.task_id
     await scene.complete(await scene.claim_one())
@@ -114,7 +114,7 @@ async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: Sc
     assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
-async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alone(scene: Scene) -> None:
+async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alone(scene: ContractHarness) -> None:
     own = await scene.start(puller(on_failure=FailurePolicy.KEEP), pulled("p"))
     task_id = own.identity.task_id
     await scene.advance([failed(await taken(scene, own, "p")), failed(own)])
@@ -125,14 +125,14 @@ async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alo
     assert (await scene.store.task(task_id)).reason == "p"
 
 
-async def test_a_task_is_not_completed_by_its_planner_while_a_puller_goes_on(scene: Scene) -> None:
+async def test_a_task_is_not_completed_by_its_planner_while_a_puller_goes_on(scene: ContractHarness) -> None:
     own = await scene.start(puller())
 
     with pytest.raises(ConflictError, match="puller"):
         await scene.store.end_task(scene.own, own.identity.task_id, TaskEvent.COMPLETE, reason="", now_us=scene.now_us)
 
 
-async def test_pullers_are_added_once_by_one_command(scene: Scene) -> None:
+async def test_pullers_are_added_once_by_one_command(scene: ContractHarness) -> None:
     task_id = await scene.task(pulled("p"))
     task = await scene.store.task(task_id)
     root = (await scene.store.run(task.root_run_id)).identity

@@ -8,7 +8,7 @@ import pytest
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.tasks.step import Claim, FailurePolicy, Outcome, StepEnd
-from tests.contract.scene import Scene, completed, failed, held
+from tests.contract.scene import ContractHarness, completed, failed, held
 from tests.model.builders import make_map, make_step
 
 pytestmark = pytest.mark.spec("DAG-10", "DAG-02")
@@ -36,12 +36,12 @@ def partly(claim: Claim, output: Json = "done") -> StepEnd:
     return replace(completed(claim, output, nodes=nodes), outcome=Outcome.PARTIAL)
 
 
-async def settle(scene: Scene) -> None:
+async def settle(scene: ContractHarness) -> None:
     for failure in await scene.store.failures(scene.own):
         await scene.store.settle_failure(scene.own, failure.key, failure.on_failure, now_us=scene.now_us)
 
 
-async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Scene) -> None:
+async def test_dependents_are_told_what_a_partial_step_was_denied(scene: ContractHarness) -> None:
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
 
     (later,) = (await scene.advance([partly(claim)], claim=1)).claims
@@ -53,7 +53,7 @@ async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Scene) 
 
 
 @pytest.mark.spec("DAG-10.c")
-async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scene: Scene) -> None:
+async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scene: ContractHarness) -> None:
     """Kilo-Org/kilocode#11797: a failed sub-agent took all its work with it."""
     await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
@@ -68,7 +68,7 @@ async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scen
     assert result.partial == {"text": "Three files are fine.", "progress": "read 3 of 10"}
 
 
-async def test_map_tells_what_its_items_left_each_by_name(scene: Scene) -> None:
+async def test_map_tells_what_its_items_left_each_by_name(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)))
     keep = FailurePolicy.KEEP
     await scene.expand(f"{task_id}/m", make_step("x", on_failure=keep), make_step("y", on_failure=keep), "z")
@@ -88,7 +88,7 @@ async def test_map_tells_what_its_items_left_each_by_name(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-10.a")
-async def test_clean_step_left_nothing(scene: Scene) -> None:
+async def test_clean_step_left_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
 
     (later,) = (await scene.advance([completed(claim, 1, nodes=(said("text"), report()))], claim=1)).claims
@@ -97,7 +97,7 @@ async def test_clean_step_left_nothing(scene: Scene) -> None:
     assert (result.error, result.denials, result.unknown_effects, result.partial) == (None, (), (), None)
 
 
-async def test_further_attempt_leaves_nothing_of_the_last(scene: Scene) -> None:
+async def test_further_attempt_leaves_nothing_of_the_last(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.advance([replace(failed(claim), nodes=(said("half"), report(denials=[DENIAL])))])
     await scene.retry(claim.step_key)

@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.step import Claim, FailurePolicy, StepError
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.model.builders import (
     make_command,
     make_decision,
@@ -67,7 +67,9 @@ async def test_free_session_is_adopted_in_a_new_epoch(store: Store) -> None:
 
 
 @OWNED
-async def test_of_two_adopters_at_once_each_session_goes_to_one(scene: Scene, open_another: OpenStore) -> None:
+async def test_of_two_adopters_at_once_each_session_goes_to_one(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     stores = [await open_another(), await open_another()]
     for number in range(2):
         await scene.store.register_owner(make_owner(f"own_{number}"))
@@ -95,7 +97,7 @@ async def test_owned_and_closed_sessions_are_not_adopted(store: Store) -> None:
 
 
 @OWNED
-async def test_dead_owners_sessions_are_taken_over_in_a_higher_epoch(scene: Scene) -> None:
+async def test_dead_owners_sessions_are_taken_over_in_a_higher_epoch(scene: ContractHarness) -> None:
     await scene.store.register_owner(make_owner("own_next"))
 
     assert await scene.store.expire_owner(scene.own.owner_id, 0)
@@ -106,7 +108,7 @@ async def test_dead_owners_sessions_are_taken_over_in_a_higher_epoch(scene: Scen
 
 
 @OWNED
-async def test_owner_that_has_beaten_does_not_expire(scene: Scene) -> None:
+async def test_owner_that_has_beaten_does_not_expire(scene: ContractHarness) -> None:
     assert await scene.store.beat_owner(scene.own.owner_id)
 
     assert not await scene.store.expire_owner(scene.own.owner_id, 0)
@@ -117,7 +119,7 @@ async def test_owner_that_has_beaten_does_not_expire(scene: Scene) -> None:
 
 @OWNED
 @pytest.mark.spec("DIS-03")
-async def test_a_process_registered_again_stays_as_it_stands(scene: Scene) -> None:
+async def test_a_process_registered_again_stays_as_it_stands(scene: ContractHarness) -> None:
     """Whoever did not hear the answer says it again, perhaps after it has beaten, or was declared gone."""
     owner, worker = make_owner("own_said_twice"), make_worker("wrk_said_twice")
     heart = scene.store.heart()
@@ -137,7 +139,7 @@ async def test_a_process_registered_again_stays_as_it_stands(scene: Scene) -> No
 
 
 @OWNED
-async def test_owner_declared_gone_cannot_beat_or_adopt_or_expire_again(scene: Scene) -> None:
+async def test_owner_declared_gone_cannot_beat_or_adopt_or_expire_again(scene: ContractHarness) -> None:
     await scene.store.expire_owner(scene.own.owner_id, 0)
 
     assert not await scene.store.beat_owner(scene.own.owner_id)
@@ -146,7 +148,7 @@ async def test_owner_declared_gone_cannot_beat_or_adopt_or_expire_again(scene: S
 
 
 @OWNED
-async def test_owner_that_leaves_frees_its_sessions_and_keeps_their_epoch(scene: Scene) -> None:
+async def test_owner_that_leaves_frees_its_sessions_and_keeps_their_epoch(scene: ContractHarness) -> None:
     await scene.store.release_owner(scene.own.owner_id)
 
     session = await scene.store.session(scene.own.session_id)
@@ -155,16 +157,16 @@ async def test_owner_that_leaves_frees_its_sessions_and_keeps_their_epoch(scene:
     assert await scene.store.owners() == []
 
 
-Write: TypeAlias = Callable[[Scene, Claim], Awaitable[object]]
+Write: TypeAlias = Callable[[ContractHarness, Claim], Awaitable[object]]
 NO_ERROR = StepError("invalid_input", "no list")
 
 
-async def retry_step(scene: Scene, claim: Claim) -> None:
+async def retry_step(scene: ContractHarness, claim: Claim) -> None:
     run = make_retry(await scene.store.run(claim.identity.run_id))
     await scene.store.retry_step(scene.own, claim.step_key, run, not_before_us=0, now_us=scene.now_us)
 
 
-async def decide(scene: Scene, claim: Claim) -> None:
+async def decide(scene: ContractHarness, claim: Claim) -> None:
     (request,) = await scene.store.pending(scene.own.session_id)
     await scene.store.decide(
         scene.own, make_decision(request), state=RequestState.DECIDED, events=(), now_us=scene.now_us
@@ -203,7 +205,7 @@ OWNER_WRITES: dict[str, Write] = {
 @pytest.mark.parametrize("successor", [True, False], ids=["taken over", "without an owner"])
 @pytest.mark.parametrize("write", OWNER_WRITES.values(), ids=OWNER_WRITES.keys())
 @OWNED
-async def test_stale_owner_is_refused_at_every_write(scene: Scene, write: Write, successor: bool) -> None:
+async def test_stale_owner_is_refused_at_every_write(scene: ContractHarness, write: Write, successor: bool) -> None:
     failing = await scene.start("a", "b", make_map("m"))
     asking = await scene.claim_one()
     await scene.store.raise_request(make_request(asking), events=(), now_us=scene.now_us)
@@ -220,7 +222,7 @@ async def test_stale_owner_is_refused_at_every_write(scene: Scene, write: Write,
     assert await picture(scene, failing) == before
 
 
-async def picture(scene: Scene, claim: Claim) -> list[object]:
+async def picture(scene: ContractHarness, claim: Claim) -> list[object]:
     """Return all that an owner's write could have changed."""
     task_id = claim.identity.task_id
     return [
@@ -233,7 +235,7 @@ async def picture(scene: Scene, claim: Claim) -> list[object]:
 
 
 @OWNED
-async def test_made_up_epoch_is_refused(scene: Scene) -> None:
+async def test_made_up_epoch_is_refused(scene: ContractHarness) -> None:
     forged = Ownership(scene.own.session_id, scene.own.owner_id, scene.own.epoch + 1)
 
     with pytest.raises(NotOwnerError) as refusal:
@@ -244,7 +246,7 @@ async def test_made_up_epoch_is_refused(scene: Scene) -> None:
 
 # -- responders
 @pytest.mark.spec("PER-01")
-async def test_responders_attach_beat_and_leave(scene: Scene) -> None:
+async def test_responders_attach_beat_and_leave(scene: ContractHarness) -> None:
     responder = make_responder(scene.own.session_id)
 
     await scene.store.attach_responder(responder)
@@ -256,7 +258,7 @@ async def test_responders_attach_beat_and_leave(scene: Scene) -> None:
     assert not await scene.store.beat_responder(responder.id)
 
 
-async def test_responders_of_other_sessions_are_theirs(scene: Scene) -> None:
+async def test_responders_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.store.attach_responder(make_responder(other.session_id))
 
@@ -265,7 +267,7 @@ async def test_responders_of_other_sessions_are_theirs(scene: Scene) -> None:
 
 # -- commands
 @OWNED
-async def test_commands_are_taken_in_order_until_they_have_ended(scene: Scene) -> None:
+async def test_commands_are_taken_in_order_until_they_have_ended(scene: ContractHarness) -> None:
     commands = [make_command(scene.own.session_id, kind, "task_1") for kind in (CommandKind.PAUSE, CommandKind.RESUME)]
     for command in commands:
         await scene.store.send_command(command)
@@ -277,7 +279,7 @@ async def test_commands_are_taken_in_order_until_they_have_ended(scene: Scene) -
     assert await scene.store.take_commands(scene.own) == commands[1:]
 
 
-async def test_command_tells_whether_and_how_it_ended(scene: Scene) -> None:
+async def test_command_tells_whether_and_how_it_ended(scene: ContractHarness) -> None:
     command = make_command(scene.own.session_id, CommandKind.CANCEL, "task_1")
     await scene.store.send_command(command)
     assert await scene.store.command(command.id) == (command, False)
@@ -287,7 +289,7 @@ async def test_command_tells_whether_and_how_it_ended(scene: Scene) -> None:
     assert await scene.store.command(command.id) == (replace(command, refusal="there is no task 'task_1'"), True)
 
 
-async def test_commands_of_other_sessions_are_theirs(scene: Scene) -> None:
+async def test_commands_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.store.send_command(make_command(other.session_id, CommandKind.CLOSE, other.session_id))
 

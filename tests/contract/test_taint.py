@@ -7,7 +7,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim, NewStep, StepKind
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import Scene, outdated
+from tests.contract.scene import ContractHarness, outdated
 from tests.model.builders import make_map, make_step
 
 
@@ -15,7 +15,7 @@ def agent(step_id: str, *depends_on: str) -> NewStep:
     return make_step(step_id, depends_on=depends_on, kind=StepKind.AGENT)
 
 
-async def read(scene: Scene, claim: Claim, *, taints: bool = True, call: str = "call_1") -> None:
+async def read(scene: ContractHarness, claim: Claim, *, taints: bool = True, call: str = "call_1") -> None:
     """End a call of a run, one that read untrusted content."""
     await scene.store.end_call(
         claim.identity.run_id,
@@ -35,7 +35,7 @@ async def tainted(store: Store, claim: Claim) -> bool:
 
 @pytest.mark.spec("PER-21.c")
 async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_and_never_cleared(
-    scene: Scene, other_store: Store
+    scene: ContractHarness, other_store: Store
 ) -> None:
     claim = await scene.start(agent("a"))
     await read(scene, claim, taints=False)
@@ -50,7 +50,7 @@ async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_and_never_cleared
 
 
 @pytest.mark.spec("PER-21")
-async def test_a_lost_lease_taints_nothing(scene: Scene) -> None:
+async def test_a_lost_lease_taints_nothing(scene: ContractHarness) -> None:
     claim = await scene.start(agent("a"))
 
     with pytest.raises(LeaseLostError):
@@ -60,7 +60,9 @@ async def test_a_lost_lease_taints_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.spec("PER-21.b")
-async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(scene: Scene, open_another: OpenStore) -> None:
+async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     await scene.task(agent("a"), agent("b"), agent("after_a", "a"), agent("last", "after_a", "b"), agent("aside", "b"))
     a, b = await scene.claim(2)
     await read(scene, a)
@@ -77,7 +79,7 @@ async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(scene: 
 
 
 @pytest.mark.spec("PER-21.b")
-async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: Scene) -> None:
+async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: ContractHarness) -> None:
     task_id = await scene.task(agent("a"), agent("b"))
     root = (await scene.store.task(task_id)).root_run_id
     a, b = await scene.claim(2)
@@ -91,7 +93,7 @@ async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: Sce
 
 
 @pytest.mark.spec("PER-21.b")
-async def test_taint_passes_into_the_items_of_a_map_and_out_of_it(scene: Scene) -> None:
+async def test_taint_passes_into_the_items_of_a_map_and_out_of_it(scene: ContractHarness) -> None:
     task_id = await scene.task(agent("a"), make_map("m", depends_on=["a"]), agent("z", "m"))
     a = await scene.claim_one()
     await scene.complete(a, ["x", "y"])
@@ -109,7 +111,7 @@ async def test_taint_passes_into_the_items_of_a_map_and_out_of_it(scene: Scene) 
 
 
 @pytest.mark.spec("PER-21")
-async def test_items_inherit_from_what_their_list_was_made_of(scene: Scene) -> None:
+async def test_items_inherit_from_what_their_list_was_made_of(scene: ContractHarness) -> None:
     task_id = await scene.task(agent("a"), make_map("m", depends_on=["a"]))
     a = await scene.claim_one()
     await read(scene, a)
@@ -120,7 +122,7 @@ async def test_items_inherit_from_what_their_list_was_made_of(scene: Scene) -> N
 
 
 @pytest.mark.spec("PER-21")
-async def test_what_a_function_gives_is_not_trusted(scene: Scene) -> None:
+async def test_what_a_function_gives_is_not_trusted(scene: ContractHarness) -> None:
     await scene.task(make_step("fetch", kind=StepKind.PYTHON), agent("a", "fetch"))
     fetch = await scene.claim_one()
     await scene.complete(fetch, "a page")
@@ -128,6 +130,6 @@ async def test_what_a_function_gives_is_not_trusted(scene: Scene) -> None:
     assert await tainted(scene.store, await scene.claim_one())
 
 
-async def test_the_taint_of_no_run_is_not_asked_for(scene: Scene) -> None:
+async def test_the_taint_of_no_run_is_not_asked_for(scene: ContractHarness) -> None:
     with pytest.raises(NotFoundError):
         await scene.store.is_tainted("run_none")

@@ -9,20 +9,20 @@ from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import FailurePolicy
-from tests.contract.scene import Scene, cancelled
+from tests.contract.scene import ContractHarness, cancelled
 from tests.model.builders import make_map, make_owner, make_step
 
 
-async def pause(scene: Scene, task_id: str) -> frozenset[str]:
+async def pause(scene: ContractHarness, task_id: str) -> frozenset[str]:
     return await scene.store.pause_task(scene.own, task_id, reason="Ctrl-C", now_us=scene.now_us)
 
 
-async def cancel(scene: Scene, task_id: str) -> frozenset[str]:
+async def cancel(scene: ContractHarness, task_id: str) -> frozenset[str]:
     return await scene.store.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
 
 
 # -- pausing
-async def test_paused_task_gives_no_claims_and_names_its_holders(scene: Scene) -> None:
+async def test_paused_task_gives_no_claims_and_names_its_holders(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b")
     await scene.claim_one()
     idle = await scene.another_worker()
@@ -37,7 +37,7 @@ async def test_paused_task_gives_no_claims_and_names_its_holders(scene: Scene) -
     assert "task_paused" in await scene.root_event_types(task_id)
 
 
-async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: Scene) -> None:
+async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await pause(scene, claim.identity.task_id)
 
@@ -48,7 +48,7 @@ async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: Scene) ->
     assert await scene.store.interrupts(scene.worker) == []
 
 
-async def test_end_of_a_step_of_a_paused_task_counts(scene: Scene) -> None:
+async def test_end_of_a_step_of_a_paused_task_counts(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await pause(scene, task_id)
@@ -61,7 +61,7 @@ async def test_end_of_a_step_of_a_paused_task_counts(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-07", "DAG-08.d")
-async def test_resumed_task_goes_on_where_it_stood(scene: Scene) -> None:
+async def test_resumed_task_goes_on_where_it_stood(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await pause(scene, task_id)
@@ -74,7 +74,7 @@ async def test_resumed_task_goes_on_where_it_stood(scene: Scene) -> None:
     assert "task_resumed" in await scene.root_event_types(task_id)
 
 
-async def test_pausing_twice_and_resuming_twice_do_no_harm(scene: Scene) -> None:
+async def test_pausing_twice_and_resuming_twice_do_no_harm(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     for _ in range(2):
         await pause(scene, task_id)
@@ -84,7 +84,7 @@ async def test_pausing_twice_and_resuming_twice_do_no_harm(scene: Scene) -> None
     assert len(await scene.claim()) == 1
 
 
-async def test_other_tasks_do_not_notice_a_pause(scene: Scene) -> None:
+async def test_other_tasks_do_not_notice_a_pause(scene: ContractHarness) -> None:
     paused, other = await scene.task("a"), await scene.task("a")
     await pause(scene, paused)
 
@@ -93,7 +93,7 @@ async def test_other_tasks_do_not_notice_a_pause(scene: Scene) -> None:
 
 # -- cancelling
 @pytest.mark.spec("DAG-06")
-async def test_cancel_ends_at_once_what_nobody_holds(scene: Scene) -> None:
+async def test_cancel_ends_at_once_what_nobody_holds(scene: ContractHarness) -> None:
     task_id = await scene.task(
         "ready", make_step("pending", depends_on=("ready",)), make_map("expanding"), make_map("m")
     )
@@ -111,7 +111,7 @@ async def test_cancel_ends_at_once_what_nobody_holds(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-06")
-async def test_cancel_ends_task_and_root_run_with_the_reason(scene: Scene) -> None:
+async def test_cancel_ends_task_and_root_run_with_the_reason(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
 
     await cancel(scene, task_id)
@@ -124,7 +124,7 @@ async def test_cancel_ends_task_and_root_run_with_the_reason(scene: Scene) -> No
 
 
 @pytest.mark.spec("DAG-06")
-async def test_held_step_is_interrupted_and_ends_as_its_worker_says(scene: Scene) -> None:
+async def test_held_step_is_interrupted_and_ends_as_its_worker_says(scene: ContractHarness) -> None:
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
 
     holders = await cancel(scene, claim.identity.task_id)
@@ -139,7 +139,7 @@ async def test_held_step_is_interrupted_and_ends_as_its_worker_says(scene: Scene
 
 
 @pytest.mark.spec("DAG-06")
-async def test_step_that_was_done_before_its_worker_heard_of_it_is_completed(scene: Scene) -> None:
+async def test_step_that_was_done_before_its_worker_heard_of_it_is_completed(scene: ContractHarness) -> None:
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
     await cancel(scene, claim.identity.task_id)
 
@@ -150,7 +150,7 @@ async def test_step_that_was_done_before_its_worker_heard_of_it_is_completed(sce
 
 
 @pytest.mark.spec("DAG-06")
-async def test_failure_after_a_cancel_needs_no_settling(scene: Scene) -> None:
+async def test_failure_after_a_cancel_needs_no_settling(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await cancel(scene, claim.identity.task_id)
 
@@ -160,7 +160,7 @@ async def test_failure_after_a_cancel_needs_no_settling(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-06")
-async def test_open_failure_is_final_when_its_task_is_cancelled(scene: Scene) -> None:
+async def test_open_failure_is_final_when_its_task_is_cancelled(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.fail(claim)
 
@@ -171,7 +171,7 @@ async def test_open_failure_is_final_when_its_task_is_cancelled(scene: Scene) ->
 
 @pytest.mark.parametrize("lost_by", ["release", "expire"])
 @pytest.mark.spec("DAG-06")
-async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: Scene, lost_by: str) -> None:
+async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: ContractHarness, lost_by: str) -> None:
     claim = await scene.start("a")
     await cancel(scene, claim.identity.task_id)
 
@@ -186,7 +186,7 @@ async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: Scene, lost_b
     assert await scene.claim(worker=await scene.another_worker()) == ()
 
 
-async def test_paused_task_can_be_cancelled(scene: Scene) -> None:
+async def test_paused_task_can_be_cancelled(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await pause(scene, task_id)
 
@@ -196,7 +196,7 @@ async def test_paused_task_can_be_cancelled(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("act", [pause, cancel], ids=["pause", "cancel"])
-async def test_ended_task_takes_no_further_order(scene: Scene, act: object) -> None:
+async def test_ended_task_takes_no_further_order(scene: ContractHarness, act: object) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
 
@@ -207,7 +207,7 @@ async def test_ended_task_takes_no_further_order(scene: Scene, act: object) -> N
         await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
 
 
-async def test_task_of_another_session_takes_no_order(scene: Scene) -> None:
+async def test_task_of_another_session_takes_no_order(scene: ContractHarness) -> None:
     task_id = await scene.task("a", own=await scene.another_session())
 
     for act in (pause, cancel):
@@ -219,7 +219,7 @@ async def test_task_of_another_session_takes_no_order(scene: Scene) -> None:
 
 # -- retrying a task
 @pytest.mark.spec("DAG-08.e", "DAG-07")
-async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_one(scene: Scene) -> None:
+async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_one(scene: ContractHarness) -> None:
     task_id = await scene.task("good", "bad", make_step("join", depends_on=("good", "bad")))
     good, bad = await scene.claim()
     await scene.complete(good, "kept")
@@ -240,7 +240,7 @@ async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_on
 
 
 @pytest.mark.spec("DAG-08")
-async def test_cancelled_task_can_be_retried_to_its_end(scene: Scene) -> None:
+async def test_cancelled_task_can_be_retried_to_its_end(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     await cancel(scene, task_id)
 
@@ -252,7 +252,7 @@ async def test_cancelled_task_can_be_retried_to_its_end(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-08")
-async def test_retried_map_waits_for_the_children_it_has(scene: Scene) -> None:
+async def test_retried_map_waits_for_the_children_it_has(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
     await scene.expand(f"{task_id}/m", "x", "y")
     good, bad = await scene.claim()
@@ -270,7 +270,7 @@ async def test_retried_map_waits_for_the_children_it_has(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-08", "DAG-07")
-async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_again(scene: Scene) -> None:
+async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_again(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
     await scene.expand(f"{task_id}/m", "x")
     child = await scene.claim_one()
@@ -284,7 +284,7 @@ async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_ag
 
 
 @pytest.mark.spec("DAG-08")
-async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: Scene) -> None:
+async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
     root_run_id = (await scene.store.task(task_id)).root_run_id
@@ -299,14 +299,14 @@ async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: Scene) ->
     assert (await scene.store.run(root_run_id)).end_reason is EndReason.COMPLETED
 
 
-async def test_running_task_is_not_retried(scene: Scene) -> None:
+async def test_running_task_is_not_retried(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
 
     with pytest.raises(InvalidTransitionError):
         await scene.retry_task(task_id)
 
 
-async def test_task_with_a_step_still_held_is_not_retried(scene: Scene) -> None:
+async def test_task_with_a_step_still_held_is_not_retried(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await cancel(scene, claim.identity.task_id)
 
@@ -320,11 +320,11 @@ async def test_task_with_a_step_still_held_is_not_retried(scene: Scene) -> None:
 CHAIN = ("a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)), "other")
 
 
-async def finish(scene: Scene, task_id: str) -> TaskStatus | None:
+async def finish(scene: ContractHarness, task_id: str) -> TaskStatus | None:
     return await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
 
 
-async def run_all(scene: Scene) -> list[str]:
+async def run_all(scene: ContractHarness) -> list[str]:
     """Run what can be run; return the ids of the steps, in order."""
     ran: list[str] = []
     while claims := await scene.claim():
@@ -334,7 +334,7 @@ async def run_all(scene: Scene) -> list[str]:
 
 
 @pytest.mark.spec("DAG-08.e", "DAG-07")
-async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come_of_it(scene: Scene) -> None:
+async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come_of_it(scene: ContractHarness) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
     await finish(scene, task_id)
@@ -352,7 +352,7 @@ async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come
 
 
 @pytest.mark.spec("DAG-08")
-async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: Scene) -> None:
+async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "bad", make_step("end", depends_on=("a", "bad")))
     good, bad = await scene.claim()
     await scene.complete(good)
@@ -367,7 +367,7 @@ async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: Scene)
 
 
 @pytest.mark.spec("DAG-08")
-async def test_map_whose_items_come_of_the_retried_step_is_expanded_anew(scene: Scene) -> None:
+async def test_map_whose_items_come_of_the_retried_step_is_expanded_anew(scene: ContractHarness) -> None:
     task_id = await scene.task("list", make_map("m", depends_on=("list",)), make_step("end", depends_on=("m",)))
     await run_all(scene)
     await scene.expand(f"{task_id}/m", "x", "y")
@@ -388,7 +388,7 @@ async def test_map_whose_items_come_of_the_retried_step_is_expanded_anew(scene: 
 
 
 @pytest.mark.spec("DAG-08")
-async def test_retry_from_an_item_keeps_the_other_items(scene: Scene) -> None:
+async def test_retry_from_an_item_keeps_the_other_items(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)))
     await scene.expand(f"{task_id}/m", "x", "y")
     await run_all(scene)
@@ -402,7 +402,7 @@ async def test_retry_from_an_item_keeps_the_other_items(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-08")
-async def test_completed_task_is_not_retried_without_a_step(scene: Scene) -> None:
+async def test_completed_task_is_not_retried_without_a_step(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await run_all(scene)
     await finish(scene, task_id)
@@ -414,7 +414,7 @@ async def test_completed_task_is_not_retried_without_a_step(scene: Scene) -> Non
 
 
 @pytest.mark.spec("DAG-08")
-async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: Scene) -> None:
+async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await run_all(scene)
     await finish(scene, task_id)
@@ -430,7 +430,7 @@ async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: Sce
         await scene.retry_task(task_id, from_step="a")
 
 
-async def test_retried_task_opens_its_session(scene: Scene) -> None:
+async def test_retried_task_opens_its_session(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
     await scene.store.close_session(scene.own)
@@ -442,7 +442,7 @@ async def test_retried_task_opens_its_session(scene: Scene) -> None:
 
 # -- run folders
 @pytest.mark.spec("EVT-03")
-async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: Scene) -> None:
+async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: ContractHarness) -> None:
     open_task = await scene.task("open")
     task_id = await scene.task("a")
     claims = await scene.claim()
@@ -462,7 +462,7 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: S
 
 
 @pytest.mark.spec("EVT-03")
-async def test_a_task_that_was_tried_again_is_recorded_anew(scene: Scene) -> None:
+async def test_a_task_that_was_tried_again_is_recorded_anew(scene: ContractHarness) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
     await finish(scene, task_id)
@@ -478,7 +478,7 @@ async def test_a_task_that_was_tried_again_is_recorded_anew(scene: Scene) -> Non
 
 
 @pytest.mark.spec("EVT-03")
-async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_anybody(scene: Scene) -> None:
+async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_anybody(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await run_all(scene)
     await finish(scene, task_id)
@@ -489,7 +489,9 @@ async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_a
 
 
 @pytest.mark.spec("DAG-08", "DIS-08")
-async def test_retry_on_another_model_sets_it_for_agents_and_for_the_items_of_their_maps(scene: Scene) -> None:
+async def test_retry_on_another_model_sets_it_for_agents_and_for_the_items_of_their_maps(
+    scene: ContractHarness,
+) -> None:
     agents = replace(make_map("m", depends_on=("list",)), model="old:one")
     task_id = await scene.task("list", agents, make_step("end", depends_on=("m",), model="old:one"))
     await scene.fail(await scene.claim_one())

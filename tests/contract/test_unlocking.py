@@ -13,14 +13,14 @@ from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene, completed, step_ids
+from tests.contract.scene import ContractHarness, completed, step_ids
 from tests.model.builders import make_map, make_step
 
 JOIN = ("a", "b", make_step("join", depends_on=("a", "b")))
 
 
 @pytest.mark.spec("DAG-04", "CARD-2")
-async def test_join_is_ready_when_its_last_parent_has_completed(scene: Scene) -> None:
+async def test_join_is_ready_when_its_last_parent_has_completed(scene: ContractHarness) -> None:
     task_id = await scene.task(*JOIN)
     first, second = await scene.claim()
 
@@ -33,7 +33,7 @@ async def test_join_is_ready_when_its_last_parent_has_completed(scene: Scene) ->
 
 
 @pytest.mark.spec("DAG-04", "EVT-02")
-async def test_claim_tells_since_when_the_step_was_ready(scene: Scene) -> None:
+async def test_claim_tells_since_when_the_step_was_ready(scene: ContractHarness) -> None:
     await scene.task(*JOIN)
     await scene.complete_all(await scene.claim())
     unlocked_us = scene.now_us
@@ -47,7 +47,7 @@ async def test_claim_tells_since_when_the_step_was_ready(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-04", "EVT-02")
-async def test_cancelled_step_tells_that_it_had_been_ready(scene: Scene) -> None:
+async def test_cancelled_step_tells_that_it_had_been_ready(scene: ContractHarness) -> None:
     task_id = await scene.task(*JOIN)
     await scene.complete_all(await scene.claim())
 
@@ -59,7 +59,7 @@ async def test_cancelled_step_tells_that_it_had_been_ready(scene: Scene) -> None
 
 
 @pytest.mark.spec("CARD-2")
-async def test_batch_of_ends_lowers_a_shared_join_by_their_number(scene: Scene) -> None:
+async def test_batch_of_ends_lowers_a_shared_join_by_their_number(scene: ContractHarness) -> None:
     parents = [f"s{number}" for number in range(6)]
     task_id = await scene.task(*parents, make_step("join", depends_on=parents))
     claims = await scene.claim()
@@ -70,7 +70,7 @@ async def test_batch_of_ends_lowers_a_shared_join_by_their_number(scene: Scene) 
 
 
 @pytest.mark.spec("CARD-2")
-async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: Scene) -> None:
+async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: ContractHarness) -> None:
     await scene.task(*JOIN)
     claims = await scene.claim()
 
@@ -80,7 +80,7 @@ async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: 
 
 
 @pytest.mark.spec("DAG-04.c", "EVT-02")
-async def test_step_unlocked_and_claimed_in_one_transaction_tells_so_in_order(scene: Scene) -> None:
+async def test_step_unlocked_and_claimed_in_one_transaction_tells_so_in_order(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 
     (claim,) = (await scene.advance([completed(await scene.claim_one())], claim=1)).claims
@@ -90,9 +90,11 @@ async def test_step_unlocked_and_claimed_in_one_transaction_tells_so_in_order(sc
 
 
 @pytest.mark.spec("CARD-2")
-async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(scene: Scene, other_store: Store) -> None:
+async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(
+    scene: ContractHarness, other_store: Store
+) -> None:
     second_worker = await scene.another_worker()
-    other = Scene(other_store, scene.own, second_worker, scene.clock)
+    other = ContractHarness(other_store, scene.own, second_worker, scene.clock)
 
     for _ in range(100):
         task_id = await scene.task(*JOIN)
@@ -107,8 +109,8 @@ async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(scene: 
 
 
 @pytest.mark.spec("CARD-2")
-async def test_crossed_joins_ended_at_once_do_not_block_each_other(scene: Scene, other_store: Store) -> None:
-    other = Scene(other_store, scene.own, await scene.another_worker(), scene.clock)
+async def test_crossed_joins_ended_at_once_do_not_block_each_other(scene: ContractHarness, other_store: Store) -> None:
+    other = ContractHarness(other_store, scene.own, await scene.another_worker(), scene.clock)
     joins = [make_step(f"join{number}", depends_on=("a", "b", "c", "d")) for number in range(5)]
 
     for _ in range(10):
@@ -122,7 +124,7 @@ async def test_crossed_joins_ended_at_once_do_not_block_each_other(scene: Scene,
         await scene.complete_all(await scene.claim())
 
 
-async def test_map_whose_dependencies_are_done_waits_for_the_expander(scene: Scene) -> None:
+async def test_map_whose_dependencies_are_done_waits_for_the_expander(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_map("m", depends_on=("a",)))
 
     advance = await scene.complete(await scene.claim_one())
@@ -131,7 +133,7 @@ async def test_map_whose_dependencies_are_done_waits_for_the_expander(scene: Sce
     assert advance.owner_sessions == {scene.own.session_id}
 
 
-async def test_diamond_runs_through(scene: Scene) -> None:
+async def test_diamond_runs_through(scene: ContractHarness) -> None:
     task_id = await scene.task(
         "top",
         make_step("left", depends_on=("top",)),
@@ -148,7 +150,7 @@ async def test_diamond_runs_through(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-10", "DIS-05.a")
-async def test_end_is_stored_whole(scene: Scene) -> None:
+async def test_end_is_stored_whole(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     scene.clock.advance(timedelta(seconds=1))
     output: Json = {"findings": [{"line": 3, "text": "größer"}], "score": 0.5, "none": None}
@@ -164,7 +166,7 @@ async def test_end_is_stored_whole(scene: Scene) -> None:
 
 
 @pytest.mark.spec("EVT-01", "EXE-06")
-async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: Scene) -> None:
+async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     node, event = NewNode(NodeKind.RESULT, {"v": 1, "text": "done"}), NewEvent("model_responded", {"turn": 1})
 
@@ -176,7 +178,7 @@ async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: Sce
 
 
 @pytest.mark.spec("EVT-01")
-async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_none(scene: Scene) -> None:
+async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_none(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     await scene.complete(claim, {"n": 1})
@@ -185,7 +187,7 @@ async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_n
     assert (node.kind, node.payload) == (NodeKind.RESULT, {"v": 1, "output": {"n": 1}})
 
 
-async def test_owner_is_named_when_the_last_step_has_ended(scene: Scene) -> None:
+async def test_owner_is_named_when_the_last_step_has_ended(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 
     midway = await scene.advance([completed(await scene.claim_one())], claim=1)
@@ -195,14 +197,14 @@ async def test_owner_is_named_when_the_last_step_has_ended(scene: Scene) -> None
     assert last.owner_sessions == {scene.own.session_id}
 
 
-async def test_owner_is_named_when_a_step_failed(scene: Scene) -> None:
+async def test_owner_is_named_when_a_step_failed(scene: ContractHarness) -> None:
     claim = await scene.start("a", "b")
 
     assert (await scene.fail(claim)).owner_sessions == {scene.own.session_id}
 
 
 @pytest.mark.spec("DAG-05")
-async def test_failed_step_leaves_its_dependents_as_they_are(scene: Scene) -> None:
+async def test_failed_step_leaves_its_dependents_as_they_are(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
 
     await scene.fail(await scene.claim_one())

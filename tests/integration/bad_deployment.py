@@ -14,7 +14,7 @@ from soong.shared.storage.sql.store import SqlStore, open_store
 from soong.shared.storage.store import Store
 from tests.contract.scene import completed
 from tests.integration.bad_worker import BadWorker
-from tests.integration.consent import Bench, Callback, open_bench
+from tests.integration.consent import Callback, ConsentHarness, open_bench
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain
 from tests.model.builders import make_request, make_step, make_task, open_worker
 
@@ -41,7 +41,7 @@ def columns_of(request: PermissionRequest) -> dict[str, str]:
 class Deployment:
     """A session whose owner lives, a worker that asks, and a bad one that holds a step of its own."""
 
-    bench: Bench
+    bench: ConsentHarness
     urls: RoleUrls
     own_store: SqlStore
     bad: BadWorker
@@ -100,7 +100,7 @@ async def deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployme
         yield Deployment(bench, urls, bad, process, *names)
 
 
-async def claim_one(store: Store, worker_id: str, bench: Bench) -> Claim:
+async def claim_one(store: Store, worker_id: str, bench: ConsentHarness) -> Claim:
     advance = await store.advance(
         worker_id,
         (),

@@ -10,9 +10,9 @@ import pytest
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import migrate, sqlite_copy
 from tests.integration import consent
-from tests.integration.consent import Bench
+from tests.integration.consent import ConsentHarness
 
-OpenBench: TypeAlias = Callable[..., AbstractAsyncContextManager[Bench]]
+OpenBench: TypeAlias = Callable[..., AbstractAsyncContextManager[ConsentHarness]]
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def open_bench(request: pytest.FixtureRequest) -> OpenBench:
     url = sqlite_copy(template, request.getfixturevalue("tmp_path"))
 
     @asynccontextmanager
-    async def opened(*given: object, **named: object) -> AsyncIterator[Bench]:
+    async def opened(*given: object, **named: object) -> AsyncIterator[ConsentHarness]:
         async with AsyncExitStack() as closing:
             if "store" not in named:
                 named["store"] = await open_store(url)

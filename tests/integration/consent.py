@@ -104,7 +104,7 @@ class Callback:
 
 
 @dataclass(slots=True)
-class Bench:
+class ConsentHarness:
     """The parts and a few sentences about them."""
 
     store: Store
@@ -242,7 +242,7 @@ async def open_bench(
     notifier: Notifier | None = None,
     subscriber: Subscriber | None = None,
     signer: Signer | None = None,
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[ConsentHarness]:
     """Open a session whose owner's desk hears questions, with ``callback`` in the owner's process if there is one.
 
     Owners of one ``store`` share its deployment's ``signer``.
@@ -251,7 +251,7 @@ async def open_bench(
     opened = store if store is not None else MemoryStore()
     session = make_session(answer_mode=mode, policy=(policy or Policy()).as_json())
     ownership = await open_session(opened, session)
-    bench = Bench(
+    bench = ConsentHarness(
         store=opened,
         notifier=notifier or memory,
         subscriber=subscriber or memory,
@@ -276,7 +276,7 @@ async def open_bench(
         await bench.broker.close()
 
 
-async def next_owner(bench: Bench) -> None:
+async def next_owner(bench: ConsentHarness) -> None:
     """Let the owner's process die and another take its session."""
     await bench.broker.close()
     await bench.store.release_owner(bench.ownership.owner_id)
@@ -286,14 +286,14 @@ async def next_owner(bench: Bench) -> None:
     bench.ownership, bench.broker = session.ownership, bench.new_desk(successor.id)
 
 
-async def _hear_questions(bench: Bench) -> None:
+async def _hear_questions(bench: ConsentHarness) -> None:
     subscription = await bench.subscriber.subscribe_permissions()
     while True:
         for session_id in await subscription.wait(1.0):
             await bench.broker.review([session_id])
 
 
-async def _hear_owners(bench: Bench) -> None:
+async def _hear_owners(bench: ConsentHarness) -> None:
     subscription = await bench.subscriber.subscribe_owner()
     while True:
         for session_id in await subscription.wait(1.0):

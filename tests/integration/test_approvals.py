@@ -24,11 +24,11 @@ from soong.shared.permissions.request import Choice, PermissionDecision, Permiss
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import HOME, Bench, Callback, make_call, until, verdicts
+from tests.integration.consent import HOME, Callback, ConsentHarness, make_call, until, verdicts
 from tests.model.builders import make_worker
 
 
-async def asked(bench: Bench, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:
+async def asked(bench: ConsentHarness, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:
     """Have a worker ask; return its waiting call and the question."""
     before = {question.request.id for question in await bench.store.questions()}
     asking, new = await call(bench, folder), list[Question]()
@@ -41,18 +41,20 @@ async def asked(bench: Bench, folder: str = "/work/out") -> tuple["asyncio.Task[
     return asking, new[0]
 
 
-async def call(bench: Bench, folder: str = "/work/out") -> "asyncio.Task[Verdict]":
+async def call(bench: ConsentHarness, folder: str = "/work/out") -> "asyncio.Task[Verdict]":
     """Have a worker begin a call that asks; the question may be answered at once."""
     ((claim, worker),) = await bench.claim()
     return asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
 
 
-def answering(bench: Bench, principal: str = "local") -> AnswerCommand:
+def answering(bench: ConsentHarness, principal: str = "local") -> AnswerCommand:
     settings = bench.settings.model_copy(update={"principal": principal})
     return AnswerCommand(bench.store, bench.notifier, settings, bench.clock)
 
 
-async def answer(bench: Bench, question: Question, choice: Choice, reason: str = "", **how: float) -> tuple[int, str]:
+async def answer(
+    bench: ConsentHarness, question: Question, choice: Choice, reason: str = "", **how: float
+) -> tuple[int, str]:
     said = await answering(bench).answer(question, choice, reason, wait_s=how.get("wait_s", 10.0), home=HOME)
     return said.exit_code, said.sentence
 
@@ -301,11 +303,11 @@ async def test_a_stream_tells_each_question_and_each_end_once(
         stream = Stream(bench.store, "")
         asking, question = await asked(bench)
         for _ in range(2):
-            await stream.look()
+            await stream.poll()
         await answer(bench, question, Choice.DENY, "no")
         await verdicts(asking)
         for _ in range(2):
-            await stream.look()
+            await stream.poll()
 
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [(line["event"], line["id"], line["ending"]) for line in lines] == [
@@ -315,7 +317,7 @@ async def test_a_stream_tells_each_question_and_each_end_once(
 
 
 # -- a terminal that answers for all sessions
-def watcher(bench: Bench, callback: object, sentences: list[str], principal: str = "local") -> RemoteResponder:
+def watcher(bench: ConsentHarness, callback: object, sentences: list[str], principal: str = "local") -> RemoteResponder:
     responder = RemoteResponder(
         bench.store,
         bench.notifier,
@@ -398,7 +400,7 @@ async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: Op
         assert (await verdicts(asking))[0].is_allowed
 
 
-async def _nobody_attached(bench: Bench) -> bool:
+async def _nobody_attached(bench: ConsentHarness) -> bool:
     return not await bench.store.responders(bench.session_id)
 
 
@@ -462,5 +464,5 @@ async def test_a_terminal_attaches_to_a_session_only_while_it_asks(open_bench: O
         await until(lambda: _nobody_attached(bench))
 
 
-async def _is_attached(bench: Bench) -> bool:
+async def _is_attached(bench: ConsentHarness) -> bool:
     return bool(await bench.store.responders(bench.session_id))

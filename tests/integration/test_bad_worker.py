@@ -36,7 +36,7 @@ from tests.integration.bad_deployment import (
     columns_of,
     deployed,
 )
-from tests.integration.consent import Bench, Callback, make_call, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, until, verdicts
 from tests.integration.roles import RoleUrls, plain, with_roles
 from tests.model.builders import make_decision, make_request
 from tests.servers import PostgresServer
@@ -69,13 +69,13 @@ async def asking(deployment: Deployment) -> AsyncIterator["asyncio.Task[list[Ver
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-def callback_of(bench: Bench) -> Callback:
+def callback_of(bench: ConsentHarness) -> Callback:
     callback = bench.broker._of(bench.session_id).callback
     assert isinstance(callback, Callback)
     return callback
 
 
-def answer_now(bench: Bench) -> None:
+def answer_now(bench: ConsentHarness) -> None:
     gate = callback_of(bench).gate
     assert gate is not None
     gate.set()
@@ -255,7 +255,7 @@ async def decided(deployment: Deployment, choice: Choice) -> str:
     return decision.id
 
 
-async def _is_closed(bench: Bench, request_id: str) -> bool:
+async def _is_closed(bench: ConsentHarness, request_id: str) -> bool:
     return (await bench.store.request(request_id))[1] is not RequestState.PENDING
 
 
@@ -372,7 +372,7 @@ async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back
     assert sum(int(str(data["closed"])) for data in told if data["what"] == "question_flood") == count - shown
 
 
-async def _is_calm(bench: Bench) -> bool:
+async def _is_calm(bench: ConsentHarness) -> bool:
     return len(await bench.store.pending(bench.session_id, limit=MAX_OPEN + 1)) <= MAX_OPEN
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
-from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.request import Choice
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
@@ -126,7 +126,7 @@ async def test_what_it_left_beyond_its_logs_holds_nobody_up(deployment: Deployme
     for place in (20, 21, 22):
         assert await deployment.try_(f"{EVENT} VALUES (%(own)s, {place}, 'left', 1, '{{}}')") == {"rows": 1}
         assert await deployment.try_(f"{NODE} VALUES (%(own)s, {place}, 0, 'user', '{{}}', 1)") == {"rows": 1}
-    held = Held(own.step_key, own.identity.run_id, own.fence)
+    held = Lease(own.step_key, own.identity.run_id, own.fence)
     await deployment.own_store.release(deployment.own_worker, [held], reason="left", now_us=1)
 
     claim = await claim_one(bench.store, await open_worker(bench.store), bench)

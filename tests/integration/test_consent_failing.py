@@ -16,12 +16,12 @@ from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import CONFIGURED_SECRET, Bench, Callback, make_call, until, verdicts
+from tests.integration.consent import CONFIGURED_SECRET, Callback, ConsentHarness, make_call, until, verdicts
 from tests.model.builders import make_answer, make_responder
 from tests.model.memory import MemoryStore
 
 
-async def ask(bench: Bench) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
+async def ask(bench: ConsentHarness) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
     """Raise a question and wait until it is on the desk."""
     ((claim, worker),) = await bench.claim()
     bench.claims.append(claim)
@@ -31,14 +31,14 @@ async def ask(bench: Bench) -> "tuple[asyncio.Task[Verdict], PermissionRequest]"
     return asking, request
 
 
-async def ask_at_once(bench: Bench) -> "asyncio.Task[Verdict]":
+async def ask_at_once(bench: ConsentHarness) -> "asyncio.Task[Verdict]":
     """Raise a question that may be settled before anybody could look at it."""
     ((claim, worker),) = await bench.claim()
     bench.claims.append(claim)
     return asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
 
 
-async def ended(bench: Bench, asking: "asyncio.Task[Verdict]", error: ErrorType) -> Verdict:
+async def ended(bench: ConsentHarness, asking: "asyncio.Task[Verdict]", error: ErrorType) -> Verdict:
     """Wait for the verdict; hold it and the run's log to ``error``."""
     async with asyncio.timeout(10):
         verdict = await asking

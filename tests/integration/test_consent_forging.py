@@ -14,7 +14,7 @@ from soong.shared.tools.definition import Target
 from soong.shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Bench, Callback, make_call, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
 from tests.model.builders import make_call as make_row
 from tests.model.memory import MemoryStore
 
@@ -140,7 +140,7 @@ async def test_a_decision_signed_for_something_else_is_not_used(change: Callable
         await bench.event(claim, EventType.SECURITY)
 
 
-async def allowed_before(bench: Bench) -> tuple[object, str]:
+async def allowed_before(bench: ConsentHarness) -> tuple[object, str]:
     """Have a call allowed whose worker then dies before it used the decision."""
     ((claim, worker),) = await bench.claim()
     (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))

@@ -7,25 +7,25 @@ from dataclasses import replace
 import pytest
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, until, verdicts
 from tests.model.builders import make_answer, open_worker
 
 
-async def resumed(bench: Bench, claim: Claim, worker: str) -> tuple[Claim, str]:
+async def resumed(bench: ConsentHarness, claim: Claim, worker: str) -> tuple[Claim, str]:
     """Hand the run back and let another worker take it up."""
     await bench.store.release(
-        worker, [Held(claim.step_key, claim.identity.run_id, claim.fence)], reason="test", now_us=1
+        worker, [Lease(claim.step_key, claim.identity.run_id, claim.fence)], reason="test", now_us=1
     )
     successor = await open_worker(bench.store)
     return await bench.claim_for(successor), successor
 
 
-def start(bench: Bench, claim: Claim, worker: str) -> "asyncio.Task[Verdict]":
+def start(bench: ConsentHarness, claim: Claim, worker: str) -> "asyncio.Task[Verdict]":
     return asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
 
 
@@ -259,7 +259,7 @@ async def test_a_terminal_that_was_taken_for_gone_attaches_again(open_bench: Ope
         assert second.id != first.id
 
 
-async def _has_responders(bench: Bench, count: int) -> bool:
+async def _has_responders(bench: ConsentHarness, count: int) -> bool:
     found: Sequence[object] = await bench.store.responders(bench.session_id)
     return len(found) == count
 

@@ -9,11 +9,11 @@ from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
-from tests.integration.consent import Bench, Callback, make_call, open_bench, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, open_bench, verdicts
 
 
 @pytest.fixture(params=["answering", "away"])
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[ConsentHarness]:
     url = request.getfixturevalue("redis_url") if request.param == "answering" else "redis://127.0.0.1:1/0"
     clients = RedisClients.of(url)
     notifier = RedisNotifier(clients.commands)
@@ -27,14 +27,14 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     await clients.close()
 
 
-async def _sweep(bench: Bench) -> None:
+async def _sweep(bench: ConsentHarness) -> None:
     while True:
         await asyncio.sleep(bench.settings.sweep_s)
         await bench.broker.review([bench.session_id])
 
 
 @pytest.mark.spec("CARD-3.a", "PER-07")
-async def test_two_workers_one_scope_one_question_with_redis_and_without(bench: Bench) -> None:
+async def test_two_workers_one_scope_one_question_with_redis_and_without(bench: ConsentHarness) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     bench.broker.attach(bench.session_id, callback)
     claims = await bench.claim(2)
@@ -46,7 +46,7 @@ async def test_two_workers_one_scope_one_question_with_redis_and_without(bench: 
     assert callback.shown[0].identity in {claim.identity for claim, _ in claims}
 
 
-async def test_a_terminal_answers_with_redis_and_without(bench: Bench) -> None:
+async def test_a_terminal_answers_with_redis_and_without(bench: ConsentHarness) -> None:
     person = Callback([Choice.ALLOW_ONCE])
     bench.attach(person)
     claims = await bench.claim(2)

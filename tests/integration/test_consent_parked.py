@@ -7,20 +7,20 @@ import pytest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import AnswerMode
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.request import Choice, PermissionRequest
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, until, verdicts
 from tests.model.builders import make_answer, open_worker
 
 
-async def parked(bench: Bench) -> tuple[Claim, PermissionRequest]:
+async def parked(bench: ConsentHarness) -> tuple[Claim, PermissionRequest]:
     """Let a run ask, park it, and end what waited for the answer here."""
     ((claim, worker),) = await bench.claim()
     gate = bench.gate(claim, worker)
     asking = asyncio.get_running_loop().create_task(gate.decide(make_call(claim)))
     (request,) = await bench.pending()
-    held = Held(claim.step_key, claim.identity.run_id, claim.fence)
+    held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
     assert await bench.store.park(worker, held, [request.id], max_parked=1, now_us=bench.clock.now_us())
     gate.interruption.stop = "park"
     asking.cancel()
@@ -28,11 +28,11 @@ async def parked(bench: Bench) -> tuple[Claim, PermissionRequest]:
     return claim, request
 
 
-async def status(bench: Bench, claim: Claim) -> StepStatus:
+async def status(bench: ConsentHarness, claim: Claim) -> StepStatus:
     return (await bench.store.step(claim.step_key)).status
 
 
-async def error(bench: Bench, claim: Claim) -> object:
+async def error(bench: ConsentHarness, claim: Claim) -> object:
     return (await bench.event(claim, EventType.PERMISSION_DECIDED)).data["error"]
 
 
@@ -151,5 +151,5 @@ async def test_the_question_of_a_cancelled_parked_run_is_shown_no_longer(open_be
         assert await bench.store.pending(bench.session_id) == []
 
 
-async def _stands(bench: Bench, claim: Claim, wanted: StepStatus) -> bool:
+async def _stands(bench: ConsentHarness, claim: Claim, wanted: StepStatus) -> bool:
     return await status(bench, claim) is wanted

@@ -19,7 +19,7 @@ from soong.shared.tools.definition import Permission, Risk, Target, Traits
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import WRITE_FILE, Bench, Callback, make_call, verdicts
+from tests.integration.consent import WRITE_FILE, Callback, ConsentHarness, make_call, verdicts
 from tests.model.builders import make_task, open_worker
 
 FETCH = replace(WRITE_FILE, name="web.fetch", permission=Permission.READONLY, tags=frozenset({"network"}))
@@ -38,7 +38,7 @@ def fetch(claim: Claim, call_id: str = "call_1", host: str = "example.org") -> G
     )
 
 
-async def taint(bench: Bench, claim: Claim) -> None:
+async def taint(bench: ConsentHarness, claim: Claim) -> None:
     """End a call of the run that has read something."""
     await bench.store.end_call(
         claim.identity.run_id,
@@ -88,7 +88,7 @@ async def test_the_owner_uses_no_grant_for_a_tainted_run_whatever_its_worker_say
         assert (outward.is_allowed, outward.author) == (False, "person")
 
 
-async def foreign_claim(bench: Bench) -> tuple[Claim, str]:
+async def foreign_claim(bench: ConsentHarness) -> tuple[Claim, str]:
     """Claim a step whose run another side had made, in a worker of its own."""
     task = make_task(bench.session_id, "foreign")
     (step,) = task.steps

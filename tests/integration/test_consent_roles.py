@@ -10,11 +10,11 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import Choice
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Bench, Callback, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, until, verdicts
 from tests.model.builders import make_answer, make_step, make_task, open_worker
 
 
-async def claim_as(bench: Bench, role: Role) -> tuple[Claim, str]:
+async def claim_as(bench: ConsentHarness, role: Role) -> tuple[Claim, str]:
     """Claim a step whose run is of a role, in a process of its own."""
     task = make_task(bench.session_id, make_step())
     (step,) = task.steps

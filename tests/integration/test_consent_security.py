@@ -28,11 +28,11 @@ from soong.shared.tools.result import ErrorType
 from tests.contract.databases import sqlite_copy
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Bench, Callback, make_call, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, until, verdicts
 from tests.model.builders import make_answer, make_provenance
 
 
-async def security(bench: Bench, claim: Claim) -> tuple[list[str], list[str]]:
+async def security(bench: ConsentHarness, claim: Claim) -> tuple[list[str], list[str]]:
     """Return what security events there are: in the run's log, and in the audit log after the owner's sweep."""
     await bench.store.take_reports(bench.ownership.owner_id, now_us=bench.clock.now_us())
     logged = [str(event.data["what"]) for event in await bench.events(claim) if event.type == EventType.SECURITY]
@@ -153,7 +153,7 @@ async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBe
 
 
 # -- keys
-async def with_key_file(bench: Bench, path: Path) -> KeyRing:
+async def with_key_file(bench: ConsentHarness, path: Path) -> KeyRing:
     """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
     keyring = KeyRing(bench.store, path, bench.clock, "ada")
     await keyring.adopt(reason="the bench had another")
@@ -165,7 +165,7 @@ async def with_key_file(bench: Bench, path: Path) -> KeyRing:
     return keyring
 
 
-async def key_of_decision(bench: Bench, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
+async def key_of_decision(bench: ConsentHarness, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
     (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, call_id)))
     questions = await bench.store.questions(session_id=bench.session_id, include_closed=True)
     decision = questions[-1].decision
@@ -260,7 +260,7 @@ async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leave
         assert keyring.current() not in ("", first)
 
 
-async def key_events(bench: Bench) -> list[tuple[str, str]]:
+async def key_events(bench: ConsentHarness) -> list[tuple[str, str]]:
     """Return what the audit log says of keys that were refused: which, and why."""
     entries = await bench.store.audit(kinds=["security"])
     return [

@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.sql.store import SqlStore, open_store
-from tests.contract.scene import Scene, completed, open_scene
+from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.model.builders import make_more, make_step
 
 STEPS = 60
@@ -23,22 +23,22 @@ WAITING = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND
 
 
 @pytest.fixture
-async def scenes(postgres_url: str) -> AsyncIterator[tuple[Scene, Scene]]:
+async def scenes(postgres_url: str) -> AsyncIterator[tuple[ContractHarness, ContractHarness]]:
     """One session as its owner's process and a worker's see it."""
     owner, worker = await open_store(postgres_url, migrate=True), await open_store(postgres_url)
     scene = await open_scene(owner)
-    yield scene, Scene(worker, scene.own, scene.worker)
+    yield scene, ContractHarness(worker, scene.own, scene.worker)
     await owner.close()
     await worker.close()
 
 
-async def grow(scene: Scene, task: Task, root: Run, name: str, parent: str) -> None:
+async def grow(scene: ContractHarness, task: Task, root: Run, name: str, parent: str) -> None:
     steps = make_more(task, root.identity, make_step(name, depends_on=(parent,)))
     await scene.store.update_task(scene.own, task.id, TaskChange(steps=steps), now_us=scene.now_us)
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")
-async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Scene, Scene]) -> None:
+async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[ContractHarness, ContractHarness]) -> None:
     owner, worker = scenes
     task_id = await owner.task(*(f"p{number}" for number in range(STEPS)))
     task = await owner.store.task(task_id)
@@ -59,7 +59,7 @@ async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Scene, 
 
 @pytest.mark.spec("DAG-07")
 async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_left(
-    scenes: tuple[Scene, Scene], postgres_url: str
+    scenes: tuple[ContractHarness, ContractHarness], postgres_url: str
 ) -> None:
     owner, worker = scenes
     task_id = await owner.task("a", make_step("b", depends_on=("a",)))
@@ -75,7 +75,7 @@ async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_l
 
 @pytest.mark.spec("DAG-01", "DAG-07")
 async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
-    scenes: tuple[Scene, Scene], postgres_url: str
+    scenes: tuple[ContractHarness, ContractHarness], postgres_url: str
 ) -> None:
     """The end's statement began before the growth was committed, so what it reads of the edges is older."""
     owner, worker = scenes

@@ -24,7 +24,7 @@ from sqlalchemy import text
 
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.workers import list_workers
-from soong.orchestrator.owner.metrics import look
+from soong.orchestrator.owner.metrics import collect
 from soong.orchestrator.owner.metrics import text as metrics_text
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Cap
@@ -35,7 +35,7 @@ from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks import metrics as sql_figures
 from soong.shared.storage.sql.tasks.metrics import SqlFigures
 from tests.contract.pulling import pulled, taken, work
-from tests.contract.scene import Scene, held, open_scene
+from tests.contract.scene import ContractHarness, held, open_scene
 from tests.integration.roles import plain
 from tests.integration.sql_stores import opened
 from tests.model.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
@@ -69,7 +69,7 @@ async def source(url: str, store: SqlStore) -> AsyncIterator[SqlFigures]:
 
 
 @pytest.fixture
-async def scene(store: SqlStore) -> Scene:
+async def scene(store: SqlStore) -> ContractHarness:
     return await open_scene(store)
 
 
@@ -82,12 +82,12 @@ def parsed(body: bytes) -> dict[str, float]:
     }
 
 
-async def watched(scene: Scene, source: SqlFigures) -> dict[str, float]:
-    return parsed(metrics_text(await look(scene.store, source, scene.clock)))
+async def watched(scene: ContractHarness, source: SqlFigures) -> dict[str, float]:
+    return parsed(metrics_text(await collect(scene.store, source, scene.clock)))
 
 
 @pytest.mark.spec("OPS-05")
-async def test_an_idle_service_shows_every_figure_as_nothing(scene: Scene, source: SqlFigures) -> None:
+async def test_an_idle_service_shows_every_figure_as_nothing(scene: ContractHarness, source: SqlFigures) -> None:
     seen = await watched(scene, source)
 
     assert seen == {
@@ -108,7 +108,7 @@ async def test_an_idle_service_shows_every_figure_as_nothing(scene: Scene, sourc
 
 
 @pytest.mark.spec("OPS-05.b")
-async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: Scene, source: SqlFigures) -> None:
+async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: ContractHarness, source: SqlFigures) -> None:
     await scene.task(*(make_step(f"s{number}") for number in range(4)), make_step("big", pool="big"))
     before = await watched(scene, source)
 
@@ -122,7 +122,9 @@ async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: Scene, so
 
 
 @pytest.mark.spec("DIS-04")
-async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(scene: Scene, source: SqlFigures) -> None:
+async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(
+    scene: ContractHarness, source: SqlFigures
+) -> None:
     own = await scene.start(work("own"), pulled("p"), pulled("q"))
     before = await watched(scene, source)
 
@@ -136,7 +138,7 @@ async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(scene: Sc
     assert after["soong_steps_oldest_wait_seconds{default}"] == 0
 
 
-async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: Scene, source: SqlFigures) -> None:
+async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: ContractHarness, source: SqlFigures) -> None:
     await scene.store.set_caps([Cap("pool:default", 2)])
     await scene.task(*(make_step(f"s{number}") for number in range(5)))
 
@@ -146,7 +148,7 @@ async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: Scene
 
 
 @pytest.mark.spec("DIS-03")
-async def test_a_cap_is_shown_with_how_far_it_is_used(scene: Scene, source: SqlFigures) -> None:
+async def test_a_cap_is_shown_with_how_far_it_is_used(scene: ContractHarness, source: SqlFigures) -> None:
     of_session = f"session:{scene.own.session_id}"
     idle = await open_session(scene.store)
     caps = [Cap("pool:default", 2), Cap("model:x", 5), Cap(of_session, 9), Cap(f"session:{idle.session_id}", 1)]
@@ -168,7 +170,9 @@ async def test_a_cap_is_shown_with_how_far_it_is_used(scene: Scene, source: SqlF
     assert "pool:default" in listed
 
 
-async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(scene: Scene, source: SqlFigures) -> None:
+async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(
+    scene: ContractHarness, source: SqlFigures
+) -> None:
     await scene.task(make_step("first"), make_step("then", depends_on=["first"]))
     claim = await scene.claim_one()
     scene.clock.advance(timedelta(seconds=100))
@@ -180,7 +184,7 @@ async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(scene:
     assert seen["soong_steps_oldest_wait_seconds{default}"] == 7
 
 
-async def test_a_step_of_low_priority_that_starves_is_seen(scene: Scene, source: SqlFigures) -> None:
+async def test_a_step_of_low_priority_that_starves_is_seen(scene: ContractHarness, source: SqlFigures) -> None:
     await scene.task(make_step("low", priority=-5))
     scene.clock.advance(timedelta(seconds=60))
     await scene.task(*(make_step(f"high{number}", priority=5) for number in range(3)))
@@ -190,16 +194,16 @@ async def test_a_step_of_low_priority_that_starves_is_seen(scene: Scene, source:
     assert seen["soong_steps_oldest_wait_seconds{default}"] == 60
 
 
-async def test_a_clock_that_is_ahead_makes_no_negative_wait(scene: Scene, source: SqlFigures) -> None:
+async def test_a_clock_that_is_ahead_makes_no_negative_wait(scene: ContractHarness, source: SqlFigures) -> None:
     scene.clock.advance(timedelta(seconds=50))
     await scene.task(make_step("a"))
 
-    seen = parsed(metrics_text(await look(scene.store, source, FakeClock())))
+    seen = parsed(metrics_text(await collect(scene.store, source, FakeClock())))
 
     assert seen["soong_steps_oldest_wait_seconds{default}"] == 0
 
 
-async def test_lost_leases_are_those_of_open_tasks(scene: Scene, source: SqlFigures) -> None:
+async def test_lost_leases_are_those_of_open_tasks(scene: ContractHarness, source: SqlFigures) -> None:
     await scene.task(make_step("a"), make_step("b"))
     await scene.claim(2)
 
@@ -208,7 +212,7 @@ async def test_lost_leases_are_those_of_open_tasks(scene: Scene, source: SqlFigu
     assert (await watched(scene, source))["soong_leases_lost"] == 2
 
 
-async def test_questions_that_wait_are_counted_with_their_age(scene: Scene, source: SqlFigures) -> None:
+async def test_questions_that_wait_are_counted_with_their_age(scene: ContractHarness, source: SqlFigures) -> None:
     claim = await scene.start()
     request = make_request(claim)
     await scene.store.raise_request(request, events=(), now_us=scene.now_us)
@@ -305,7 +309,9 @@ def _rows_of_line(line: str) -> int:
 
 
 @pytest.mark.spec("DIS-04.a")
-async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(scene: Scene, source: SqlFigures) -> None:
+async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
+    scene: ContractHarness, source: SqlFigures
+) -> None:
     gone = await scene.another_worker()
     await scene.store.set_worker_state(gone, ProcessState.GONE)
     announced = ("gpu", "host:far", "protocol:1", "version:9.9")
@@ -334,7 +340,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(scene: Sc
 
 
 @pytest.mark.spec("DIS-04", "PER-13")
-async def test_the_list_counts_parked_runs(scene: Scene, source: SqlFigures) -> None:
+async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlFigures) -> None:
     claim = await scene.start("asks")
     request = await scene.raised(make_request(claim))
     assert await scene.store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)

@@ -11,7 +11,7 @@ import pytest
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.sessions.session import AnswerMode
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -201,7 +201,7 @@ class SlowToPark(MemoryStore):
         self.outcomes: list[bool] = []
 
     async def park(
-        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+        self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
     ) -> bool:
         if not self.is_done_first:
             await self._wait()

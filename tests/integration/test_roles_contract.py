@@ -27,7 +27,7 @@ from tests.contract import (
 )
 from tests.contract.conftest import OpenStore
 from tests.contract.databases import empty_postgres
-from tests.contract.scene import Scene, open_scene
+from tests.contract.scene import ContractHarness, open_scene
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, with_roles
 from tests.servers import PostgresServer
 
@@ -95,5 +95,5 @@ async def other_store(open_another: OpenStore) -> Store:
 
 
 @pytest.fixture
-async def scene(store: Store) -> Scene:
+async def scene(store: Store) -> ContractHarness:
     return await open_scene(store)

@@ -18,7 +18,7 @@ from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.store import Store
 from soong.worker.notifying_runs import NotifyingRunStore
-from tests.contract.scene import Scene, completed, open_scene
+from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.model.clock import START_US
 from tests.model.memory import MemoryStore
 from tests.servers import RedisServer, redis_server
@@ -32,7 +32,7 @@ LIMIT_S = 20.0
 class Running:
     """A claimed run and the worker's way to write to it."""
 
-    scene: Scene
+    scene: ContractHarness
     claim: Claim
     runs: RunStore
     written: int = 0

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.past import end_of
 from benchmarks.scale import CLAIMED_TWICE
-from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.store import SqlStore
 from tests.integration.sql_stores import begin, claim_one, opened
@@ -17,7 +17,7 @@ async def test_a_step_that_was_claimed_once_is_told_from_one_that_was_claimed_tw
     async with opened(postgres_url) as store:
         session, worker_id = await begin(store)
         once, twice = [await claim_one(store, session, worker_id) for _ in range(2)]
-        held = Held(twice.step_key, twice.identity.run_id, twice.fence)
+        held = Lease(twice.step_key, twice.identity.run_id, twice.fence)
         await store.release(worker_id, [held], reason="drain", now_us=START_US)
         (again,) = await advance(store, worker_id, claim=1)
         await advance(store, worker_id, once, again)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.scene import Scene, make_scene
+from tests.security.scene import SecurityHarness, make_scene
 from tests.unit.toolsets.parts import Project, make_project
 
 
@@ -12,5 +12,5 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path) -> SecurityHarness:
     return make_scene(tmp_path)

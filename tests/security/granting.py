@@ -9,7 +9,7 @@ from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import Effect
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
-from tests.unit.tools.parts import Bench
+from tests.unit.tools.parts import PipelineHarness
 
 
 @dataclass
@@ -35,7 +35,7 @@ class GrantingGate:
         return Verdict(is_allowed=True, author="person")
 
 
-def granting(bench: Bench) -> GrantingGate:
+def granting(bench: PipelineHarness) -> GrantingGate:
     """Put such a session in the place of the bench's gate."""
     gate = GrantingGate()
     bench.gate.decide = gate.decide  # type: ignore[method-assign]  # the real policy and grants in its place

@@ -19,7 +19,7 @@ from pathlib import Path
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
-from tests.security.scene import CANARY, Scene, make_scene
+from tests.security.scene import CANARY, SecurityHarness, make_scene
 from tests.security.test_hostile_races import swapping
 
 SHOWN = "as it was shown\n"
@@ -55,7 +55,7 @@ class Figures:
 class Stage:
     """The project's file, a folder of keys outside, and what takes the file's place."""
 
-    scene: Scene
+    scene: SecurityHarness
     file: Path
     key: Path
     betray: Callable[["Stage"], object] = lambda _stage: None

@@ -46,7 +46,7 @@ async def sweep(deployment: Deployment) -> None:
         await Reaper(store, store, bench.clock, lease, max_lost_leases=1000, owner_id=owner_id).sweep()
     async with while_reading("the session, as the scheduler"):
         expander = Expander(store, store, bench.clock)
-        await Scheduler(store, store, expander, bench.clock).look(bench.ownership)
+        await Scheduler(store, store, expander, bench.clock).reconcile(bench.ownership)
     async with while_reading("questions, as the desk"):
         await bench.broker.review([bench.session_id])
         await store.open_questions(bench.session_id, limit=1000)
@@ -69,7 +69,7 @@ async def read_processes(deployment: Deployment) -> None:
         async with while_reading("workers list"):
             dump((await list_workers(store, store, figures)).as_json())
         async with while_reading("metrics"):
-            metrics.text(await metrics.look(store, figures, deployment.bench.clock))
+            metrics.text(await metrics.collect(store, figures, deployment.bench.clock))
     finally:
         await figures.close()
     async with while_reading("doctor"):

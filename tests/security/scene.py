@@ -14,7 +14,7 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.code import code_tools
-from tests.unit.tools.parts import Bench, make_bench
+from tests.unit.tools.parts import PipelineHarness, make_bench
 from tests.unit.toolsets.parts import declared
 
 CANARY = "canary-9f2c"
@@ -37,13 +37,13 @@ class PolicyGate:
 
 
 @dataclass
-class Scene:
+class SecurityHarness:
     """``root`` is the project, writable by rule; ``outside`` and ``home`` are not."""
 
     root: Path
     outside: Path
     home: Path
-    bench: Bench
+    bench: PipelineHarness
     gate: PolicyGate
     before: dict[str, bytes] = field(default_factory=dict)
 
@@ -96,7 +96,7 @@ class Scene:
         }
 
 
-def make_scene(folder: Path, **place: Any) -> Scene:
+def make_scene(folder: Path, **place: Any) -> SecurityHarness:
     root, outside, home = folder / "project", folder / "outside", folder / "home"
     for each in (root, outside, home):
         each.mkdir()
@@ -104,7 +104,7 @@ def make_scene(folder: Path, **place: Any) -> Scene:
     allow = parse_allow(f"code.*:{root}", home=str(home))
     gate = PolicyGate(Policy((allow,)))
     bench.gate.decide = gate.decide  # type: ignore[method-assign]
-    return Scene(root, outside, home, bench, gate)
+    return SecurityHarness(root, outside, home, bench, gate)
 
 
 def folder_scope(path: Path) -> Scope:

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.security.scene import CANARY, Scene
+from tests.security.scene import CANARY, SecurityHarness
 from tests.unit.toolsets.parts import text_of
 
-Arrange = Callable[[Scene], Any]
+Arrange = Callable[[SecurityHarness], Any]
 LIMIT_S = 20
 """No call may take longer; a call that blocks fails its row instead of the whole run."""
 
 
-def nothing(_scene: Scene) -> None:
+def nothing(_scene: SecurityHarness) -> None:
     """Leave the project empty."""
 
 
@@ -40,7 +40,7 @@ class Row:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def filled(scene: Scene, value: Any) -> Any:
+def filled(scene: SecurityHarness, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     places = {"{root}": scene.root, "{outside}": scene.outside, "{home}": scene.home}
@@ -65,11 +65,11 @@ def content(name: str, what: str | bytes) -> Arrange:
     return lambda scene: scene.file(name, what)
 
 
-def fifo(scene: Scene) -> None:
+def fifo(scene: SecurityHarness) -> None:
     os.mkfifo(scene.root / "x")
 
 
-def listener(scene: Scene) -> None:
+def listener(scene: SecurityHarness) -> None:
     here = os.open(scene.root, os.O_RDONLY)
     before = os.open(".", os.O_RDONLY)
     os.fchdir(here)  # a socket's path ends at 108 bytes
@@ -81,7 +81,7 @@ def listener(scene: Scene) -> None:
 
 
 def sparse(size: int, head: bytes = b"") -> Arrange:
-    def arrange(scene: Scene) -> None:
+    def arrange(scene: SecurityHarness) -> None:
         with (scene.root / "x").open("wb") as file:
             file.write(head)
             file.truncate(size)
@@ -93,13 +93,13 @@ def hard_link(name: str) -> Arrange:
     return lambda scene: os.link(scene.secret(), scene.root / name)
 
 
-def loops(scene: Scene) -> None:
+def loops(scene: SecurityHarness) -> None:
     (scene.root / "up").symlink_to(".")
     (scene.root / "a").symlink_to("b")
     (scene.root / "b").symlink_to("a")
 
 
-def secrets(scene: Scene) -> None:
+def secrets(scene: SecurityHarness) -> None:
     for name in (".env", "a/server.key", ".ENV.local", "x.pem"):
         scene.file(name, f"{CANARY}\n")
     scene.file("ok.txt", "ok\n")
@@ -292,7 +292,7 @@ ROWS = [
 
 @pytest.mark.spec("FS-01", "FS-02", "FS-03", "FS-04", "FS-06", "FS-07", "FS-09", "RES-04", "RES-05")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-async def test_a_bad_input_ends_as_its_row_says(scene: Scene, row: Row) -> None:
+async def test_a_bad_input_ends_as_its_row_says(scene: SecurityHarness, row: Row) -> None:
     row.arrange(scene)
     scene.remember()
     arguments = {name: filled(scene, value) for name, value in row.arguments.items()}
@@ -311,11 +311,11 @@ async def test_a_bad_input_ends_as_its_row_says(scene: Scene, row: Row) -> None:
     await check_alive(scene)
 
 
-def tree(scene: Scene) -> list[tuple[str, int]]:
+def tree(scene: SecurityHarness) -> list[tuple[str, int]]:
     entries = ((path, path.lstat()) for path in scene.root.rglob("*"))
     return sorted((str(path), status.st_mtime_ns) for path, status in entries)
 
 
-async def check_alive(scene: Scene) -> None:
+async def check_alive(scene: SecurityHarness) -> None:
     scene.file("alive", "yes\n")
     assert "yes" in text_of(await scene.call("read_file", path="alive"))

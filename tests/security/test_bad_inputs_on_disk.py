@@ -18,7 +18,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code import code_tools
-from tests.security.scene import CANARY, Scene, folder_scope, make_scene
+from tests.security.scene import CANARY, SecurityHarness, folder_scope, make_scene
 from tests.security.test_bad_inputs import LIMIT_S, NAMES, check_alive
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.parts import text_of
@@ -32,7 +32,7 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file 
 @pytest.mark.parametrize("path", ["../outside/plain", "{outside}/plain", "x/../../outside/./plain"])
 @pytest.mark.parametrize(("effect", "expected"), [(Effect.DENY, "permission_denied"), (Effect.ASK, "asked")])
 async def test_row_01_02_a_rule_catches_a_read_outside_however_it_is_spelt(
-    scene: Scene, path: str, effect: Effect, expected: str
+    scene: SecurityHarness, path: str, effect: Effect, expected: str
 ) -> None:
     scene.secret("plain")
     rule = Rule(effect, "code.read_file", scope=folder_scope(scene.outside))
@@ -46,7 +46,7 @@ async def test_row_01_02_a_rule_catches_a_read_outside_however_it_is_spelt(
 
 
 @pytest.mark.spec("FS-06.c", "PER-06")
-async def test_row_04_the_question_shows_the_target_and_both_names(scene: Scene) -> None:
+async def test_row_04_the_question_shows_the_target_and_both_names(scene: SecurityHarness) -> None:
     (scene.root / "notes.txt").symlink_to(scene.secret(".ssh/id_rsa"))
 
     await scene.call("read_file", path="notes.txt")
@@ -62,7 +62,7 @@ async def test_row_04_the_question_shows_the_target_and_both_names(scene: Scene)
 @pytest.mark.parametrize("kind", ["zero", "block"])
 @pytest.mark.parametrize("tool", ["read_file", "write_file"])
 async def test_row_09_28_a_device_in_the_project_is_neither_read_nor_replaced(
-    scene: Scene, kind: str, tool: str
+    scene: SecurityHarness, kind: str, tool: str
 ) -> None:
     device = os.makedev(1, 5) if kind == "zero" else os.makedev(7, 0)
     os.mknod(scene.root / "x", (0o020000 if kind == "zero" else 0o060000) | 0o666, device)
@@ -75,7 +75,7 @@ async def test_row_09_28_a_device_in_the_project_is_neither_read_nor_replaced(
 
 
 @pytest.mark.spec("EVT-05", "FS-02")
-async def test_row_13_a_name_that_is_no_text_leaves_every_record_json(scene: Scene) -> None:
+async def test_row_13_a_name_that_is_no_text_leaves_every_record_json(scene: SecurityHarness) -> None:
     scene.file(os.fsdecode(b"bad\xff"), "hit\n")
     scene.remember()
 
@@ -87,7 +87,7 @@ async def test_row_13_a_name_that_is_no_text_leaves_every_record_json(scene: Sce
 
 @pytest.mark.spec("FS-01", "FS-02", "FS-03", "FS-04")
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-async def test_row_16_18_an_odd_name_is_that_name_and_nothing_else(scene: Scene, name: str) -> None:
+async def test_row_16_18_an_odd_name_is_that_name_and_nothing_else(scene: SecurityHarness, name: str) -> None:
     scene.remember()
 
     assert await scene.outcome("write_file", path=name, content="hit\n") == "ok"
@@ -106,7 +106,9 @@ async def test_row_16_18_an_odd_name_is_that_name_and_nothing_else(scene: Scene,
 @pytest.mark.spec("FS-06")
 @pytest.mark.parametrize("name", [".ENV", ".Env.Local", "ID_RSA.PEM", ".env ", ".env.", "Server.Key"])
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "full width", "zero width"])
-async def test_row_17_a_sensitive_name_is_seen_through_its_spelling(scene: Scene, name: str, form: str) -> None:
+async def test_row_17_a_sensitive_name_is_seen_through_its_spelling(
+    scene: SecurityHarness, name: str, form: str
+) -> None:
     spelt = disguised(name, form)
     scene.file(spelt, f"{CANARY}\n")
     scene.remember()
@@ -147,7 +149,7 @@ def disguised(name: str, form: str) -> str:
 
 
 @pytest.mark.spec("FS-02")
-async def test_row_20_a_hundred_thousand_entries_give_the_first_in_bounded_memory(scene: Scene) -> None:
+async def test_row_20_a_hundred_thousand_entries_give_the_first_in_bounded_memory(scene: SecurityHarness) -> None:
     folder = os.open(scene.root, os.O_RDONLY)
     for number in range(100_000):
         os.close(os.open(f"f{number:06}", os.O_WRONLY | os.O_CREAT, dir_fd=folder))
@@ -162,7 +164,7 @@ async def test_row_20_a_hundred_thousand_entries_give_the_first_in_bounded_memor
 
 @pytest.mark.spec("FS-01.f")
 @pytest.mark.parametrize("kind", ["one line", "short lines", "hole"])
-def test_row_10_11_any_file_costs_less_than_64_mib(scene: Scene, kind: str) -> None:
+def test_row_10_11_any_file_costs_less_than_64_mib(scene: SecurityHarness, kind: str) -> None:
     with (scene.root / "x").open("wb") as file:
         for _ in range(300):
             file.write(b"x" * 2**20 if kind == "one line" else b"line\n" * 200_000)
@@ -226,7 +228,7 @@ async def test_row_20_a_directory_that_may_not_be_read_is_flagged() -> None:
 
 
 @pytest.mark.spec("FS-03")
-async def test_row_22_no_query_or_glob_runs_a_program(scene: Scene) -> None:
+async def test_row_22_no_query_or_glob_runs_a_program(scene: SecurityHarness) -> None:
     marker = scene.root / "ran"
     program = scene.file("pre.sh", f"#!/bin/sh\ntouch {marker}\ncat\n")
     program.chmod(0o755)
@@ -243,7 +245,7 @@ async def test_row_22_no_query_or_glob_runs_a_program(scene: Scene) -> None:
 
 @pytest.mark.spec("FS-04")
 @pytest.mark.parametrize("overwrite", [True, False])
-async def test_row_27_a_file_made_while_the_call_is_judged_survives(scene: Scene, overwrite: bool) -> None:
+async def test_row_27_a_file_made_while_the_call_is_judged_survives(scene: SecurityHarness, overwrite: bool) -> None:
     judge = scene.bench.gate.decide
 
     async def late(call: object) -> object:
@@ -257,7 +259,7 @@ async def test_row_27_a_file_made_while_the_call_is_judged_survives(scene: Scene
 
 
 @pytest.fixture
-def tiny_disk(scene: Scene) -> Iterator[Mount]:
+def tiny_disk(scene: SecurityHarness) -> Iterator[Mount]:
     """A file system of 64 KiB on ``project/disk``, mounted anew with other options when asked for."""
     disk = scene.root / "disk"
     disk.mkdir()
@@ -277,7 +279,7 @@ def tiny_disk(scene: Scene) -> Iterator[Mount]:
 @only_root
 @pytest.mark.spec("FS-04", "RES-05")
 async def test_row_28_a_full_disk_is_said_and_the_old_file_stays(
-    scene: Scene, tiny_disk: Callable[[str], None]
+    scene: SecurityHarness, tiny_disk: Callable[[str], None]
 ) -> None:
     scene.file("disk/x", "old")
 
@@ -292,7 +294,7 @@ async def test_row_28_a_full_disk_is_said_and_the_old_file_stays(
 
 @only_root
 @pytest.mark.spec("FS-04", "RES-05")
-async def test_row_28_a_disk_that_may_only_be_read_is_said(scene: Scene, tiny_disk: Mount) -> None:
+async def test_row_28_a_disk_that_may_only_be_read_is_said(scene: SecurityHarness, tiny_disk: Mount) -> None:
     scene.file("disk/x", "old")
     tiny_disk("remount,ro")
 
@@ -305,7 +307,7 @@ async def test_row_28_a_disk_that_may_only_be_read_is_said(scene: Scene, tiny_di
 @pytest.mark.parametrize(
     "content", ["a\r\nb\r\n", "no newline", "\ufeffbom\n", "", "\r", "\x00\x1b[0m\u2028"], ids=repr
 )
-async def test_row_29_what_is_written_is_what_was_given(scene: Scene, content: str) -> None:
+async def test_row_29_what_is_written_is_what_was_given(scene: SecurityHarness, content: str) -> None:
     assert await scene.outcome("write_file", path="x", content=content) == "ok"
 
     assert (scene.root / "x").read_bytes() == content.encode()

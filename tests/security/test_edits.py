@@ -18,7 +18,7 @@ import pytest
 from soong.shared.toolsets.code.apply_hunks import apply_diff
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.unified_diff import parse_diff
-from tests.security.scene import Scene, make_scene
+from tests.security.scene import SecurityHarness, make_scene
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n"
 NAMES = "--- a/x\n+++ b/x\n"
@@ -28,7 +28,7 @@ LINE_LIMIT = "18446744073709551616"
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path) -> SecurityHarness:
     return make_scene(tmp_path)
 
 
@@ -187,7 +187,7 @@ HUNKS = [
 
 @pytest.mark.spec("FS-05.d")
 @pytest.mark.parametrize("row", [*EDITS, *FILES, *HUNKS], ids=lambda row: row.id)
-async def test_a_bad_edit_is_refused_and_changes_nothing(scene: Scene, row: Row) -> None:
+async def test_a_bad_edit_is_refused_and_changes_nothing(scene: SecurityHarness, row: Row) -> None:
     path = scene.file("x", row.content)
     scene.file("y", TEXT)
     scene.remember()
@@ -232,7 +232,9 @@ async def test_a_bad_edit_is_refused_and_changes_nothing(scene: Scene, row: Row)
     ],
 )
 @pytest.mark.parametrize("form", ["edits", "diff"])
-async def test_no_path_leads_an_edit_past_the_rules(scene: Scene, path: str, expected: str, form: str) -> None:
+async def test_no_path_leads_an_edit_past_the_rules(
+    scene: SecurityHarness, path: str, expected: str, form: str
+) -> None:
     (scene.outside / "victim").write_text(TEXT)
     os.link(scene.outside / "victim", scene.root / "hard-link")
     os.mkfifo(scene.root / "fifo")
@@ -286,7 +288,7 @@ class Writer:
 
 @pytest.mark.spec("FS-05")
 @pytest.mark.parametrize("row", ["row-35-replaced-by-another-process"])
-async def test_an_edit_never_rests_on_a_file_that_has_been_replaced(scene: Scene, row: str) -> None:
+async def test_an_edit_never_rests_on_a_file_that_has_been_replaced(scene: SecurityHarness, row: str) -> None:
     path = scene.file("x", "0 one\n")
 
     def act(number: int) -> None:
@@ -308,7 +310,9 @@ async def test_an_edit_never_rests_on_a_file_that_has_been_replaced(scene: Scene
 
 @pytest.mark.spec("FS-05")
 @pytest.mark.parametrize("row", ["row-35-edited-by-eight-at-once"])
-async def test_concurrent_edits_of_one_file_lose_none_that_was_reported_as_done(scene: Scene, row: str) -> None:
+async def test_concurrent_edits_of_one_file_lose_none_that_was_reported_as_done(
+    scene: SecurityHarness, row: str
+) -> None:
     done = conflicts = 0
     for _ in range(40):
         path = scene.file("x", "".join(f"slot {number}\n" for number in range(8)))
@@ -372,7 +376,7 @@ def test_hunks_far_from_their_places_cost_bounded_time() -> None:
 
 
 @pytest.mark.spec("FS-05")
-async def test_edits_of_repetitive_text_cost_bounded_time(scene: Scene) -> None:
+async def test_edits_of_repetitive_text_cost_bounded_time(scene: SecurityHarness) -> None:
     scene.file("x", "a" * 4_000_000)
     scene.file("y", "a\r\na\n" * 500_000)
     almost = "a" * 100_000 + "b"

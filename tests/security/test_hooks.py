@@ -14,7 +14,7 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
 from soong.shared.tools.result import ErrorType, TextBlock
 from tests.unit.tools.hook_programs import Programs, hook_runs, until
-from tests.unit.tools.parts import Bench, make_tool
+from tests.unit.tools.parts import PipelineHarness, make_tool
 
 SECRET = "hunter2-is-no-password"
 
@@ -24,7 +24,7 @@ def programs(tmp_path: Path) -> Programs:
     return Programs(tmp_path)
 
 
-async def denied(bench: Bench) -> str:
+async def denied(bench: PipelineHarness) -> str:
     result = await bench.call("test.echo", text="x")
     assert result.error is not None
     assert result.error.type is ErrorType.HOOK_DENIED
@@ -40,7 +40,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def progress_of(bench: Bench) -> list[str]:
+def progress_of(bench: PipelineHarness) -> list[str]:
     return [str(data["message"]) for kind, data in bench.log.notes if kind == "tool_progress"]
 
 

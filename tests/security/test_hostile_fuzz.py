@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ErrorType
-from tests.security.scene import Scene, make_scene
+from tests.security.scene import SecurityHarness, make_scene
 
 HOSTILE = [
     "",
@@ -61,7 +61,7 @@ FUZZ = settings(max_examples=80, suppress_health_check=[HealthCheck.function_sco
 
 
 @pytest.fixture
-def furnished(scene: Scene) -> Scene:
+def furnished(scene: SecurityHarness) -> SecurityHarness:
     scene.secret()
     scene.file("d/x.txt", "hello\n")
     (scene.root / "link").symlink_to(scene.outside)
@@ -69,7 +69,7 @@ def furnished(scene: Scene) -> Scene:
     return scene
 
 
-async def check(scene: Scene, tool: str, **arguments: Json) -> str:
+async def check(scene: SecurityHarness, tool: str, **arguments: Json) -> str:
     """Call and hold what holds for any input: an expected end, nothing outside read or changed, no crash."""
     async with asyncio.timeout(30):
         outcome = await scene.outcome(tool, **arguments)
@@ -79,12 +79,12 @@ async def check(scene: Scene, tool: str, **arguments: Json) -> str:
     return outcome
 
 
-def leads_to(scene: Scene, path: str) -> str:
+def leads_to(scene: SecurityHarness, path: str) -> str:
     resolved = Path(os.path.realpath(scene.root / path))
     return "file" if resolved.is_file() else "directory" if resolved.is_dir() else "nothing"
 
 
-def spelt_out(scene: Scene, path: str) -> str:
+def spelt_out(scene: SecurityHarness, path: str) -> str:
     return os.path.normpath(scene.root / path)
 
 
@@ -92,7 +92,7 @@ def spelt_out(scene: Scene, path: str) -> str:
 @FUZZ
 @given(path=TEXTS)
 @example(path=f"{'*' * 300}/.env")
-async def test_any_text_as_a_path_is_read_as_that_path_or_refused(furnished: Scene, path: str) -> None:
+async def test_any_text_as_a_path_is_read_as_that_path_or_refused(furnished: SecurityHarness, path: str) -> None:
     for tool in ("read_file", "list_dir"):
         outcome = await check(furnished, tool, path=path)
         if outcome == "ok":
@@ -104,7 +104,9 @@ async def test_any_text_as_a_path_is_read_as_that_path_or_refused(furnished: Sce
 @given(query=TEXTS, glob=TEXTS)
 @example(query="canary", glob="**")
 @example(query="canary", glob="../outside/**")
-async def test_any_text_as_a_query_or_glob_stays_in_the_project(furnished: Scene, query: str, glob: str) -> None:
+async def test_any_text_as_a_query_or_glob_stays_in_the_project(
+    furnished: SecurityHarness, query: str, glob: str
+) -> None:
     outcome = await check(furnished, "search", query=query, glob=glob)
 
     assert outcome in ("ok", "invalid_input")
@@ -135,7 +137,7 @@ async def test_any_text_is_written_where_it_says_exactly_or_nowhere(
 @pytest.mark.spec("FS-01", "FS-04")
 @FUZZ
 @given(content=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2000))
-async def test_what_was_written_is_what_is_read(furnished: Scene, content: str) -> None:
+async def test_what_was_written_is_what_is_read(furnished: SecurityHarness, content: str) -> None:
     await check(furnished, "write_file", path="round", content=content, overwrite=True)
     await check(furnished, "read_file", path="round", max_lines=1000)
 

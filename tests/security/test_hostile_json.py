@@ -9,7 +9,7 @@ import pytest
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from tests.security.scene import Scene
+from tests.security.scene import SecurityHarness
 from tests.security.test_bad_inputs import check_alive
 from tests.unit.tools.parts import make_bench, make_tool
 from tests.unit.toolsets.parts import text_of
@@ -53,7 +53,9 @@ def deep_object(depth: int) -> dict[str, Any]:
 
 @pytest.mark.spec("SCH-03.a", "RES-04")
 @pytest.mark.parametrize("make", ARGUMENTS.values(), ids=ARGUMENTS)
-async def test_hostile_arguments_are_invalid_input_and_nobody_is_asked(scene: Scene, make: Callable[[], Json]) -> None:
+async def test_hostile_arguments_are_invalid_input_and_nobody_is_asked(
+    scene: SecurityHarness, make: Callable[[], Json]
+) -> None:
     async with asyncio.timeout(60):
         result = await scene.bench.pipeline.execute(ToolCall("call_1", "code.read_file", make()))
 

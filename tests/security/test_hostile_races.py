@@ -13,7 +13,7 @@ import pytest
 from soong.shared.core.jsontext import Json
 from soong.shared.sandbox import descriptors
 from soong.shared.tools.result import ToolResult
-from tests.security.scene import CANARY, Scene
+from tests.security.scene import CANARY, SecurityHarness
 
 SWAPPER = """
 import ctypes, os, select, sys
@@ -47,7 +47,7 @@ class Swaps:
 
 
 @contextmanager
-def swapping(scene: Scene) -> Iterator[Swaps]:
+def swapping(scene: SecurityHarness) -> Iterator[Swaps]:
     """Swap ``project/d`` and a link to a folder of keys until the block ends; then the number of swaps is known."""
     (scene.root / "swap").symlink_to(keys(scene))
     argv = [sys.executable, "-c", SWAPPER, str(scene.root / "swap"), str(scene.root / "d")]
@@ -63,23 +63,23 @@ def swapping(scene: Scene) -> Iterator[Swaps]:
         process.communicate()
 
 
-def arrange(scene: Scene) -> dict[str, bytes]:
+def arrange(scene: SecurityHarness) -> dict[str, bytes]:
     scene.file("d/x", "harmless\n")
     scene.secret(".ssh/x")
     scene.secret(f".ssh/{CANARY}-name")
     return contents(scene)
 
 
-def keys(scene: Scene) -> Path:
+def keys(scene: SecurityHarness) -> Path:
     """Where the link leads: sensitive, so that reading there would have to be asked too."""
     return scene.outside / ".ssh"
 
 
-def contents(scene: Scene) -> dict[str, bytes]:
+def contents(scene: SecurityHarness) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in keys(scene).iterdir()}
 
 
-async def race(scene: Scene, call: str, seconds: float) -> list[ToolResult]:
+async def race(scene: SecurityHarness, call: str, seconds: float) -> list[ToolResult]:
     """Call again and again until the time is over."""
     tool, arguments = CALLS[call]
     results: list[ToolResult] = []
@@ -91,7 +91,7 @@ async def race(scene: Scene, call: str, seconds: float) -> list[ToolResult]:
     return results
 
 
-async def hold(scene: Scene, call: str, seconds: float) -> None:
+async def hold(scene: SecurityHarness, call: str, seconds: float) -> None:
     theirs = arrange(scene)
     if CALLS[call][0] == "edit_file" and "code.edit_file" not in scene.bench.pipeline.tools:
         pytest.skip("there is no such tool yet")
@@ -108,14 +108,14 @@ async def hold(scene: Scene, call: str, seconds: float) -> None:
 
 @pytest.mark.spec("FS-06", "FS-07.e")
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_swapped_directory_is_never_read_or_written_through(scene: Scene, call: str) -> None:
+async def test_a_swapped_directory_is_never_read_or_written_through(scene: SecurityHarness, call: str) -> None:
     await hold(scene, call, 2)
 
 
 @pytest.mark.spec("FS-07.e")
 @pytest.mark.parametrize("call", ["write", "write-below", "read"])
 async def test_where_the_kernel_has_no_openat2_the_walk_holds_too(
-    scene: Scene, call: str, monkeypatch: pytest.MonkeyPatch
+    scene: SecurityHarness, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "has_openat2", lambda: False)
 
@@ -126,5 +126,5 @@ async def test_where_the_kernel_has_no_openat2_the_walk_holds_too(
 @pytest.mark.chaos
 @pytest.mark.spec("FS-07")
 @pytest.mark.parametrize("call", ["write", "write-below", "overwrite", "read", "search"])
-async def test_row_07_ten_seconds_of_swapping_let_nothing_escape(scene: Scene, call: str) -> None:
+async def test_row_07_ten_seconds_of_swapping_let_nothing_escape(scene: SecurityHarness, call: str) -> None:
     await hold(scene, call, 10)

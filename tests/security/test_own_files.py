@@ -12,14 +12,14 @@ from soong.shared.core.settings import Settings, load_settings
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code import code_tools
 from soong.shared.toolsets.sources import ToolEnvironment
-from tests.security.scene import PolicyGate, Scene
+from tests.security.scene import PolicyGate, SecurityHarness
 from tests.unit.tools.parts import make_bench
 
 KEY = "MC4CAQAwBQYDK2VwBCIEIBGHw4DZ-canary-9f2c"
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SecurityHarness:
     """A project whose parent holds the home, the data folder and the secrets, with a rule that allows every write."""
     root, outside, home = tmp_path / "project", tmp_path / "secrets", tmp_path / "home"
     for each in (root, outside, home, tmp_path / "data"):
@@ -33,14 +33,14 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     bench = make_bench(code_tools(ToolEnvironment.of(settings).paths), project=root, place=place)
     gate = PolicyGate()
     bench.gate.decide = gate.decide  # type: ignore[method-assign]
-    return Scene(root, outside, home, bench, gate)
+    return SecurityHarness(root, outside, home, bench, gate)
 
 
 @pytest.mark.spec("FS-06", "FS-09")
 @pytest.mark.parametrize("name", ["signing_key", "database_url"])
 @pytest.mark.parametrize("way", ["direct", "link", "dots", "other case"])
 async def test_a_secret_file_is_neither_read_unasked_nor_written_whatever_it_is_called(
-    scene: Scene, name: str, way: str
+    scene: SecurityHarness, name: str, way: str
 ) -> None:
     secret = scene.outside / name
     (scene.root / "innocent.txt").symlink_to(secret)
@@ -64,7 +64,7 @@ async def test_a_secret_file_is_neither_read_unasked_nor_written_whatever_it_is_
 
 
 @pytest.mark.spec("FS-06")
-async def test_no_search_or_list_from_above_tells_what_a_secret_file_holds(scene: Scene) -> None:
+async def test_no_search_or_list_from_above_tells_what_a_secret_file_holds(scene: SecurityHarness) -> None:
     (scene.home / "flower.auth").write_text(f"soong:{KEY}\n")
     (scene.root / "ours").mkdir()
     (scene.root / "ours" / "secrets").symlink_to(scene.outside)
@@ -82,7 +82,7 @@ async def test_no_search_or_list_from_above_tells_what_a_secret_file_holds(scene
 
 @pytest.mark.spec("FS-06")
 async def test_a_search_of_a_project_around_them_leaves_our_files_out_and_counts_them(
-    tmp_path: Path, scene: Scene
+    tmp_path: Path, scene: SecurityHarness
 ) -> None:
     (scene.home / "flower.auth").write_text(f"soong:{KEY}\n")
     (scene.home / "skills" / "x").mkdir(parents=True)
@@ -108,7 +108,9 @@ async def test_a_search_of_a_project_around_them_leaves_our_files_out_and_counts
 
 @pytest.mark.spec("FS-09")
 @pytest.mark.parametrize("folder", ["home", "data"])
-async def test_our_folders_are_written_beneath_the_runs_alone(scene: Scene, tmp_path: Path, folder: str) -> None:
+async def test_our_folders_are_written_beneath_the_runs_alone(
+    scene: SecurityHarness, tmp_path: Path, folder: str
+) -> None:
     for name in ("config.toml", "artifacts/ab/cd", "flower.auth", "tools/x.json"):
         assert await scene.outcome("write_file", path=str(tmp_path / folder / name), content="x") == "path_protected"
 

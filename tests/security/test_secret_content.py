@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from soong.shared.tools.result import ErrorType
-from tests.security.scene import Scene, make_scene
+from tests.security.scene import SecurityHarness, make_scene
 
 LETTERS = "MC4CAQAwBQYDK2VwBCIEIBGHw4DZ"
 BODY = f"{LETTERS}0123456789abcdefghijklmnopqrstuvwxyz\n{LETTERS}second0line0of0the0key0ABCDEFGHIJKLMNO\n"
@@ -49,7 +49,7 @@ NAMED = (
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path) -> SecurityHarness:
     return make_scene(tmp_path)
 
 
@@ -59,7 +59,7 @@ def rows(result: Any) -> list[str]:
 
 @pytest.mark.spec("FS-06.b", "FS-06.c", "FS-06.d")
 @pytest.mark.parametrize("name", NAMED)
-async def test_a_well_known_secret_asks_and_is_left_out(scene: Scene, name: str) -> None:
+async def test_a_well_known_secret_asks_and_is_left_out(scene: SecurityHarness, name: str) -> None:
     scene.file(name, "canary\n")
 
     read = await scene.outcome("read_file", path=name)
@@ -76,7 +76,9 @@ async def test_a_well_known_secret_asks_and_is_left_out(scene: Scene, name: str)
 @pytest.mark.spec("FS-06.b")
 @pytest.mark.parametrize("name", ["deploy_key", "signing_key", "notes.txt", "src/fixture.py"])
 @pytest.mark.parametrize("start", [1, 2, 3])
-async def test_a_key_asks_whatever_it_is_called_wherever_the_page_begins(scene: Scene, name: str, start: int) -> None:
+async def test_a_key_asks_whatever_it_is_called_wherever_the_page_begins(
+    scene: SecurityHarness, name: str, start: int
+) -> None:
     scene.file(name, PEM)
 
     read = await scene.outcome("read_file", path=name, start_line=start, max_lines=1)
@@ -87,7 +89,7 @@ async def test_a_key_asks_whatever_it_is_called_wherever_the_page_begins(scene: 
 
 
 @pytest.mark.spec("FS-06.b")
-async def test_a_rule_for_the_folder_is_none_for_the_key_in_it(scene: Scene) -> None:
+async def test_a_rule_for_the_folder_is_none_for_the_key_in_it(scene: SecurityHarness) -> None:
     """The scene's rule lets the project be written; a key is not overwritten by it."""
     scene.file("deploy_key", PEM)
 
@@ -98,7 +100,9 @@ async def test_a_rule_for_the_folder_is_none_for_the_key_in_it(scene: Scene) -> 
 
 @pytest.mark.spec("FS-06.d")
 @pytest.mark.parametrize("query", [LETTERS, ".", "PRIVATE", "^MC4", "nothing of it"])
-async def test_a_search_leaves_keys_out_and_counts_them_whatever_it_looks_for(scene: Scene, query: str) -> None:
+async def test_a_search_leaves_keys_out_and_counts_them_whatever_it_looks_for(
+    scene: SecurityHarness, query: str
+) -> None:
     scene.file("deploy_key", PEM)
     scene.file("wide.txt", PEM.encode("utf-16"))
     scene.file("plain.txt", "a line\n")
@@ -110,7 +114,7 @@ async def test_a_search_leaves_keys_out_and_counts_them_whatever_it_looks_for(sc
 
 
 @pytest.mark.spec("FS-06.d", "EVT-05")
-async def test_the_lines_of_a_key_further_down_are_no_part_of_a_search(scene: Scene) -> None:
+async def test_the_lines_of_a_key_further_down_are_no_part_of_a_search(scene: SecurityHarness) -> None:
     """Nor do they count: a limit or a count that changed would tell letter by letter what stands there."""
     scene.file("server.log", "start\n" * 3000 + PEM + "end\n")
 
@@ -126,7 +130,7 @@ async def test_the_lines_of_a_key_further_down_are_no_part_of_a_search(scene: Sc
 
 @pytest.mark.spec("EVT-05")
 @pytest.mark.parametrize("start", [3001, 3002, 3003, 3004])
-async def test_a_page_that_begins_inside_a_key_shows_nothing_of_it(scene: Scene, start: int) -> None:
+async def test_a_page_that_begins_inside_a_key_shows_nothing_of_it(scene: SecurityHarness, start: int) -> None:
     scene.file("server.log", "start\n" * 3000 + PEM + "end\n")
 
     result = await scene.call("read_file", path="server.log", start_line=start)
@@ -136,7 +140,7 @@ async def test_a_page_that_begins_inside_a_key_shows_nothing_of_it(scene: Scene,
 
 
 @pytest.mark.spec("EVT-05")
-async def test_pages_of_one_line_show_nothing_of_a_key(scene: Scene) -> None:
+async def test_pages_of_one_line_show_nothing_of_a_key(scene: SecurityHarness) -> None:
     scene.file("server.log", "start\n" * 2000 + PEM + "end\n")
 
     shown = [
@@ -149,7 +153,7 @@ async def test_pages_of_one_line_show_nothing_of_a_key(scene: Scene) -> None:
 
 
 @pytest.mark.spec("FS-06.b")
-async def test_a_file_that_becomes_a_key_after_it_was_checked_is_not_read(scene: Scene) -> None:
+async def test_a_file_that_becomes_a_key_after_it_was_checked_is_not_read(scene: SecurityHarness) -> None:
     path = scene.file("late.txt", "harmless\n")
     allowed = scene.bench.gate.decide
 

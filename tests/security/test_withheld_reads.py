@@ -17,7 +17,7 @@ from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code import code_tools
 from tests.security.scene import PolicyGate
-from tests.unit.tools.parts import Bench, make_bench
+from tests.unit.tools.parts import PipelineHarness, make_bench
 from tests.unit.toolsets.parts import declared
 
 FILES = (
@@ -39,7 +39,7 @@ def scoped(
     return Rule(effect, pattern, tags, scope, step=step)
 
 
-def bench_of(root: Path, rules: tuple[Rule, ...]) -> Bench:
+def bench_of(root: Path, rules: tuple[Rule, ...]) -> PipelineHarness:
     """Return the real tools under the real policy with nobody to ask, in a run of a step."""
     for number, name in enumerate(FILES):
         path = root / name
@@ -51,7 +51,7 @@ def bench_of(root: Path, rules: tuple[Rule, ...]) -> Bench:
     return bench
 
 
-async def called(bench: Bench, name: str, **arguments: Any) -> Any:
+async def called(bench: PipelineHarness, name: str, **arguments: Any) -> Any:
     return declared(bench, await bench.call(name, arguments), name)
 
 
@@ -144,7 +144,7 @@ def test_nothing_that_a_read_would_be_refused_comes_out_of_a_search(
         asyncio.run(_no_search_shows_more_than_reads(bench, base))
 
 
-async def _no_search_shows_more_than_reads(bench: Bench, base: str) -> None:
+async def _no_search_shows_more_than_reads(bench: PipelineHarness, base: str) -> None:
     is_readable = {name: (await called(bench, "code.read_file", path=name)).error is None for name in FILES}
     is_listable = {name: (await called(bench, "code.list_dir", path=name)).error for name in FILES}
 

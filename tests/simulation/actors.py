@@ -31,7 +31,7 @@ from tests.simulation.borders import border_ring, border_store
 from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import Strand, VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues, SimBroker
-from tests.simulation.work import Bench, ScriptedWork
+from tests.simulation.work import ScriptedWork, SimulationHarness
 
 
 class Ground(Protocol):
@@ -42,7 +42,7 @@ class Ground(Protocol):
     store: Store
     board: LossyBoard
     queues: Queues
-    bench: Bench
+    bench: SimulationHarness
     settings: Settings
     is_database_down: bool
     is_over: bool

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.store import CallRow, CallStatus
-from soong.shared.engine.tasks.step import Claim, Held
+from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.signing import Signer
@@ -73,7 +73,7 @@ class AskedCalls:
         assert task is not None
         run_id = claim.identity.run_id
         self.inbox.worker_id = self.host.worker_id
-        held = Held(claim.step_key, run_id, claim.fence)
+        held = Lease(claim.step_key, run_id, claim.fence)
         parking = RunParking(self.lot, self.host.worker_id, held, interruption, task, _nothing_is_kept)
         policy = Policy.from_json(claim.policy)
         gate = WorkerGate(

@@ -16,7 +16,7 @@ from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership, ProcessState, Session
 from soong.shared.engine.tasks.additional_claims import limit_of
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Advance, Claim, FailurePolicy, Held, Step, StepEnd, Task
+from soong.shared.engine.tasks.step import Advance, Claim, FailurePolicy, Lease, Step, StepEnd, Task
 from tests.model.memory.ending import result_of
 from tests.model.memory.rows import Rows
 from tests.simulation.borders import READS
@@ -180,7 +180,7 @@ class Auditor:
     def _check_ends(self, worker_id: str, ends: Sequence[StepEnd], outcome: Advance, rows: Rows) -> None:
         told: set[str] = set()
         for end in ends:
-            held = Held(end.step_key, end.run_id, end.fence)
+            held = Lease(end.step_key, end.run_id, end.fence)
             if not self._holds(worker_id, held) or end.step_key in told:
                 _promise(end.run_id in outcome.stale, f"the end of {held} was taken, and {worker_id} did not hold it")
                 self.stale_refused += 1
@@ -192,7 +192,7 @@ class Auditor:
             _promise(place not in self.accepted, f"{held} was ended twice under one fence")
             self.accepted.add(place)
 
-    def _check_further(self, worker_id: str, holder: Held, outcome: object, rows: Rows) -> None:
+    def _check_further(self, worker_id: str, holder: Lease, outcome: object, rows: Rows) -> None:
         """A step is given to a run that holds its own, one at a time, in its own task, within every cap (DAG-03)."""
         _promise(self._holds(worker_id, holder), f"{holder} asked for a step, and {worker_id} did not hold it")
         if not isinstance(outcome, Claim):
@@ -215,7 +215,7 @@ class Auditor:
             _promise(claim.dependencies == told, f"{claim.step_key} was told {claim.dependencies}, and {told} is so")
             self.given[claim.identity.run_id] = {step_id: result.output for step_id, result in told.items()}
 
-    def _holds(self, worker_id: str, held: Held) -> bool:
+    def _holds(self, worker_id: str, held: Lease) -> bool:
         step = self.seen.steps.get(held.step_key)
         return (
             step is not None

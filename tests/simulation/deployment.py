@@ -35,7 +35,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues
 from tests.simulation.plans import LABEL, POOLS, random_caps, random_plan
 from tests.simulation.trace import Trace
-from tests.simulation.work import Bench
+from tests.simulation.work import SimulationHarness
 
 STILL_BOUND_S: Final = 180.0
 """Virtual seconds within which some step moves as long as any is open, once nothing fails any more: a lease, a sweep,
@@ -127,7 +127,7 @@ class Deployment:
         self.rows: Callable[[], Rows] = lambda: store.rows
         self.board = LossyBoard(self.dice, self.later)
         self.queues = Queues(self.dice, self.later)
-        self.bench = Bench()
+        self.bench = SimulationHarness()
         self.settings = Settings(
             sweep_s=self.random.choice((2.0, 5.0, 8.0)),
             max_lost_leases=self.random.choice((3, 3, 100)),

@@ -9,7 +9,7 @@ from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.additional_claims import ClaimingRun
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Held, NewStep, Step, StepEnd
+from soong.shared.engine.tasks.step import Advance, Lease, NewStep, Step, StepEnd
 from tests.model.memory import MemoryStore
 from tests.model.memory.logs import held_run, write_events
 from tests.model.memory.parking import parked
@@ -19,7 +19,7 @@ from tests.model.memory.rows import Rows, transaction
 class FencelessStore(MemoryStore):
     """Takes the end of whoever says to have held the step."""
 
-    def _held(self, worker_id: str, lease: Held) -> Step | None:
+    def _held(self, worker_id: str, lease: Lease) -> Step | None:
         del worker_id
         step = self.rows.steps.get(lease.step_key)
         return step if step is not None and step.status.is_leased else None
@@ -36,7 +36,7 @@ class SilentStore(MemoryStore):
     """Does not tell a worker what it holds, so that a claim whose answer was lost is never given back."""
 
     @transaction
-    def leases(self, worker_id: str) -> Sequence[Held]:
+    def leases(self, worker_id: str) -> Sequence[Lease]:
         return []
 
 
@@ -76,7 +76,7 @@ class LateStore(MemoryStore):
     """Parks a run whose question has been answered: nobody will ever wake it."""
 
     @transaction
-    def park(self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
+    def park(self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
         step = self._held(worker_id, held)
         return step is not None and parked(self.rows, step, sorted(request_ids), max_parked, now_us)
 

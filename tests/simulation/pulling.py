@@ -11,7 +11,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step, StepEnd
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, Step, StepEnd
 from soong.shared.storage.store import Store
 from soong.worker.additional_steps import AdditionalSteps
 
@@ -32,7 +32,7 @@ class Pulling:
     work: Callable[[Claim, JsonObject], Awaitable[StepEnd]]
 
     async def run(self, own: Claim) -> StepEnd:
-        holder = Held(own.step_key, own.identity.run_id, own.fence)
+        holder = Lease(own.step_key, own.identity.run_id, own.fence)
         while (claim := await self._claim(own, holder)) is not None:
             script = bind_step(claim.spec, claim.task_inputs, claim.dependencies).inputs
             if script["is_greedy"]:
@@ -43,7 +43,7 @@ class Pulling:
             await self.host.further.end(holder, end)
         return _answer(own)
 
-    async def _claim(self, own: Claim, holder: Held) -> Claim | None:
+    async def _claim(self, own: Claim, holder: Lease) -> Claim | None:
         """Take the first step that is given; None when none is."""
         for step in await self.store.steps(own.identity.task_id):
             if _is_open(step):

@@ -6,7 +6,7 @@ from typing import Any
 
 from soong.shared.core.clock import Clock
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.step import Advance, Held, StepEnd
+from soong.shared.engine.tasks.step import Advance, Lease, StepEnd
 
 LOG = "log"
 
@@ -52,7 +52,7 @@ class Trace:
 def _shown(value: object) -> str:
     """Return a value in few words; of rows that hold a host or a process id, only the id."""
     match value:
-        case Advance() | StepEnd() | Held() | Ownership():
+        case Advance() | StepEnd() | Lease() | Ownership():
             return _shown_lease(value)
         case str() | bool() | int() | float() | dict():
             return str(value)
@@ -65,14 +65,14 @@ def _shown(value: object) -> str:
     return str(getattr(value, "id", "") or getattr(value, "key", "") or type(value).__name__)
 
 
-def _shown_lease(value: Advance | StepEnd | Held | Ownership) -> str:
+def _shown_lease(value: Advance | StepEnd | Lease | Ownership) -> str:
     match value:
         case Advance():
             claims = [f"{claim.step_key}#{claim.fence}" for claim in value.claims]
             return f"claims {claims} stale {sorted(value.stale)}"
         case StepEnd():
             return f"{value.step_key}#{value.fence} {value.status}"
-        case Held():
+        case Lease():
             return f"{value.step_key}#{value.fence}"
         case Ownership():
             return f"{value.owner_id}@{value.session_id}:{value.epoch}"

@@ -13,7 +13,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKi
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.shared.storage.store import Store
 from soong.worker.function_step import failed
 from soong.worker.stop_signal import StopSignal
@@ -25,7 +25,7 @@ from tests.simulation.pulling import Pulling
 
 
 @dataclass(slots=True)
-class Bench:
+class SimulationHarness:
     """What all work of a deployment has in common."""
 
     starts: Counter[str] = field(default_factory=Counter)
@@ -40,7 +40,7 @@ class ScriptedWork:
     store: Store
     clock: Clock
     host: Host
-    bench: Bench
+    bench: SimulationHarness
     asked: AskedCalls
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
@@ -79,7 +79,7 @@ class ScriptedWork:
             )
         await self._act(claim, script)
         if script["writes"]:
-            held = Held(claim.step_key, run_id, claim.fence)
+            held = Lease(claim.step_key, run_id, claim.fence)
             await self.store.report_progress(self.host.worker_id, held, "nearly", now_us=self.clock.now_us())
 
     async def _act(self, claim: Claim, script: JsonObject) -> None:

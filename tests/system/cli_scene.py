@@ -35,7 +35,7 @@ _MARK = re.compile(r"\n  > \Z")
 
 
 @dataclass
-class Scene:
+class CliHarness:
     """One home and the folder that commands are called in."""
 
     home: Path
@@ -160,10 +160,10 @@ class Scene:
 
 
 @contextmanager
-def scene(*, home: str = "home") -> Iterator[Scene]:
+def scene(*, home: str = "home") -> Iterator[CliHarness]:
     """Make a scene below a short temporary folder, and leave nothing of it."""
     folder = Path(tempfile.mkdtemp(prefix="soong-cli-"))
-    one = Scene(folder / home, folder)
+    one = CliHarness(folder / home, folder)
     try:
         yield one
     finally:
@@ -181,7 +181,7 @@ def until(condition: Callable[[], object], what: str, more: Callable[[], str] = 
 class Terminal:
     """A command on a terminal of its own: what it shows, and keys to press. ``output`` takes its standard output."""
 
-    def __init__(self, scene_: Scene, *arguments: str, output: Path | None = None) -> None:
+    def __init__(self, scene_: CliHarness, *arguments: str, output: Path | None = None) -> None:
         self.shown = ""
         pid, self._descriptor = pty.fork()
         if pid == 0:

@@ -14,14 +14,14 @@ from typing import Any
 import psutil
 
 from tests.servers import free_port
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """A service with its API, and how to call it."""
 
-    cli: Scene
+    cli: CliHarness
     port: int
     up: "subprocess.Popen[str]"
 

@@ -11,7 +11,7 @@ import pytest
 
 from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.storage.sql.store import open_store
-from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, Scene, Terminal, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, CliHarness, Terminal, scene, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,14 +41,14 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         (one.folder / "README.md").write_text("# Title\n\ngood\n")
         one.environment.update(COLUMNS="160", LINES="60")
         yield one
 
 
-def waiting(cli: Scene, count: int) -> dict[str, str]:
+def waiting(cli: CliHarness, count: int) -> dict[str, str]:
     """Wait until so many questions wait unanswered; return their ids by step."""
     found: dict[str, str] = {}
 
@@ -72,7 +72,7 @@ def waiting(cli: Scene, count: int) -> dict[str, str]:
     return found
 
 
-def asking(cli: Scene) -> tuple[Terminal, dict[str, str]]:
+def asking(cli: CliHarness) -> tuple[Terminal, dict[str, str]]:
     """Run the plan in a terminal; return it once it shows a question and three wait, and their ids by step."""
     terminal = Terminal(cli, "run", cli.plan(THREE))
     terminal.expect("[1] allow once")
@@ -116,7 +116,7 @@ def press_until(terminal: Terminal, keys: str, text: str) -> None:
 
 
 @pytest.mark.spec("PER-06", "PER-13.c", "PER-14", "PER-15")
-def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
+def test_a_second_terminal_answers_what_the_first_is_shown(cli: CliHarness) -> None:
     """Any client of the session can answer (openai/codex#45167); what was answered goes (oh-my-openagent#4447)."""
     first, ids = asking(cli)
     show(first, "mend")
@@ -147,7 +147,9 @@ def test_a_second_terminal_answers_what_the_first_is_shown(cli: Scene) -> None:
 
 
 @pytest.mark.spec("PER-13", "PER-15")
-def test_ctrl_c_with_three_open_questions_keeps_them_and_an_answer_while_nothing_runs_counts_later(cli: Scene) -> None:
+def test_ctrl_c_with_three_open_questions_keeps_them_and_an_answer_while_nothing_runs_counts_later(
+    cli: CliHarness,
+) -> None:
     """Leaving decides nothing (MoonshotAI/kimi-cli#1823), and what was shown is what is written: or nothing is."""
     terminal, ids = asking(cli)
 
@@ -174,7 +176,7 @@ def test_ctrl_c_with_three_open_questions_keeps_them_and_an_answer_while_nothing
 
 
 @pytest.mark.spec("PER-13")
-def test_the_end_of_input_answers_nothing_and_a_watching_terminal_answers_and_leaves(cli: Scene) -> None:
+def test_the_end_of_input_answers_nothing_and_a_watching_terminal_answers_and_leaves(cli: CliHarness) -> None:
     run, _ = asking(cli)
     press_until(run, "\x04", "standard input ended: nothing more is answered here")
     run.expect("3 questions stay open")
@@ -204,7 +206,7 @@ def _marked(terminal: Terminal) -> str:
     return found[-1]
 
 
-def test_json_lines_are_streamed_until_interrupted(cli: Scene) -> None:
+def test_json_lines_are_streamed_until_interrupted(cli: CliHarness) -> None:
     """A run whose questions wait for whoever answers (`--answer inbox`) needs no terminal."""
     (cli.folder / "out").mkdir()
     run = cli.start("run", cli.plan(THREE), "--answer", "inbox")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import Scene, scene
+from tests.system.cli_scene import CliHarness, scene
 
 LOOK = """
 title: Look
@@ -21,12 +21,12 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
-def configure(cli: Scene, command: str) -> None:
+def configure(cli: CliHarness, command: str) -> None:
     cli.home.mkdir(parents=True, exist_ok=True)
     text = f'[[hooks.pre]]\nname = "curfew"\ntools = "code.*"\ncommand = {command}\n'
     (cli.home / "config.toml").write_text(text, encoding="utf-8")
@@ -39,14 +39,14 @@ def program(folder: Path, body: str) -> Path:
     return path
 
 
-def events(cli: Scene) -> list[tuple[str, str]]:
+def events(cli: CliHarness) -> list[tuple[str, str]]:
     with closing(sqlite3.connect(cli.home / "soong.db")) as database:
         rows = database.execute("SELECT type, data FROM events ORDER BY run_id, seq")
         return [(str(kind), str(data)) for kind, data in rows]
 
 
 @pytest.mark.spec("EXE-13.a")
-def test_a_hook_of_the_configuration_stops_a_run(cli: Scene) -> None:
+def test_a_hook_of_the_configuration_stops_a_run(cli: CliHarness) -> None:
     cli.home.mkdir(parents=True, exist_ok=True)
     hook = program(cli.home, """printf '{"action": "stop", "reason": "not after ten"}'""")
     configure(cli, f'["{hook}"]')
@@ -61,7 +61,7 @@ def test_a_hook_of_the_configuration_stops_a_run(cli: Scene) -> None:
 
 
 @pytest.mark.spec("EXE-13")
-def test_a_hook_program_that_is_not_there_keeps_the_service_from_running_and_is_named(cli: Scene) -> None:
+def test_a_hook_program_that_is_not_there_keeps_the_service_from_running_and_is_named(cli: CliHarness) -> None:
     configure(cli, '["/nowhere/curfew"]')
 
     done = cli.run("run", cli.plan(LOOK))

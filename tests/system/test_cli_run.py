@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.system.cli_scene import Scene, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, scene, until
 
 ECHO = """
 title: Echo
@@ -39,13 +39,13 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
 @pytest.mark.spec("OPS-01.a", "OPS-04.a")
-def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: Scene) -> None:
+def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: CliHarness) -> None:
     report = cli.json("run", cli.plan(ECHO), "--input", "word=hi")
 
     assert (report["status"], report["exit_code"]) == ("completed", 0)
@@ -54,7 +54,7 @@ def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: Scene) -> None:
     assert not (cli.home / "service.json").exists()
 
 
-def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: Scene) -> None:
+def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: CliHarness) -> None:
     plan = cli.plan(
         "title: F\nsteps:\n"
         "- {id: good, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
@@ -77,7 +77,7 @@ def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: Scene) -> N
 
 
 @pytest.mark.spec("PER-02")
-def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Scene) -> None:
+def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: CliHarness) -> None:
     (cli.folder / "out").mkdir()
     denied = cli.json("run", cli.plan(WRITE))
 
@@ -94,7 +94,7 @@ def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Sc
 
 
 @pytest.mark.spec("PER-01", "PER-06", "PER-13.c")
-def test_a_terminal_is_asked_and_its_answer_counts(cli: Scene) -> None:
+def test_a_terminal_is_asked_and_its_answer_counts(cli: CliHarness) -> None:
     (cli.folder / "out").mkdir()
     terminal = Terminal(cli, "run", cli.plan(WRITE))
     terminal.expect("code.write_file asks for permission")
@@ -107,7 +107,7 @@ def test_a_terminal_is_asked_and_its_answer_counts(cli: Scene) -> None:
     assert (cli.folder / "out" / "note.txt").exists()
 
 
-def test_a_no_at_the_terminal_reaches_the_run_with_its_reason(cli: Scene) -> None:
+def test_a_no_at_the_terminal_reaches_the_run_with_its_reason(cli: CliHarness) -> None:
     (cli.folder / "out").mkdir()
     terminal = Terminal(cli, "run", cli.plan(WRITE))
     terminal.expect("[1] allow once")
@@ -119,7 +119,7 @@ def test_a_no_at_the_terminal_reaches_the_run_with_its_reason(cli: Scene) -> Non
     assert not (cli.folder / "out" / "note.txt").exists()
 
 
-def test_ctrl_c_pauses_leaves_no_process_and_resume_finishes_without_doing_anything_twice(cli: Scene) -> None:
+def test_ctrl_c_pauses_leaves_no_process_and_resume_finishes_without_doing_anything_twice(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 600))
     cli.until_running("slow")
     task = cli.task_id()
@@ -140,7 +140,7 @@ def test_ctrl_c_pauses_leaves_no_process_and_resume_finishes_without_doing_anyth
     assert [step["fence"] for step in report["steps"] if step["id"] == "quick"] == [1]
 
 
-def test_ctrl_c_twice_ends_everything_at_once(cli: Scene) -> None:
+def test_ctrl_c_twice_ends_everything_at_once(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 600))
     cli.until_running("slow")
 
@@ -152,7 +152,7 @@ def test_ctrl_c_twice_ends_everything_at_once(cli: Scene) -> None:
     cli.assert_nothing_left()
 
 
-def test_a_paused_task_goes_on_from_where_it_stood(cli: Scene) -> None:
+def test_a_paused_task_goes_on_from_where_it_stood(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 8))
     cli.until_running("slow")
     os.kill(command.pid, signal.SIGINT)
@@ -166,7 +166,7 @@ def test_a_paused_task_goes_on_from_where_it_stood(cli: Scene) -> None:
     assert steps["slow"]["fence"] > 1
 
 
-def test_a_killed_client_loses_nothing(cli: Scene) -> None:
+def test_a_killed_client_loses_nothing(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 6))
     cli.until_running("slow")
 
@@ -177,7 +177,7 @@ def test_a_killed_client_loses_nothing(cli: Scene) -> None:
     assert cli.json("tasks", "show", cli.task_id())["status"] == "completed"
 
 
-def test_a_killed_service_is_replaced_and_the_task_completes(cli: Scene) -> None:
+def test_a_killed_service_is_replaced_and_the_task_completes(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 8), "--json")
     cli.until_running("slow")
     first = psutil.Process(cli.record()["pid"])
@@ -195,7 +195,7 @@ def test_a_killed_service_is_replaced_and_the_task_completes(cli: Scene) -> None
     cli.assert_nothing_left()
 
 
-def test_a_killed_redis_is_started_again_and_the_task_completes(cli: Scene) -> None:
+def test_a_killed_redis_is_started_again_and_the_task_completes(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 6), "--json")
     cli.until_running("slow")
 
@@ -206,7 +206,7 @@ def test_a_killed_redis_is_started_again_and_the_task_completes(cli: Scene) -> N
     cli.assert_nothing_left()
 
 
-def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: Scene) -> None:
+def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: CliHarness) -> None:
     done = cli.run("run", cli.plan(SLOW % 1), "--detach")
 
     assert done.returncode == 0
@@ -215,7 +215,7 @@ def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: Scene) -> N
     assert cli.json("tasks", "show", done.stdout.strip())["status"] == "completed"
 
 
-def test_the_plan_in_the_readme_runs(cli: Scene) -> None:
+def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     plan = readme.split("```yaml\n")[1].split("```")[0]
     (cli.folder / "one.py").write_text("def a():\n    pass\n")

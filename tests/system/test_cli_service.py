@@ -14,20 +14,20 @@ import psutil
 import pytest
 
 from soong.shared.sandbox import subreaper
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
 @pytest.fixture
-def service(cli: Scene) -> Iterator[Scene]:
+def service(cli: CliHarness) -> Iterator[CliHarness]:
     """A service that stays, as in another terminal."""
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
@@ -37,7 +37,7 @@ def service(cli: Scene) -> Iterator[Scene]:
     up.communicate(timeout=60)
 
 
-def test_two_terminals_at_once_share_one_service(cli: Scene) -> None:
+def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
     commands = [cli.start("run", cli.plan(NAP % 3, f"p{number}.yaml"), "--json") for number in range(2)]
 
     reports = [json.loads(command.communicate(timeout=120)[0]) for command in commands]
@@ -49,7 +49,7 @@ def test_two_terminals_at_once_share_one_service(cli: Scene) -> None:
     cli.assert_nothing_left()
 
 
-def test_run_uses_the_service_that_is_up_and_leaves_it_up(service: Scene) -> None:
+def test_run_uses_the_service_that_is_up_and_leaves_it_up(service: CliHarness) -> None:
     pid = service.record()["pid"]
 
     assert service.json("run", service.plan(ECHO))["exit_code"] == 0
@@ -58,14 +58,14 @@ def test_run_uses_the_service_that_is_up_and_leaves_it_up(service: Scene) -> Non
     assert psutil.pid_exists(pid)
 
 
-def test_a_second_service_of_one_home_is_refused(service: Scene) -> None:
+def test_a_second_service_of_one_home_is_refused(service: CliHarness) -> None:
     done = service.run("up")
 
     assert done.returncode == 75
     assert "holds" in done.stderr
 
 
-def test_down_stops_the_service_and_everything_of_it(service: Scene) -> None:
+def test_down_stops_the_service_and_everything_of_it(service: CliHarness) -> None:
     done = service.run("down")
 
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_down_stops_the_service_and_everything_of_it(service: Scene) -> None:
 
 
 @pytest.mark.spec("DIS-04")
-def test_a_worker_joins_from_another_terminal(service: Scene) -> None:
+def test_a_worker_joins_from_another_terminal(service: CliHarness) -> None:
     worker = service.start("worker", "--name", "extra", "--slots", "2", "--pools", "special")
     plan = service.plan(ECHO.replace("kind: python", "kind: python, pool: special"))
 
@@ -85,7 +85,7 @@ def test_a_worker_joins_from_another_terminal(service: Scene) -> None:
     worker.communicate(timeout=60)
 
 
-def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: Scene) -> None:
+def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: CliHarness) -> None:
     command = service.start("run", service.plan(NAP % 6), "--json")
     service.until_running("nap")
     victim = next(process for process in service.processes() if is_worker(process))
@@ -98,7 +98,7 @@ def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: Sc
     assert report["steps"][0]["lost_leases"] == 1
 
 
-def test_a_record_of_a_killed_service_is_replaced(cli: Scene) -> None:
+def test_a_record_of_a_killed_service_is_replaced(cli: CliHarness) -> None:
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
     stale = cli.record()
@@ -119,7 +119,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("environment", "words"), BROKEN.values(), ids=list(BROKEN))
 def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(
-    cli: Scene, environment: dict[str, str], words: str
+    cli: CliHarness, environment: dict[str, str], words: str
 ) -> None:
     (cli.folder / "broken.py").write_text("1 / 0\n")
     (cli.folder / "leaving.py").write_text("import sys; sys.exit(4)\n")
@@ -137,7 +137,7 @@ def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(
     cli.assert_nothing_left()
 
 
-def test_workers_that_cannot_start_are_told_to_a_client_of_a_service_that_runs(cli: Scene) -> None:
+def test_workers_that_cannot_start_are_told_to_a_client_of_a_service_that_runs(cli: CliHarness) -> None:
     cli.environment["SOONG_FUNCTIONS"] = "nothing_of_that_name"
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
@@ -151,7 +151,7 @@ def test_workers_that_cannot_start_are_told_to_a_client_of_a_service_that_runs(c
     assert "SOONG_FUNCTIONS names 'nothing_of_that_name'" in up.communicate(timeout=60)[1]
 
 
-def test_a_cold_start_says_that_workers_start_and_asks_for_none(cli: Scene) -> None:
+def test_a_cold_start_says_that_workers_start_and_asks_for_none(cli: CliHarness) -> None:
     cli.environment |= {"SOONG_WORKERS": "2", "SOONG_FUNCTIONS": "slow_start", "PYTHONPATH": str(cli.folder)}
     (cli.folder / "slow_start.py").write_text("import time; time.sleep(4)\n")
 
@@ -162,7 +162,7 @@ def test_a_cold_start_says_that_workers_start_and_asks_for_none(cli: Scene) -> N
     assert "start one" not in done.stderr
 
 
-def test_a_killed_last_worker_is_said_to_be_replaced(service: Scene) -> None:
+def test_a_killed_last_worker_is_said_to_be_replaced(service: CliHarness) -> None:
     service.environment["SOONG_FUNCTIONS"] = ""
     command = service.start("run", service.plan(NAP % 6), "--json")
     service.until_running("nap")
@@ -177,7 +177,7 @@ def test_a_killed_last_worker_is_said_to_be_replaced(service: Scene) -> None:
 
 
 @pytest.mark.parametrize("call", ["team.sqare", "nobody.has_it"])
-def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(cli: Scene, call: str) -> None:
+def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(cli: CliHarness, call: str) -> None:
     (cli.folder / "steps.py").write_text(
         "from soong import step_function\n@step_function('team.square')\ndef square(inputs, context): return 4\n"
     )
@@ -193,7 +193,7 @@ def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(
     cli.assert_nothing_left()
 
 
-def test_a_service_that_cannot_start_says_why(cli: Scene) -> None:
+def test_a_service_that_cannot_start_says_why(cli: CliHarness) -> None:
     cli.home.mkdir()
     (cli.home / "soong.db").mkdir()
 
@@ -206,7 +206,7 @@ def test_a_service_that_cannot_start_says_why(cli: Scene) -> None:
 
 
 @pytest.mark.parametrize("is_on_path", [False, True], ids=["called there", "named by PYTHONPATH"])
-def test_a_project_with_packages_of_our_names_is_not_imported(cli: Scene, *, is_on_path: bool) -> None:
+def test_a_project_with_packages_of_our_names_is_not_imported(cli: CliHarness, *, is_on_path: bool) -> None:
     # What PYTHONPATH names is found before what is installed, in every Python program: there only our names are safe.
     foreign = ("shared", "worker", "orchestrator", *(() if is_on_path else ("celery", "redis")))
     for name in foreign:
@@ -231,7 +231,7 @@ def test_a_home_path_of_120_characters_works() -> None:
 
 @pytest.mark.spec("OPS-01.b")
 def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
-    cli: Scene, postgres_url: str, redis_tcp_url: str
+    cli: CliHarness, postgres_url: str, redis_tcp_url: str
 ) -> None:
     cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
     assert cli.run("migrate").returncode == 0
@@ -248,7 +248,7 @@ def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
         assert process.returncode == 0
 
 
-def test_a_deployment_without_migration_says_so(cli: Scene, postgres_url: str, redis_tcp_url: str) -> None:
+def test_a_deployment_without_migration_says_so(cli: CliHarness, postgres_url: str, redis_tcp_url: str) -> None:
     cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
 
     done = cli.run("run", cli.plan(ECHO))
@@ -259,7 +259,7 @@ def test_a_deployment_without_migration_says_so(cli: Scene, postgres_url: str, r
 
 
 @pytest.mark.spec("OPS-02.b")
-def test_flower_is_behind_a_password_and_changes_nothing(service: Scene) -> None:
+def test_flower_is_behind_a_password_and_changes_nothing(service: CliHarness) -> None:
     port = _free_port()
     flower = service.start("flower", "--port", str(port))
     user = _when_written(service.home / "flower.auth").strip()
@@ -283,7 +283,7 @@ def test_flower_is_behind_a_password_and_changes_nothing(service: Scene) -> None
     assert not [process for process in service.processes() if "flower_process" in " ".join(process.cmdline())]
 
 
-def test_doctor_sees_the_living_service(service: Scene) -> None:
+def test_doctor_sees_the_living_service(service: CliHarness) -> None:
     report = service.json("doctor")
 
     says = {check["check"]: check["says"] for check in report["checks"]}
@@ -292,7 +292,7 @@ def test_doctor_sees_the_living_service(service: Scene) -> None:
     assert "answers" in says["redis"]
 
 
-def test_doctor_tells_a_frozen_service(service: Scene) -> None:
+def test_doctor_tells_a_frozen_service(service: CliHarness) -> None:
     process = psutil.Process(service.record()["pid"])
     process.suspend()
     try:

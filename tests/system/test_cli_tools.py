@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.system.cli_scene import Scene, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, scene, until
 
 WRITE = ("tools", "call", "code.write_file", "path=out.txt", "content=hello")
 
@@ -61,13 +61,13 @@ def shout(text: str) -> str:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
 @pytest.mark.spec("PER-03", "EXE-12.c")
-def test_a_person_at_the_terminal_allows_the_call(cli: Scene) -> None:
+def test_a_person_at_the_terminal_allows_the_call(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE)
 
     terminal.expect("code.write_file asks for permission")
@@ -80,7 +80,7 @@ def test_a_person_at_the_terminal_allows_the_call(cli: Scene) -> None:
 
 
 @pytest.mark.spec("PER-03", "PER-14")
-def test_a_persons_no_is_exit_code_3_and_says_why(cli: Scene) -> None:
+def test_a_persons_no_is_exit_code_3_and_says_why(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE)
 
     terminal.expect("[3] deny")
@@ -93,7 +93,7 @@ def test_a_persons_no_is_exit_code_3_and_says_why(cli: Scene) -> None:
 
 
 @pytest.mark.spec("PER-05")
-def test_a_terminal_that_ends_instead_of_answering_denies(cli: Scene) -> None:
+def test_a_terminal_that_ends_instead_of_answering_denies(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE)
 
     terminal.expect("[3] deny")
@@ -103,7 +103,7 @@ def test_a_terminal_that_ends_instead_of_answering_denies(cli: Scene) -> None:
     assert "permission_failed" in terminal.shown
 
 
-def test_the_question_leaves_standard_output_to_the_result(cli: Scene) -> None:
+def test_the_question_leaves_standard_output_to_the_result(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE, "--json", output=cli.folder / "result.json")
 
     terminal.expect("asks for permission")
@@ -114,7 +114,7 @@ def test_the_question_leaves_standard_output_to_the_result(cli: Scene) -> None:
 
 
 @pytest.mark.spec("EXE-07", "PER-15")
-def test_ctrl_c_at_the_question_withdraws_it(cli: Scene) -> None:
+def test_ctrl_c_at_the_question_withdraws_it(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE)
 
     terminal.expect("[3] deny")
@@ -131,7 +131,7 @@ def test_ctrl_c_at_the_question_withdraws_it(cli: Scene) -> None:
 
 @pytest.mark.spec("EXE-07", "EXE-12")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_ends_the_call_its_program_and_the_command(cli: Scene, number: signal.Signals) -> None:
+def test_a_signal_ends_the_call_its_program_and_the_command(cli: CliHarness, number: signal.Signals) -> None:
     (cli.folder / "team_tools.py").write_text(MODULE)
     cli.environment |= {"SOONG_TOOLS": "team_tools", "PYTHONPATH": str(cli.folder)}
     calling = cli.start("tools", "call", "team.program", "--json")
@@ -149,7 +149,7 @@ def test_a_signal_ends_the_call_its_program_and_the_command(cli: Scene, number: 
 
 
 @pytest.mark.spec("REG-06", "REG-07.a")
-def test_workers_run_the_same_tools_that_clients_know(cli: Scene) -> None:
+def test_workers_run_the_same_tools_that_clients_know(cli: CliHarness) -> None:
     (cli.folder / "team_tools.py").write_text(SHOUT)
     cli.environment |= {"SOONG_TOOLS": "team_tools", "PYTHONPATH": str(cli.folder)}
 

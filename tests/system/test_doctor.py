@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.spec("OPS-07.b", "OPS-07.c")]
 
@@ -33,7 +33,7 @@ PLAN = "title: t\nsteps:\n- {id: a, kind: python, call: %s, inputs: {seconds: 60
 
 
 @pytest.fixture
-def service() -> Iterator[Scene]:
+def service() -> Iterator[CliHarness]:
     """A service that stays, with step functions that end their process or hear nothing."""
     with scene() as one:
         (one.folder / "bad_steps.py").write_text(FUNCTIONS)
@@ -45,11 +45,11 @@ def service() -> Iterator[Scene]:
         up.communicate(timeout=60)
 
 
-def finding(service: Scene, check: str) -> dict[str, Any]:
+def finding(service: CliHarness, check: str) -> dict[str, Any]:
     return next(dict(one) for one in service.json("doctor")["checks"] if one["check"] == check)
 
 
-def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: Scene) -> None:
+def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) -> None:
     assert finding(service, "workers")["level"] == "ok"
 
     failed = service.run("run", service.plan(PLAN % ("bad.leave", 60)))
@@ -64,7 +64,7 @@ def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: Scene) -> No
     assert "worker-1 ended 3 times without being told to, last by exit code 7" in done.stdout
 
 
-def test_a_worker_that_was_killed_is_told_with_its_signal(service: Scene) -> None:
+def test_a_worker_that_was_killed_is_told_with_its_signal(service: CliHarness) -> None:
     until(lambda: service.json("workers", "list")["workers"], "a worker lives", service.logs)
     worker = service.json("workers", "list")["workers"][0]
 
@@ -76,7 +76,7 @@ def test_a_worker_that_was_killed_is_told_with_its_signal(service: Scene) -> Non
     assert "memory" in seen["remedy"]
 
 
-def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: Scene) -> None:
+def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: CliHarness) -> None:
     task = service.run("run", "--detach", service.plan(PLAN % ("bad.deaf", 1))).stdout.strip()
     service.until_running("a")
     assert finding(service, "steps")["says"] == "1 run, none beyond its time limit"
@@ -90,7 +90,7 @@ def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: 
     assert f"tasks cancel {task}" in seen["remedy"]
 
 
-def test_a_stopped_worker_has_no_heartbeat(service: Scene) -> None:
+def test_a_stopped_worker_has_no_heartbeat(service: CliHarness) -> None:
     service.run("run", "--detach", service.plan(PLAN % ("builtin.sleep", 600)))
     service.until_running("a")
     assert finding(service, "steps")["level"] == finding(service, "workers")["level"] == "ok"
@@ -107,7 +107,7 @@ def test_a_stopped_worker_has_no_heartbeat(service: Scene) -> None:
     assert f"(pid {pid} on " in seen["says"]
 
 
-def _age(service: Scene, seconds: int) -> None:
+def _age(service: CliHarness, seconds: int) -> None:
     """Move the start of every step that runs into the past."""
     with closing(sqlite3.connect(service.home / "soong.db", timeout=20)) as rows, rows:
         rows.execute("UPDATE steps SET started_us = started_us - ? WHERE status = 'running'", (seconds * 1_000_000,))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 
 WRITE = """
 title: Write
@@ -18,13 +18,13 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
 @pytest.mark.spec("OPS-10.d")
-def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: Scene) -> None:
+def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliHarness) -> None:
     service = cli.start("up")
     until((cli.home / "service.json").exists, "the service")
     allowed = f"code.write_file:{cli.folder}/out"
@@ -69,7 +69,7 @@ steps:
 
 
 @pytest.mark.spec("OPS-10.a", "OPS-10.c", "OPS-10.d")
-def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(cli: Scene) -> None:
+def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(cli: CliHarness) -> None:
     cli.environment = {"SOONG_GC_OLDER_THAN": "0s", "SOONG_GC_EVERY_S": "0.05", "SOONG_SLOTS": "8"}
     service = cli.start("up")
     until((cli.home / "service.json").exists, "the service")
@@ -86,14 +86,14 @@ def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(c
     assert written == {f"{letter} of {name}" for name in names for letter in "abcdef"}
     until(lambda: not list((cli.home / "runs").iterdir()), "the removal of the last folders")
     assert cli.json("audit", "verify")["holds"] is True
-    assert "look_failed" not in cli.logs()
+    assert "reconcile_failed" not in cli.logs()
     assert "gc_failed" not in cli.logs()
     service.terminate()
     assert "gc_done" in service.communicate(timeout=60)[1]
 
 
 @pytest.mark.spec("OPS-10.a")
-def test_a_dry_run_shows_counts_and_bytes_and_removes_nothing(cli: Scene) -> None:
+def test_a_dry_run_shows_counts_and_bytes_and_removes_nothing(cli: CliHarness) -> None:
     allowed = f"code.write_file:{cli.folder}/out"
     cli.json("run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", allowed)
 
@@ -104,7 +104,7 @@ def test_a_dry_run_shows_counts_and_bytes_and_removes_nothing(cli: Scene) -> Non
     assert len(cli.json("tasks", "list")) == 1
 
 
-def test_a_service_with_a_wrong_setting_says_so_and_does_not_start(cli: Scene) -> None:
+def test_a_service_with_a_wrong_setting_says_so_and_does_not_start(cli: CliHarness) -> None:
     cli.environment = {"SOONG_GC_KEEP": "lots"}
 
     done = cli.run("up")
@@ -122,7 +122,7 @@ def test_a_service_with_a_wrong_setting_says_so_and_does_not_start(cli: Scene) -
     ],
     ids=["nothing named", "no age", "no size"],
 )
-def test_a_wrong_limit_is_named_and_removes_nothing(cli: Scene, words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_limit_is_named_and_removes_nothing(cli: CliHarness, words: tuple[str, ...], said: str) -> None:
     done = cli.run("gc", *words)
 
     assert done.returncode == 2

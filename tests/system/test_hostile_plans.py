@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.cli_scene import Scene, scene
+from tests.system.cli_scene import CliHarness, scene
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.spec("OPS-12.a")]
 
@@ -23,20 +23,20 @@ def write(inputs, _context):
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         (one.folder / "ours.py").write_text(FUNCTIONS)
         yield one
 
 
-def plan_of(cli: Scene, *steps: dict[str, Any], **more: Any) -> str:
+def plan_of(cli: CliHarness, *steps: dict[str, Any], **more: Any) -> str:
     return cli.plan(json.dumps({"title": "Hostile", "steps": list(steps), **more}), "plan.json")
 
 
 ECHO = {"id": "echo", "kind": "python", "call": "builtin.echo"}
 
 
-def test_it_calls_every_function_of_the_deployment_with_any_inputs_and_nobody_is_asked(cli: Scene) -> None:
+def test_it_calls_every_function_of_the_deployment_with_any_inputs_and_nobody_is_asked(cli: CliHarness) -> None:
     written = cli.folder / "by-a-function.txt"
     inputs = {"path": str(written), "text": "chosen by the plan"}
     cli.environment["SOONG_FUNCTIONS"] = "ours"
@@ -48,7 +48,7 @@ def test_it_calls_every_function_of_the_deployment_with_any_inputs_and_nobody_is
 
 
 @pytest.mark.spec("PER-02", "PER-17")
-def test_what_it_says_that_it_asks_for_is_no_consent(cli: Scene) -> None:
+def test_what_it_says_that_it_asks_for_is_no_consent(cli: CliHarness) -> None:
     out = cli.folder / "out"
     out.mkdir()
     call = {"call": "code.write_file", "with": {"path": str(out / "evil.txt"), "content": "x"}}
@@ -62,7 +62,7 @@ def test_what_it_says_that_it_asks_for_is_no_consent(cli: Scene) -> None:
 
 
 @pytest.mark.parametrize("call", ["os.system", "ours.write"])
-def test_it_calls_nothing_that_the_deployment_does_not_name(cli: Scene, call: str) -> None:
+def test_it_calls_nothing_that_the_deployment_does_not_name(cli: CliHarness, call: str) -> None:
     written = cli.folder / "written"
     inputs = {"command": f"touch {written}", "path": str(written), "text": "x"}
 
@@ -77,7 +77,7 @@ def test_it_calls_nothing_that_the_deployment_does_not_name(cli: Scene, call: st
 
 @pytest.mark.parametrize("name", ["allow", "policy", "hooks", "project", "cwd", "env", "functions", "roots"])
 @pytest.mark.parametrize("place", ["plan", "step"])
-def test_it_brings_no_rule_no_hook_no_folder_and_no_setting(cli: Scene, name: str, place: str) -> None:
+def test_it_brings_no_rule_no_hook_no_folder_and_no_setting(cli: CliHarness, name: str, place: str) -> None:
     value = ["code.write_file:/"]
     plan = plan_of(cli, {**ECHO, name: value}) if place == "step" else plan_of(cli, ECHO, **{name: value})
 

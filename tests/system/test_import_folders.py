@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.spec_document import ROOT
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 from tests.warm import called
 
 pytestmark = pytest.mark.timeout(180)
@@ -33,7 +33,7 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
@@ -46,7 +46,7 @@ def from_readme(folder: Path) -> dict[str, str]:
     return {block["name"]: block["command"] or "" for block in blocks}
 
 
-def typed(cli: Scene, line: str) -> subprocess.CompletedProcess[str]:
+def typed(cli: CliHarness, line: str) -> subprocess.CompletedProcess[str]:
     """Type a command line of README: settings, ``soong``, words."""
     words = line.split()
     settings = dict(word.split("=", 1) for word in words[: words.index("soong")])
@@ -55,7 +55,7 @@ def typed(cli: Scene, line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("path", [None, ".", "", "../elsewhere:."], ids=["no PYTHONPATH", ".", "empty", "several"])
-def test_readmes_step_function_runs_from_the_current_folder(cli: Scene, path: str | None) -> None:
+def test_readmes_step_function_runs_from_the_current_folder(cli: CliHarness, path: str | None) -> None:
     commands = from_readme(cli.folder)
     if path is not None:
         cli.environment["PYTHONPATH"] = path
@@ -67,7 +67,7 @@ def test_readmes_step_function_runs_from_the_current_folder(cli: Scene, path: st
     cli.assert_nothing_left()
 
 
-def test_readmes_tool_is_called_and_run_from_the_current_folder(cli: Scene) -> None:
+def test_readmes_tool_is_called_and_run_from_the_current_folder(cli: CliHarness) -> None:
     commands = from_readme(cli.folder)
     cli.plan(TOOL_PLAN, "tool.yaml")
 
@@ -79,7 +79,7 @@ def test_readmes_tool_is_called_and_run_from_the_current_folder(cli: Scene) -> N
     assert "16" in done.stdout
 
 
-def test_a_worker_of_its_own_imports_from_the_folder_it_is_started_in(cli: Scene) -> None:
+def test_a_worker_of_its_own_imports_from_the_folder_it_is_started_in(cli: CliHarness) -> None:
     from_readme(cli.folder)
     elsewhere = cli.folder / "elsewhere"
     elsewhere.mkdir()
@@ -99,7 +99,7 @@ def test_a_worker_of_its_own_imports_from_the_folder_it_is_started_in(cli: Scene
         process.communicate(timeout=60)
 
 
-def test_a_module_may_import_its_neighbours_and_its_packages(cli: Scene) -> None:
+def test_a_module_may_import_its_neighbours_and_its_packages(cli: CliHarness) -> None:
     (cli.folder / "acme").mkdir()
     (cli.folder / "acme" / "__init__.py").write_text("")
     (cli.folder / "acme" / "steps.py").write_text(
@@ -117,7 +117,7 @@ def test_a_module_may_import_its_neighbours_and_its_packages(cli: Scene) -> None
 
 
 @pytest.mark.spec("FS-09")
-def test_nothing_that_lies_in_the_folder_is_imported_by_anybody_else(cli: Scene) -> None:
+def test_nothing_that_lies_in_the_folder_is_imported_by_anybody_else(cli: CliHarness) -> None:
     # Names that libraries try, that Python loads at its start, and our own.
     planted = (
         "brotli", "brotlicffi", "zstandard", "simplejson", "chardet", "setproctitle", "uvloop", "msgpack", "ujson",
@@ -136,7 +136,7 @@ def test_nothing_that_lies_in_the_folder_is_imported_by_anybody_else(cli: Scene)
 
 
 @pytest.mark.parametrize(("name", "whose"), [("soong", "Soong"), ("queue", "Python")])
-def test_a_module_whose_name_is_taken_is_named_with_the_file_to_rename(cli: Scene, name: str, whose: str) -> None:
+def test_a_module_whose_name_is_taken_is_named_with_the_file_to_rename(cli: CliHarness, name: str, whose: str) -> None:
     (cli.folder / f"{name}.py").write_text("")
     cli.environment["SOONG_FUNCTIONS"] = name
 
@@ -147,7 +147,7 @@ def test_a_module_whose_name_is_taken_is_named_with_the_file_to_rename(cli: Scen
     assert f"rename {cli.folder}/{name}.py" in done.stderr
 
 
-def test_the_project_of_a_plan_adds_no_folder(cli: Scene) -> None:
+def test_the_project_of_a_plan_adds_no_folder(cli: CliHarness) -> None:
     project = cli.folder / "project"
     project.mkdir()
     from_readme(project)
@@ -163,7 +163,7 @@ def test_the_project_of_a_plan_adds_no_folder(cli: Scene) -> None:
     assert f"SOONG_FUNCTIONS names 'steps', which is neither in {elsewhere} nor installed" in done.stderr
 
 
-def test_a_running_service_with_other_modules_is_said_to_have_them(cli: Scene) -> None:
+def test_a_running_service_with_other_modules_is_said_to_have_them(cli: CliHarness) -> None:
     commands = from_readme(cli.folder)
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
@@ -192,7 +192,7 @@ asyncio.run(main())
 """
 
 
-def test_a_program_finds_the_step_functions_beside_it_wherever_it_is_called(cli: Scene) -> None:
+def test_a_program_finds_the_step_functions_beside_it_wherever_it_is_called(cli: CliHarness) -> None:
     from_readme(cli.folder)
     program = cli.folder / "program.py"
     program.write_text(PROGRAM.replace('"square.yaml"', repr(str(cli.folder / "square.yaml"))))
@@ -204,7 +204,7 @@ def test_a_program_finds_the_step_functions_beside_it_wherever_it_is_called(cli:
     assert done.stdout.strip() == "completed {'square': 144}", done.stderr
 
 
-def cli_python(cli: Scene, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def cli_python(cli: CliHarness, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=cwd, env=cli.env, capture_output=True, text=True, timeout=90, check=False)
 
@@ -231,7 +231,7 @@ steps:
 
 
 @pytest.mark.spec("FS-09")
-def test_no_run_writes_a_module_that_the_workers_have_loaded_from_the_folder(cli: Scene) -> None:
+def test_no_run_writes_a_module_that_the_workers_have_loaded_from_the_folder(cli: CliHarness) -> None:
     from_readme(cli.folder)
     steps = cli.folder / "steps.py"
     steps.write_text(f"import helper\n{steps.read_text()}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import LIMIT_S, Scene, scene
+from tests.system.cli_scene import LIMIT_S, CliHarness, scene
 
 NAMED_BY_OURS = ("rg", "redis-server", "valkey-server", "git", "uname", "ldconfig", "gcc", "ld", "id", "ps", "tput")
 OVERWRITE_AND_SEARCH = """
@@ -31,22 +31,22 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
-def trap(cli: Scene) -> str:
+def trap(cli: CliHarness) -> str:
     return f'#!/bin/sh\necho "$0" >> {cli.folder}/caught\nexit 1\n'
 
 
-def caught(cli: Scene) -> list[str]:
+def caught(cli: CliHarness) -> list[str]:
     mark = cli.folder / "caught"
     return mark.read_text().splitlines() if mark.exists() else []
 
 
 @pytest.fixture
-def project(cli: Scene) -> Path:
+def project(cli: CliHarness) -> Path:
     """A project whose activated environment has every program of the system, each one a trap."""
     project = cli.folder / "project"
     (project / ".venv/bin").mkdir(parents=True)
@@ -62,7 +62,7 @@ def project(cli: Scene) -> Path:
 
 @pytest.mark.spec("FS-03", "CMD-01", "OPS-12")
 def test_a_run_that_overwrites_rg_in_the_projects_environment_and_searches_runs_nothing_of_it(
-    cli: Scene, project: Path
+    cli: CliHarness, project: Path
 ) -> None:
     plan, rule = cli.plan(OVERWRITE_AND_SEARCH), f"code.write_file:{project}"
     (project / ".venv/bin/rg").write_text("#!/bin/sh\necho ripgrep\n")
@@ -75,7 +75,7 @@ def test_a_run_that_overwrites_rg_in_the_projects_environment_and_searches_runs_
 
 
 @pytest.mark.spec("OPS-12")
-def test_doctor_starts_and_names_no_program_of_the_projects_environment(cli: Scene, project: Path) -> None:
+def test_doctor_starts_and_names_no_program_of_the_projects_environment(cli: CliHarness, project: Path) -> None:
     done = cli.run("doctor", "--json")
 
     assert '"ripgrep"' in done.stdout
@@ -98,7 +98,7 @@ steps:
 
 
 @pytest.mark.spec("FS-09", "OPS-12")
-def test_a_run_writes_no_module_that_workers_import_from_its_project(cli: Scene) -> None:
+def test_a_run_writes_no_module_that_workers_import_from_its_project(cli: CliHarness) -> None:
     (cli.folder / "team_steps.py").write_text("")
     cli.environment |= {"SOONG_FUNCTIONS": "team_steps", "PYTHONPATH": str(cli.folder)}
 

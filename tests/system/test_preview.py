@@ -13,7 +13,7 @@ from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Rule
 from soong.shared.storage.sql.store import open_store
-from tests.system.cli_scene import Scene, Terminal, scene
+from tests.system.cli_scene import CliHarness, Terminal, scene
 from tests.system.deployment import Deployment
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("PER-17")]
@@ -43,7 +43,7 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
@@ -54,7 +54,7 @@ def folder() -> Iterator[Path]:
         yield Path(path).resolve()
 
 
-async def rules_of(cli: Scene, task_id: str) -> tuple[Rule, ...]:
+async def rules_of(cli: CliHarness, task_id: str) -> tuple[Rule, ...]:
     """Return the rules in the row of a task's session."""
     store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
     try:
@@ -69,7 +69,7 @@ def written(folder: Path) -> list[str]:
 
 
 @pytest.mark.spec("PER-17.a")
-def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: Scene) -> None:
+def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: CliHarness) -> None:
     plan = cli.plan(PLAN)
 
     text = cli.run("run", plan, "--preview")
@@ -88,7 +88,7 @@ def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: S
 
 
 @pytest.mark.spec("PER-17.b")
-def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: Scene) -> None:
+def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: CliHarness) -> None:
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 
     terminal.expect("step first (1 of 2): Writes what it said")
@@ -108,7 +108,7 @@ def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: Scen
     assert rule.source.startswith("step consent by ")
 
 
-def test_stopping_at_a_preview_starts_nothing(cli: Scene) -> None:
+def test_stopping_at_a_preview_starts_nothing(cli: CliHarness) -> None:
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 
     terminal.expect("step first (1 of 2)")
@@ -120,7 +120,7 @@ def test_stopping_at_a_preview_starts_nothing(cli: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-10")
-def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: Scene) -> None:
+def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness) -> None:
     done = cli.json("run", cli.plan(PLAN), "--allow-step", "first")
 
     denied = {denial["step"] for denial in done["denials"]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.cli_scene import LIMIT_S, Scene, scene, until
+from tests.system.cli_scene import LIMIT_S, CliHarness, scene, until
 
 BUILD = """
 title: Build
@@ -31,7 +31,7 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         one.home.mkdir(parents=True)
         (one.home / "config.toml").write_text("[tools]\ndangerous = true\n")
@@ -40,14 +40,14 @@ def cli() -> Iterator[Scene]:
         yield one
 
 
-def asked(cli: Scene) -> list[dict[str, Any]]:
+def asked(cli: CliHarness) -> list[dict[str, Any]]:
     """Return the questions that wait; none before the service has made its database."""
     done = cli.run("approvals", "list", "--json")
     return list(json.loads(done.stdout)) if done.returncode == 0 else []
 
 
 @pytest.mark.spec("CMD-01", "PER-12", "PER-06")
-def test_a_script_that_another_agent_rewrites_after_it_was_shown_is_not_run(cli: Scene) -> None:
+def test_a_script_that_another_agent_rewrites_after_it_was_shown_is_not_run(cli: CliHarness) -> None:
     allow = f"code.write_file:{cli.folder}"
     building = cli.start("run", cli.plan(BUILD, "build.yaml"), "--answer", "inbox", "--json")
     until(lambda: (cli.home / "soong.db").exists() and len(asked(cli)) == 1, "the build is asked for", cli.logs)

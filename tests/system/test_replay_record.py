@@ -231,7 +231,7 @@ async def replayed(recording: Recording, run: Run, tools: Mapping[str, ToolDefin
         instructions,
         told["inputs"],
         [tools[name] for name in names],
-        workplace=told["workplace"],
+        run_dirs=told["workplace"],
         output_schema=cast("JsonObject | None", step.spec.get("output")),
     )
     replay = Replay({name: tools[name] for name in names}, {result.tool_call_id: result for result in results})

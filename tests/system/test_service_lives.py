@@ -16,7 +16,7 @@ import pytest
 from soong.orchestrator.embedded.http_port import HttpLock
 from soong.orchestrator.embedded.listening import listen
 from tests.servers import free_port
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 
 WAITS = """
 title: Waits
@@ -31,7 +31,7 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
@@ -44,7 +44,7 @@ def is_answering(port: int) -> bool:
         return False
 
 
-def is_held_by(cli: Scene, pid: int) -> bool:
+def is_held_by(cli: CliHarness, pid: int) -> bool:
     try:
         return bool(cli.record()["pid"] == pid)
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def told(command: "subprocess.Popen[str]", words: str) -> bool:
 
 
 @pytest.mark.spec("OPS-01", "OPS-04")
-def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_way(cli: Scene) -> None:
+def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_way(cli: CliHarness) -> None:
     port = free_port()
     first = cli.start("up", "--http", str(port))
     until(lambda: is_answering(port), "the API answers", cli.logs)
@@ -78,7 +78,7 @@ def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_
     cli.assert_nothing_left()
 
 
-def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: Scene) -> None:
+def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: CliHarness) -> None:
     cli.home.mkdir(mode=0o700)
     former, listener = HttpLock(cli.home), listen("127.0.0.1", 0, ())
     port = listener.getsockname()[1]
@@ -95,7 +95,9 @@ def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: Scene
     cli.assert_nothing_left()
 
 
-def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(cli: Scene, tmp_path: Path) -> None:
+def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
+    cli: CliHarness, tmp_path: Path
+) -> None:
     """It hangs on a database that takes connections and says nothing, as long as its driver waits for one."""
     listener, lock = listen("127.0.0.1", 0, ()), HttpLock(tmp_path)
     parent, ours = os.pipe()
@@ -124,7 +126,7 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
 
 
 @pytest.mark.spec("OPS-01", "OPS-06")
-def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: Scene) -> None:
+def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: CliHarness) -> None:
     client = cli.start("run", cli.plan(WAITS), "--answer", "inbox", "--project", str(cli.folder))
     cli.until_running("naps")
     until(lambda: cli.json("approvals", "list"), "the question is asked", cli.logs)
@@ -148,7 +150,7 @@ def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: S
     cli.assert_nothing_left()
 
 
-def test_a_client_of_an_ephemeral_service_goes_on_with_the_one_that_takes_over(cli: Scene) -> None:
+def test_a_client_of_an_ephemeral_service_goes_on_with_the_one_that_takes_over(cli: CliHarness) -> None:
     client = cli.start("run", cli.plan(WAITS.replace("12", "6")), "--json", "--allow", f"code.write_file:{cli.folder}")
     cli.until_running("naps")
     ephemeral = cli.record()["pid"]

@@ -9,7 +9,7 @@ import pytest
 from soong import Soong, StepStatus, TaskStatus
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.jsontext import Json
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,13 +30,13 @@ steps:
 
 
 @pytest.fixture
-def cli() -> Iterator[Scene]:
+def cli() -> Iterator[CliHarness]:
     with scene() as one:
         yield one
 
 
 @pytest.mark.spec("DAG-08.e", "DAG-07")
-def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scene) -> None:
+def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: CliHarness) -> None:
     first = cli.json("run", cli.plan(PLAN))
     steps = {step["id"]: step for step in first["steps"]}
 
@@ -65,7 +65,7 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: Scen
 
 
 @pytest.mark.spec("EVT-02", "DAG-08.c")
-def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: Scene) -> None:
+def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: CliHarness) -> None:
     done = cli.json("run", cli.plan(PLAN))
     run = f"{done['id']}/end"
 
@@ -169,7 +169,7 @@ steps:
 
 
 @pytest.mark.spec("DAG-08.d", "DIS-08")
-def test_the_last_failed_task_is_resumed_on_another_model(cli: Scene) -> None:
+def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> None:
     # A service that lives may have packages and keys that this command has not: it is not refused here.
     service = cli.start("up")
     until((cli.home / "service.json").exists, "the service")

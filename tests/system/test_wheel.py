@@ -20,7 +20,7 @@ import pytest
 
 import soong
 from tests.spec_document import ROOT
-from tests.system.cli_scene import Scene, scene
+from tests.system.cli_scene import CliHarness, scene
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,7 +126,7 @@ def installed(built: Distributions) -> Iterator[Path]:
 
 
 @pytest.fixture(params=[None, "."], ids=["no PYTHONPATH", "PYTHONPATH=."])
-def cli(request: pytest.FixtureRequest) -> Iterator[Scene]:
+def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
     """A folder that has modules with the names of ours and of a library that we use: importing any of them fails."""
     with scene() as one:
         for name in PARTS:
@@ -185,7 +185,7 @@ def test_every_part_of_the_package_says_that_it_is_typed(built: Distributions) -
 
 
 @pytest.mark.spec("OPS-09.c")
-def test_a_plan_runs_beside_packages_with_our_names(cli: Scene, installed: Path) -> None:
+def test_a_plan_runs_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
     done = _run(cli, installed / "bin" / "soong", "run", "hello.yaml", "--input", "name=Ada", "--json")
 
     assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
@@ -194,7 +194,7 @@ def test_a_plan_runs_beside_packages_with_our_names(cli: Scene, installed: Path)
 
 
 @pytest.mark.spec("OPS-09.c")
-def test_a_program_with_the_sdk_runs_beside_packages_with_our_names(cli: Scene, installed: Path) -> None:
+def test_a_program_with_the_sdk_runs_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
     (cli.folder / "program.py").write_text(SDK_PROGRAM)
 
     done = _run(cli, installed / "bin" / "python", "program.py")
@@ -205,7 +205,7 @@ def test_a_program_with_the_sdk_runs_beside_packages_with_our_names(cli: Scene, 
 
 
 @pytest.mark.spec("OPS-09.c")
-def test_a_tool_is_called_beside_packages_with_our_names(cli: Scene, installed: Path) -> None:
+def test_a_tool_is_called_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
     done = _run(cli, installed / "bin" / "soong", "tools", "call", "code.list_dir")
 
     assert done.returncode == 0, done.stderr
@@ -274,7 +274,7 @@ def _called(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def _run(cli: Scene, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _run(cli: CliHarness, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(program), *words], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False, timeout=120
     )

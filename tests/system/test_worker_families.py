@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.servers import RedisServer
-from tests.system.cli_scene import Scene, scene, until
+from tests.system.cli_scene import CliHarness, scene, until
 from tests.system.family_steps import CHILDREN
 
 pytestmark = [
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Scene]:
+def cli(tmp_path: Path) -> Iterator[CliHarness]:
     with scene() as one:
         one.environment |= {
             "SOONG_FUNCTIONS": "tests.system.family_steps",
@@ -42,7 +42,7 @@ def cli(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def up(cli: Scene) -> "Iterator[subprocess.Popen[str]]":
+def up(cli: CliHarness) -> "Iterator[subprocess.Popen[str]]":
     command = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
     yield command
@@ -61,7 +61,7 @@ def left(folder: Path) -> dict[str, int]:
     return found
 
 
-def worker_of(cli: Scene) -> psutil.Process:
+def worker_of(cli: CliHarness) -> psutil.Process:
     """Return the worker itself, not its keeper."""
     found = [one for one in cli.processes() if "soong.worker" in one.cmdline() and "stand-in" not in one.cmdline()]
     return next(one for one in found if "soong.worker" in (one.parent() or one).cmdline())
@@ -75,7 +75,7 @@ def assert_gone(folder: Path) -> None:
 
 @pytest.mark.spec("DAG-06", "DAG-07")
 def test_what_a_step_forked_ends_with_a_worker_that_is_killed(
-    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path
+    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     command = cli.start("run", cli.plan(FORK % "true"), "--json")
     until(lambda: len(left(tmp_path)) == CHILDREN, "the step has forked", cli.logs)
@@ -96,7 +96,7 @@ def test_what_a_step_forked_ends_with_a_worker_that_is_killed(
 
 @pytest.mark.spec("DAG-07")
 def test_what_a_step_forked_ends_with_a_service_that_is_killed(
-    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path
+    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
     assert len(left(tmp_path)) == CHILDREN
@@ -112,7 +112,7 @@ def test_what_a_step_forked_ends_with_a_service_that_is_killed(
 
 @pytest.mark.spec("OPS-06")
 def test_what_a_step_forked_ends_with_a_service_that_is_told_to_stop(
-    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path
+    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
     assert len(left(tmp_path)) == CHILDREN
@@ -123,7 +123,7 @@ def test_what_a_step_forked_ends_with_a_service_that_is_told_to_stop(
     cli.assert_nothing_left()
 
 
-def test_what_a_step_forked_ends_with_a_worker_that_begins_anew(cli: Scene, tmp_path: Path) -> None:
+def test_what_a_step_forked_ends_with_a_worker_that_begins_anew(cli: CliHarness, tmp_path: Path) -> None:
     cli.environment |= {"SOONG_RECYCLE_AFTER": "1", "SOONG_LOG_LEVEL": "info"}
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
@@ -142,7 +142,7 @@ def test_what_a_step_forked_ends_with_a_worker_that_begins_anew(cli: Scene, tmp_
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)], ids=["told to stop", "killed"]
 )
 def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody(
-    cli: Scene, up: "subprocess.Popen[str]", tmp_path: Path, number: signal.Signals, code: int
+    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     own = cli.start("worker", "--name", "own", "--pools", "special")
     plan = cli.plan((FORK % "false").replace("kind: python", "kind: python, pool: special"))
@@ -157,7 +157,9 @@ def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody
     assert not left(tmp_path)
 
 
-def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(cli: Scene, redis_live: RedisServer) -> None:
+def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(
+    cli: CliHarness, redis_live: RedisServer
+) -> None:
     cli.environment |= {"SOONG_FUNCTIONS": "tests.system.step_exceptions", "SOONG_MAX_LOST_LEASES": "2"}
     steps = [
         "- {id: code, kind: python, call: leave.code, inputs: {code: 7}, on_failure: keep}",

@@ -249,7 +249,7 @@ class StepEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Lease:
     """A lease named by its holder."""
 
     step_key: str

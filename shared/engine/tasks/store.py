@@ -27,8 +27,8 @@ from soong.shared.engine.tasks.step import (
     Cap,
     Claim,
     FailurePolicy,
-    Held,
     Interrupt,
+    Lease,
     NewStep,
     NewTask,
     OpenTask,
@@ -116,7 +116,7 @@ class TaskStore(Protocol):
     async def claim_additional(
         self,
         worker_id: str,
-        holder: Held,
+        holder: Lease,
         step_id: str,
         *,
         pools: Sequence[str],
@@ -136,7 +136,7 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def release(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+    async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
         """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids.
 
         A step whose cancellation was asked for is cancelled instead.
@@ -144,7 +144,7 @@ class TaskStore(Protocol):
         ...
 
     async def park(
-        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+        self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
     ) -> bool:
         """Give a held step up for as long as these questions of its run wait: step blocked, run parked, no lease.
 
@@ -159,7 +159,7 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:
+    async def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
         """Raises: LeaseLostError."""
         ...
 
@@ -167,7 +167,7 @@ class TaskStore(Protocol):
         """Return the held runs whose task was cancelled or paused, for a worker that missed the hint."""
         ...
 
-    async def leases(self, worker_id: str) -> Sequence[Held]:
+    async def leases(self, worker_id: str) -> Sequence[Lease]:
         """Return all that the worker holds by the rows, whether it knows of it or not."""
         ...
 

@@ -1,7 +1,7 @@
 """Hooks that are programs of the user: one JSON document on stdin, one on stdout (EXE-13).
 
 The program is told, as fields of one object, ``v`` (1), ``stage`` (pre or post), ``hook``, ``tool_call_id``, ``tool``
-(name, permission, tags), ``input``, ``derived`` (what follows from the input: cwd, project, target), ``workplace``
+(name, permission, tags), ``input``, ``derived`` (what follows from the input: cwd, project, target), ``run_dirs``
 (project, cwd) and ``run`` (session, run, agent, role, parents); after a call also ``result`` (is_error, error, summary,
 content). It answers with an object of any of ``action`` (none, allow, ask, deny, stop), ``reason``, ``input`` (replaces
 the input) and ``context`` (a list of texts); after a call of any of ``content`` (text, object or list: replaces what
@@ -181,8 +181,8 @@ class _Program:
         return PostOutcome(_blocks(answer.content), answer.context, answer.reason)
 
     async def _ask(self, call: HookCall, more: Mapping[str, Json], kind: type[_A]) -> _A:
-        found = self.found.for_run(call.workplace, self.home)
-        self._refuse_from_project(found, call.workplace)
+        found = self.found.for_run(call.run_dirs, self.home)
+        self._refuse_from_project(found, call.run_dirs)
         document = {"v": VERSION, "hook": self.found.hook.name, **more, **_told(call)}
         try:
             # ASCII: whatever text a model sends, the program gets valid UTF-8.
@@ -276,7 +276,7 @@ def _told(call: HookCall) -> dict[str, Json]:
         "tool": {"name": tool.name, "permission": str(tool.permission), "tags": sorted(tool.tags)},
         "input": call.call_input,
         "derived": call.derived,
-        "workplace": {"project": str(call.workplace.project), "cwd": str(call.workplace.cwd)},
+        "workplace": {"project": str(call.run_dirs.project), "cwd": str(call.run_dirs.cwd)},
         "run": call.identity.as_json(),
     }
 

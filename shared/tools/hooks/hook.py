@@ -46,7 +46,7 @@ class HookCall:
     tool_call_id: str
     definition: ToolDefinition
     call_input: JsonObject
-    workplace: RunDirs
+    run_dirs: RunDirs
     derived: JsonObject = field(default_factory=dict)
     progress: Progress = field(default_factory=_Silence)
     effect_id: str = ""
@@ -131,12 +131,12 @@ class HookServices:
     clock: Clock = field(default_factory=SystemClock)
 
 
-def derived_fields(target: Target | None, workplace: RunDirs) -> dict[str, Json]:
+def derived_fields(target: Target | None, run_dirs: RunDirs) -> dict[str, Json]:
     """Return what a hook is told besides the input: where the call is made and what it touches.
 
     ``target`` None: what it touches cannot be said, and the call will fail unless a hook rewrites it.
     """
-    fields: dict[str, Json] = {"cwd": str(workplace.cwd), "project": str(workplace.project)}
+    fields: dict[str, Json] = {"cwd": str(run_dirs.cwd), "project": str(run_dirs.project)}
     if target is not None and target.kind != "none":
         fields["target"] = {
             "kind": target.kind,

@@ -106,7 +106,7 @@ def resolve(
     """
     argv = _argv(call_input)
     cwd = _cwd(policy, context, call_input)
-    untrusted = untrusted_folders(context.workplace)
+    untrusted = untrusted_folders(context.run_dirs)
     environment = child_environment(config.env, config.secret_env, untrusted=untrusted)
     program = find_program(argv[0], environment, cwd=cwd, untrusted=untrusted)
     leads_to = program.resolve()
@@ -120,7 +120,7 @@ def resolve(
         timeout_ms=min(number_of(call_input, "timeout_ms", limit_ms), limit_ms),
         environment=environment,
         is_from_roots=is_from_roots,
-        is_wide=is_plain and _stays_within(policy, context.workplace, cwd, argv[1:]),
+        is_wide=is_plain and _stays_within(policy, context.run_dirs, cwd, argv[1:]),
     )
     if not is_plain and (shell := shell_string(found.known_as, argv[1:])):
         hint = "give the program and its arguments as argv, one call a program; nothing is expanded, piped or chained"
@@ -171,10 +171,10 @@ def _invalid(problem: str, hint: str) -> ToolError:
 
 
 def _cwd(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Path:
-    roots = (context.workplace.project, *write_roots(context.workplace))
-    located: Located = policy.locate(context.workplace, text_of(call_input, "cwd", str(context.workplace.project)))
+    roots = (context.run_dirs.project, *write_roots(context.run_dirs))
+    located: Located = policy.locate(context.run_dirs, text_of(call_input, "cwd", str(context.run_dirs.project)))
     if not any(is_below(located.resolved, root) for root in roots):
-        hint = f"run it in the project ({context.workplace.project}) or below"
+        hint = f"run it in the project ({context.run_dirs.project}) or below"
         raise PathRefusedError(PathRefusal.OUTSIDE, str(located.resolved), "lies outside the project and roots", hint)
     with opened_directory(located.resolved):
         return located.resolved

@@ -170,7 +170,7 @@ def _place(
     located = locate_for_writing(policy, context, text_of(call_input, "path"))
     if request.diff is not None:
         try:
-            FileNames.of(located, context.workplace).check(request.diff.header)
+            FileNames.of(located, context.run_dirs).check(request.diff.header)
         except DiffError as error:
             raise failure_of_diff(error) from error
     state = read_state(located.resolved, max_content=max_bytes)
@@ -258,7 +258,7 @@ def _changed(place: _Place) -> PathRefusedError:
 def _result(
     context: ToolContext, place: _Place, request: EditRequest, outcome: _Outcome, written: Written
 ) -> ToolResult:
-    path = shown_path(place.located.resolved, context.workplace)
+    path = shown_path(place.located.resolved, context.run_dirs)
     file: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
     metadata: dict[str, Json] = {"deliverable": {**file, "path": str(place.located.resolved)}}
     if not _is_utf8(outcome.content):

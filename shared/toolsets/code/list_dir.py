@@ -146,14 +146,14 @@ def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop
     located = permitted(policy, context, _asked_path(context, call_input))
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
     is_recursive = flag_of(call_input, "recursive", default=False)
-    withheld = withheld_below(context.workplace, located.resolved, LISTS)
+    withheld = withheld_below(context.run_dirs, located.resolved, LISTS)
     walk = _Walk(policy, limit, is_recursive, located.is_sensitive, withheld, stop)
     with opened_directory(located.resolved) as descriptor:
         check_object(context, located.resolved, descriptor)
         entries = [_entry(path, entry, context) for path, entry in walk.entries(descriptor, located.resolved)]
     is_truncated = len(entries) > limit
     data: dict[str, Json] = {
-        "path": shown_path(located.resolved, context.workplace),
+        "path": shown_path(located.resolved, context.run_dirs),
         "entries": entries[:limit],
         "truncated": is_truncated,
         "left_out": walk.left_out,
@@ -167,7 +167,7 @@ def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop
 
 
 def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
-    return text_of(call_input, "path", str(context.workplace.project))
+    return text_of(call_input, "path", str(context.run_dirs.project))
 
 
 def _entry(path: Path, entry: os.DirEntry[str], context: ToolContext) -> dict[str, Json]:
@@ -179,7 +179,7 @@ def _entry(path: Path, entry: os.DirEntry[str], context: ToolContext) -> dict[st
     if status is not None:
         kind = _kind(status.st_mode)
         size = status.st_size if kind == "file" else 0
-    return {"path": shown_path(path, context.workplace), "type": kind, "size": size}
+    return {"path": shown_path(path, context.run_dirs), "type": kind, "size": size}
 
 
 def _kind(mode: int) -> str:

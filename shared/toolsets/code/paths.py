@@ -19,7 +19,7 @@ def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_out
 
     A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
-    located = policy.locate(context.workplace, path)
+    located = policy.locate(context.run_dirs, path)
     is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)
     is_outside = _is_outside(context, located, asks_outside=asks_outside)
     is_asked = located.is_sensitive or is_linked or is_key or is_outside
@@ -40,7 +40,7 @@ def permitted(policy: PathPolicy, context: ToolContext, path: str, *, asks_outsi
     Raises:
         ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
     """
-    located = policy.locate(context.workplace, path)
+    located = policy.locate(context.run_dirs, path)
     why = _why_asked(context, located, asks_outside=asks_outside)
     if not why:
         return located
@@ -126,7 +126,7 @@ def _folder(resolved: Path) -> Path:
 
 
 def _is_outside(context: ToolContext, located: Located, *, asks_outside: bool) -> bool:
-    if context.workplace.read_roots is not None:
+    if context.run_dirs.read_roots is not None:
         return not located.is_inside_read_roots
     return asks_outside and not located.is_inside_project
 

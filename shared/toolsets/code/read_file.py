@@ -144,7 +144,7 @@ class _Reading:
         located = permitted(self.policy, self.context, text_of(call_input, "path"))
         start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
         page = _Page(start, max_lines, self.max_chars)
-        shown = shown_path(located.resolved, self.context.workplace)
+        shown = shown_path(located.resolved, self.context.run_dirs)
         with opened_file(located.resolved) as descriptor:
             check_object(self.context, located.resolved, descriptor)
             page.is_binary = _looks_binary(os.pread(descriptor, _SNIFFED_BYTES, 0))

@@ -62,7 +62,7 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
 async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
     located = permitted(policy, context, _asked_path(context, call_input), asks_outside=True)
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
-    withheld = withheld_below(context.workplace, located.resolved, SEARCHES)
+    withheld = withheld_below(context.run_dirs, located.resolved, SEARCHES)
     with _opened(policy, located, context, call_input, withheld) as what:
         if what.file is not None:
             hidden = _of_one_file(policy, context, what, located)
@@ -93,7 +93,7 @@ def _opened(
 ) -> Iterator[Search]:
     """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
     query, glob, path = text_of(call_input, "query"), text_of(call_input, "glob"), located.resolved
-    rg = program(context.workplace)
+    rg = program(context.run_dirs)
     if "\0" in query or "\0" in glob:
         raise ToolError(ErrorType.INVALID_INPUT, "query and glob cannot hold a NUL character")
     if stat.S_ISREG(_mode(located)):
@@ -134,7 +134,7 @@ def _result(
 
 def _row(match: Confirmed, located: Located, context: ToolContext) -> dict[str, Json]:
     path = located.resolved / match.path if match.path else located.resolved
-    return {"path": shown_path(path, context.workplace), "line": match.line, "text": match.text}
+    return {"path": shown_path(path, context.run_dirs), "line": match.line, "text": match.text}
 
 
 async def _none() -> int:
@@ -142,7 +142,7 @@ async def _none() -> int:
 
 
 def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
-    return text_of(call_input, "path", str(context.workplace.project))
+    return text_of(call_input, "path", str(context.run_dirs.project))
 
 
 async def _ended(counting: "asyncio.Future[int]") -> None:

@@ -115,7 +115,7 @@ def _exists(located: Located) -> PathRefusedError:
 
 
 def _result(context: ToolContext, located: Located, written: Written) -> ToolResult:
-    path = shown_path(located.resolved, context.workplace)
+    path = shown_path(located.resolved, context.run_dirs)
     data: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
     deliverable: Mapping[str, Json] = {**data, "path": str(located.resolved)}
     word = "created" if written.is_new else "replaced"

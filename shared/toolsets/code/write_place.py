@@ -11,7 +11,7 @@ def locate_for_writing(policy: PathPolicy, context: ToolContext, path: str) -> L
     Raises:
         PathRefusedError: it is protected, or can only be a directory.
     """
-    located = policy.locate(context.workplace, path)
+    located = policy.locate(context.run_dirs, path)
     if located.is_protected:
         problem = "is a control of this service, a part of its program or a control of a repository; no tool writes it"
         hint = "ask a person to change it by hand; an environment that agents may change is one that Soong is not in"

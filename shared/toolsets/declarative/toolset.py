@@ -72,10 +72,10 @@ def command_tool(
     """Return the registered form of one definition."""
 
     def made(context: ToolContext, call_input: JsonObject) -> Invocation:
-        return invocation(tool, bounds, config, context.workplace, call_input)
+        return invocation(tool, bounds, config, context.run_dirs, call_input)
 
     def target_of_made(context: ToolContext, call_input: JsonObject, now: Invocation) -> Target:
-        files = named_files(now.argv, now.cwd, untrusted_folders(context.workplace), paths.is_sensitive)
+        files = named_files(now.argv, now.cwd, untrusted_folders(context.run_dirs), paths.is_sensitive)
         return target_of(tool, now, call_input, files)
 
     def target(context: ToolContext, call_input: JsonObject) -> Target:

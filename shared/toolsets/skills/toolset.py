@@ -33,7 +33,7 @@ class SkillTools:
         return (self._list_skills(), self._load_skill())
 
     def _places(self, context: ToolContext) -> tuple[SkillDir, ...]:
-        return places(self.home, self.config, context.workplace.project)
+        return places(self.home, self.config, context.run_dirs.project)
 
     def _origin(self) -> dict[str, Json]:
         """Mark what is read as a stranger's where a project's skills are among it (PER-21)."""

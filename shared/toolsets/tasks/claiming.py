@@ -14,7 +14,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, Step, StepEnd, StepError
+from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd, StepError
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
@@ -120,25 +120,25 @@ class ClaimTools:
             raise ToolError(ErrorType.INVALID_INPUT, problem, hint="report progress, or answer when you are done")
         return await self._progress(holder, own.step_id, call_input)
 
-    async def _update_further(self, holder: Held, claim: Claim, call_input: JsonObject) -> HandlerOutput:
+    async def _update_further(self, holder: Lease, claim: Claim, call_input: JsonObject) -> HandlerOutput:
         step_id = step_id_of(claim)
         if "progress" in call_input:
-            held = Held(claim.step_key, claim.identity.run_id, claim.fence)
+            held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
             return await self._progress(held, step_id, call_input)
         end = _failed(claim, call_input) if "failure" in call_input else _completed(claim, call_input.get("output"))
         if self.claims is None or not await self.claims.end(holder, end):
             raise await self._gone(claim, step_id)
         return {"step": step_id, "status": end.status.value}
 
-    async def _progress(self, held: Held, step_id: str, call_input: JsonObject) -> HandlerOutput:
+    async def _progress(self, held: Lease, step_id: str, call_input: JsonObject) -> HandlerOutput:
         progress = self.shown(" ".join(str(call_input["progress"]).split()))
         await self.store.report_progress(self.worker_id(), held, progress, now_us=self.clock.now_us())
         return {"step": step_id, "progress": progress}
 
-    def _open(self, holder: Held) -> Claim | None:
+    def _open(self, holder: Lease) -> Claim | None:
         return None if self.claims is None else self.claims.held_by(holder)
 
-    async def _not_held(self, own: Step, holder: Held, asked: str) -> ToolError:
+    async def _not_held(self, own: Step, holder: Lease, asked: str) -> ToolError:
         """Return the refusal of a step that is not the run's: why it is not, and what it may do instead."""
         why = "" if self.claims is None else self.claims.why_lost(holder, asked)
         standing = self._open(holder)
@@ -168,8 +168,8 @@ async def own_step(store: TaskStore, context: ToolContext, call_input: JsonObjec
     return own
 
 
-def _held(context: ToolContext, own: Step) -> Held:
-    return Held(own.key, context.identity.run_id, context.fence)
+def _held(context: ToolContext, own: Step) -> Lease:
+    return Lease(own.key, context.identity.run_id, context.fence)
 
 
 def _one_report(call_input: JsonObject) -> str | None:

@@ -5,7 +5,7 @@ from typing import Protocol
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 
 
 class FurtherClaims(Protocol):
@@ -14,19 +14,19 @@ class FurtherClaims(Protocol):
     They live as long as their holder is held here: a run that goes on elsewhere, or again, holds none.
     """
 
-    def held_by(self, holder: Held) -> Claim | None:
+    def held_by(self, holder: Lease) -> Claim | None:
         """Return what the run holds beside its own step."""
         ...
 
-    def why_lost(self, holder: Held, step_id: str) -> str:
+    def why_lost(self, holder: Lease, step_id: str) -> str:
         """Return why the run does not hold a step any more that it had here; empty when nothing is known."""
         ...
 
-    async def claim(self, holder: Held, step_id: str) -> Claim | ClaimRefusal:
+    async def claim(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step of the holder's task. Raises: LeaseLostError; UnavailableError."""
         ...
 
-    async def end(self, holder: Held, end: StepEnd) -> bool:
+    async def end(self, holder: Lease, end: StepEnd) -> bool:
         """End what the run holds beside its own step; False when it was not held any more."""
         ...
 

@@ -14,7 +14,7 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, Step, StepKind
+from soong.shared.engine.tasks.step import Claim, Lease, Step, StepKind
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
@@ -128,7 +128,7 @@ class TaskTools:
     def _claimed(self, context: ToolContext) -> Claim | None:
         """Return what the run holds beside its own step."""
         identity = context.identity
-        held = Held(identity.step_key, identity.run_id, context.fence)
+        held = Lease(identity.step_key, identity.run_id, context.fence)
         return None if self.claims is None else self.claims.held_by(held)
 
     async def _get_any(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:

@@ -14,7 +14,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import SqlStore
-from tests.contract.scene import Scene, completed
+from tests.contract.scene import ContractHarness, completed
 from tests.integration.sql_stores import connected
 
 DAY_US = 86_400_000_000
@@ -26,7 +26,7 @@ class Place:
 
     url: str
     home: Path
-    scene: Scene
+    scene: ContractHarness
     store: SqlStore
     rows: Retention
 

@@ -23,7 +23,7 @@ from soong.shared.engine.tasks.step import FailurePolicy
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.store import open_store
-from tests.contract.scene import Scene
+from tests.contract.scene import ContractHarness
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_session, make_step, make_task
@@ -243,7 +243,7 @@ async def test_a_role_that_may_not_remove_rows_is_answered_in_a_sentence(
             await rows.close()
 
 
-async def _play(scene: Scene, task_id: str, verbs: tuple[str, ...]) -> None:
+async def _play(scene: ContractHarness, task_id: str, verbs: tuple[str, ...]) -> None:
     claim = None
     for verb in verbs:
         match verb:

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from tests.contract.databases import sqlite_copy
-from tests.integration.http.scene import HttpScene, open_scene
+from tests.integration.http.scene import HttpHarness, open_scene
 from tests.servers import RedisServer
 
-OpenScene: TypeAlias = Callable[..., AbstractAsyncContextManager[HttpScene]]
+OpenScene: TypeAlias = Callable[..., AbstractAsyncContextManager[HttpHarness]]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def open_http(sqlite_template: Path, redis_session_server: RedisServer, tmp_path
     """Open a server over an empty SQLite deployment; see :func:`tests.integration.http.scene.open_scene`."""
     url = sqlite_copy(sqlite_template, tmp_path)
 
-    def opened(**given: object) -> AbstractAsyncContextManager[HttpScene]:
+    def opened(**given: object) -> AbstractAsyncContextManager[HttpHarness]:
         return open_scene(url, redis_session_server.socket_url, tmp_path, **given)  # type: ignore[arg-type]  # passed on
 
     return opened
@@ -32,7 +32,7 @@ def open_http(sqlite_template: Path, redis_session_server: RedisServer, tmp_path
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def scene(
     sqlite_template: Path, redis_session_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[HttpScene]:
+) -> AsyncIterator[HttpHarness]:
     """The server that the tests of a module share."""
     home = tmp_path_factory.mktemp("http")
     async with open_scene(sqlite_copy(sqlite_template, home), redis_session_server.socket_url, home) as opened:

@@ -33,17 +33,17 @@ from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.tools.ports import Verdict
-from tests.integration.consent import Bench, make_call, open_bench, until
+from tests.integration.consent import ConsentHarness, make_call, open_bench, until
 
 ALL = tuple(Right)
 ADA, BOB = "ada", "bob"
 
 
 @dataclass(slots=True)
-class HttpScene:
+class HttpHarness:
     """What a test speaks through. ``caller`` has every right and is the principal ``ada``."""
 
-    bench: Bench
+    bench: ConsentHarness
     api: Api
     address: str
     port: int
@@ -154,7 +154,7 @@ async def open_scene(
     limits: Limits | None = None,
     server_url: str = "",
     **settings: Any,
-) -> AsyncIterator[HttpScene]:
+) -> AsyncIterator[HttpHarness]:
     """Serve the deployment at these addresses until the context ends; ``server_url`` is for the server alone."""
     loaded = Settings(agent_home=home, database_url=url, redis_url=redis_url, **settings)
     clients = RedisClients.of(redis_url)
@@ -191,16 +191,16 @@ async def open_scene(
 
 
 async def _scene(
-    bench: Bench, api: Api, listener: socket.socket, stop: asyncio.Event, owner: asyncio.Task[None]
-) -> HttpScene:
+    bench: ConsentHarness, api: Api, listener: socket.socket, stop: asyncio.Event, owner: asyncio.Task[None]
+) -> HttpHarness:
     nobody = httpx.AsyncClient(trust_env=False)
-    scene = HttpScene(bench, api, address_of(listener), listener.getsockname()[1], nobody, stop, owner)
+    scene = HttpHarness(bench, api, address_of(listener), listener.getsockname()[1], nobody, stop, owner)
     await nobody.aclose()
     scene.caller = await scene.someone(ADA)
     return scene
 
 
-async def _carry_out(bench: Bench) -> None:
+async def _carry_out(bench: ConsentHarness) -> None:
     """Carry out what clients ask of sessions, as their owner: adopt new ones first."""
     subscription = await bench.subscriber.subscribe_owner()
     commands = Commands(bench.store, bench.store, bench.store, bench.notifier, bench.clock, Planner())

@@ -22,13 +22,13 @@ from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.tools.result import ErrorType
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
+from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpScene]:
+async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
     """A server of the test's own: its questions are all there are."""
     async with open_http() as opened:
         yield opened
@@ -50,7 +50,7 @@ async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:
 
 # -- the way of an answer
 @pytest.mark.spec("PER-03", "PER-16", "PER-13.e", "CARD-3.c")
-async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene: HttpScene) -> None:
+async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene: HttpHarness) -> None:
     """An approval API that a console is built on was missing elsewhere (crewAIInc/crewAI#3034)."""
     request = await scene.ask()
 
@@ -69,7 +69,7 @@ async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene:
 
 @pytest.mark.spec("PER-03.a", "PER-13.e")
 @pytest.mark.parametrize("choice", list(Choice))
-async def test_each_of_the_three_answers_is_one(scene: HttpScene, choice: Choice) -> None:
+async def test_each_of_the_three_answers_is_one(scene: HttpHarness, choice: Choice) -> None:
     request = await scene.ask()
 
     response = await post(scene.caller, request, answer_to(request, choice, reason="because"))
@@ -81,7 +81,7 @@ async def test_each_of_the_three_answers_is_one(scene: HttpScene, choice: Choice
 
 
 @pytest.mark.spec("PER-04", "PER-07")
-async def test_a_session_grant_answers_its_like_and_no_other(scene: HttpScene) -> None:
+async def test_a_session_grant_answers_its_like_and_no_other(scene: HttpHarness) -> None:
     first, like, other = await scene.ask("c1"), await scene.ask("c2"), await scene.ask("c3", "/work/elsewhere")
 
     await post(scene.caller, first, answer_to(first, "allow_for_session"))
@@ -93,12 +93,12 @@ async def test_a_session_grant_answers_its_like_and_no_other(scene: HttpScene) -
     assert shown["decision"]["author"] == "grant"
 
 
-async def _is_listed(scene: HttpScene, ids: list[str]) -> bool:
+async def _is_listed(scene: HttpHarness, ids: list[str]) -> bool:
     return await listed(scene.caller) == ids
 
 
 @pytest.mark.spec("PER-15.b")
-async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpScene) -> None:
+async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpHarness) -> None:
     request = await scene.ask()
     people = [await scene.someone(f"person{number}", Right.APPROVE) for number in range(4)]
 
@@ -118,7 +118,7 @@ async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpScene
 
 
 async def test_an_answer_to_another_input_than_the_one_shown_is_refused_and_the_question_stays(
-    scene: HttpScene,
+    scene: HttpHarness,
 ) -> None:
     request = await scene.ask()
 
@@ -130,7 +130,7 @@ async def test_an_answer_to_another_input_than_the_one_shown_is_refused_and_the_
 
 
 @pytest.mark.spec("PER-08")
-async def test_what_is_not_offered_is_not_taken_and_the_question_stays(scene: HttpScene) -> None:
+async def test_what_is_not_offered_is_not_taken_and_the_question_stays(scene: HttpHarness) -> None:
     request = await scene.ask(folder="/")
 
     refused = await post(scene.caller, request, answer_to(request, "allow_for_session"))
@@ -168,7 +168,7 @@ async def test_an_answer_that_is_none_writes_no_row(open_http: OpenScene, wrong:
         assert await scene.bench.store.answer_of(request.id) is None
 
 
-async def test_no_digest_is_no_answer(scene: HttpScene) -> None:
+async def test_no_digest_is_no_answer(scene: HttpHarness) -> None:
     request = await scene.ask()
 
     response = await post(scene.caller, request, {"choice": "allow_once"})
@@ -237,13 +237,13 @@ async def test_nobody_is_waited_for_who_only_looks_on_or_may_not_answer(open_htt
         assert await scene.bench.store.responders(scene.bench.session_id) == []
 
 
-async def _is_attended(scene: HttpScene, *, by: list[str]) -> bool:
+async def _is_attended(scene: HttpHarness, *, by: list[str]) -> bool:
     there = await scene.bench.store.responders(scene.bench.session_id)
     return [one.principal for one in there] == by and all(one.channel == "http" for one in there)
 
 
 @pytest.mark.spec("PER-13.g")
-async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: HttpScene) -> None:
+async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: HttpHarness) -> None:
     request = await scene.ask()
     reader = await scene.someone(BOB, Right.READ)
 
@@ -257,7 +257,7 @@ async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: Ht
 
 # -- the list
 @pytest.mark.spec("PER-15.c")
-async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpScene) -> None:
+async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpHarness) -> None:
     """Elsewhere what has expired stays listed (Agenta-AI/agenta#6823, librefang/librefang#1797)."""
     decided, withdrawn, waiting = await scene.ask("c1"), await scene.ask("c2"), await scene.ask("c3")
     await post(scene.caller, decided, answer_to(decided))
@@ -279,7 +279,7 @@ async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpScene) 
 
 
 @pytest.mark.spec("PER-15")
-async def test_what_an_ended_run_asked_is_gone_though_no_orchestrator_runs(scene: HttpScene) -> None:
+async def test_what_an_ended_run_asked_is_gone_though_no_orchestrator_runs(scene: HttpHarness) -> None:
     request, store = await scene.ask(), scene.bench.store
     await scene.bench.broker.close()
     (worker,) = await store.workers()
@@ -291,7 +291,7 @@ async def test_what_an_ended_run_asked_is_gone_though_no_orchestrator_runs(scene
     assert await listed(scene.caller) == []
 
 
-async def test_the_list_is_read_page_by_page_and_by_session(scene: HttpScene) -> None:
+async def test_the_list_is_read_page_by_page_and_by_session(scene: HttpHarness) -> None:
     asked = [(await scene.ask(f"c{number}")).id for number in range(5)]
 
     for state, expected in (("pending", asked), ("all", asked[::-1])):
@@ -310,7 +310,7 @@ async def test_the_list_is_read_page_by_page_and_by_session(scene: HttpScene) ->
 
 
 # -- waiting
-async def test_a_list_is_waited_for_until_something_is_asked(scene: HttpScene) -> None:
+async def test_a_list_is_waited_for_until_something_is_asked(scene: HttpHarness) -> None:
     """Bounded long polls on durable rows, as wished for in wildware-uk/agent-dashboard#15."""
     waiting = asyncio.create_task(listed(scene.caller, wait=20))
     await until(lambda: bool(scene.api.streams.held))
@@ -321,7 +321,7 @@ async def test_a_list_is_waited_for_until_something_is_asked(scene: HttpScene) -
         assert await waiting == [request.id]
 
 
-async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpScene) -> None:
+async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpHarness) -> None:
     first = await scene.ask("c1")
     seen = await scene.caller.get("/v1/approvals")
     same = await scene.caller.get("/v1/approvals?wait=1", headers={"If-None-Match": seen.headers["etag"]})
@@ -339,7 +339,7 @@ async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpScene) -
     assert changed.headers["etag"] != seen.headers["etag"]
 
 
-async def test_a_wait_is_bounded(scene: HttpScene) -> None:
+async def test_a_wait_is_bounded(scene: HttpHarness) -> None:
     began = time.monotonic()
 
     empty = await listed(scene.caller, wait=1)
@@ -350,7 +350,7 @@ async def test_a_wait_is_bounded(scene: HttpScene) -> None:
     assert code_of(refused) == "invalid_input"
 
 
-async def test_one_question_is_waited_for_until_it_is_decided(scene: HttpScene) -> None:
+async def test_one_question_is_waited_for_until_it_is_decided(scene: HttpHarness) -> None:
     request = await scene.ask()
     waiting = asyncio.create_task(scene.caller.get(f"/v1/approvals/{request.id}?wait=20"))
     await until(lambda: bool(scene.api.streams.held))
@@ -381,7 +381,7 @@ async def test_a_question_outlives_the_server_and_its_owner(open_http: OpenScene
 
 # -- what is shown
 @pytest.mark.spec("PER-06")
-async def test_a_question_shows_all_that_a_person_needs(scene: HttpScene) -> None:
+async def test_a_question_shows_all_that_a_person_needs(scene: HttpHarness) -> None:
     """Who asks, for what, and the input itself (QwenLM/qwen-code#3960, anomalyco/opencode#15332)."""
     request = await scene.ask()
 
@@ -401,7 +401,7 @@ async def test_a_question_shows_all_that_a_person_needs(scene: HttpScene) -> Non
     assert shown["may_answer"] is True
 
 
-async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpScene) -> None:
+async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpHarness) -> None:
     question = await question_of(scene.bench.store, (await scene.ask()).id)
 
     assert question_json(question).keys() <= ApprovalSchema.model_fields.keys(), (
@@ -410,7 +410,7 @@ async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpScene) -> 
 
 
 @pytest.mark.spec("PER-12")
-async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpScene) -> None:
+async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpHarness) -> None:
     request = await scene.ask()
     found = await scene.bench.store.open_questions(request.identity.session_id, limit=1)
     assert found is not None
@@ -436,7 +436,7 @@ async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpScene) -> 
         assert not any(secret in text for text in told)
 
 
-async def test_the_answer_stands_in_the_runs_log(scene: HttpScene) -> None:
+async def test_the_answer_stands_in_the_runs_log(scene: HttpHarness) -> None:
     request = await scene.ask()
     await post(scene.caller, request, answer_to(request, reason="fine"))
 
@@ -446,7 +446,7 @@ async def test_the_answer_stands_in_the_runs_log(scene: HttpScene) -> None:
     assert (decided["principal"], decided["channel"], decided["reason"]) == (ADA, "http", "fine")
 
 
-async def test_an_unknown_question_is_not_found(scene: HttpScene) -> None:
+async def test_an_unknown_question_is_not_found(scene: HttpHarness) -> None:
     body = {"choice": "deny", "input_digest": "0" * 64}
 
     shown = await scene.caller.get(f"/v1/approvals/req_{'0' * 32}")

@@ -11,12 +11,12 @@ from soong.orchestrator.http.authentication import MOST_FAILURES
 from soong.orchestrator.http.limits import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import BOB, HttpScene, code_of
+from tests.integration.http.scene import BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 
 
-async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpScene) -> None:
+async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarness) -> None:
     bob = await scene.someone(BOB, Right.APPROVE)
 
     told = (await bob.get("/v1/me")).json()
@@ -26,7 +26,7 @@ async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpScene
     assert told["expires"] is None
 
 
-async def test_a_wrong_secret_and_an_unknown_id_are_told_alike(scene: HttpScene) -> None:
+async def test_a_wrong_secret_and_an_unknown_id_are_told_alike(scene: HttpHarness) -> None:
     text = await scene.token()
     wrong = text[:-1] + ("A" if text[-1] != "A" else "B")
     unknown = "soong_tok_" + "0" * 32 + "_" + "a" * 43
@@ -38,7 +38,7 @@ async def test_a_wrong_secret_and_an_unknown_id_are_told_alike(scene: HttpScene)
     assert 'error="invalid_token"' in refused[0].headers["www-authenticate"]
 
 
-async def test_expired_and_revoked_tokens_are_told_to_who_holds_them(scene: HttpScene) -> None:
+async def test_expired_and_revoked_tokens_are_told_to_who_holds_them(scene: HttpHarness) -> None:
     clock = scene.bench.clock
     expiring = scene.with_token(await scene.token(expires_us=clock.now_us() + 1_000_000))
     text = await scene.token()
@@ -71,7 +71,7 @@ async def test_too_many_wrong_tokens_are_slowed_and_a_good_one_still_passes(open
     assert code_of(later) == "unauthenticated"
 
 
-async def test_no_token_is_logged(scene: HttpScene) -> None:
+async def test_no_token_is_logged(scene: HttpHarness) -> None:
     text = await scene.token(BOB, [Right.READ])
     wrong = text[:-2] + "zz"
 
@@ -114,7 +114,7 @@ def _needed() -> list[tuple[str, str, Right]]:
 
 @pytest.mark.spec("PER-13.g")
 @pytest.mark.parametrize(("method", "path", "right"), _needed(), ids=str)
-async def test_no_route_lets_in_whom_it_should_not(scene: HttpScene, method: str, path: str, right: Right) -> None:
+async def test_no_route_lets_in_whom_it_should_not(scene: HttpHarness, method: str, path: str, right: Right) -> None:
     body = {"plan": {}, "project": "/", "choice": "deny", "input_digest": "0" * 64}
     nobody = await scene.with_token("").request(method, path, json=body)
     others = [one for one in Right if right is not one and right not in IMPLIED[one]]

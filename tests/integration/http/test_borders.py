@@ -12,12 +12,12 @@ from soong.orchestrator.http.limits import Limits
 from soong.shared.permissions.access.token import Right
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import BOB, HttpScene, code_of
+from tests.integration.http.scene import BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 
 
-async def sessions(scene: HttpScene) -> int:
+async def sessions(scene: HttpHarness) -> int:
     """Count what a request could have changed."""
     return len(await scene.bench.store.sessions(include_closed=True)) + len(await scene.bench.store.tasks())
 
@@ -49,7 +49,7 @@ def status_of(said: bytes) -> int:
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_request_from_elsewhere_changes_nothing(
-    scene: HttpScene, method: str, headers: dict[str, str], code: str
+    scene: HttpHarness, method: str, headers: dict[str, str], code: str
 ) -> None:
     before = await sessions(scene)
 
@@ -60,7 +60,7 @@ async def test_a_request_from_elsewhere_changes_nothing(
     assert await sessions(scene) == before
 
 
-async def test_a_page_of_our_own_origin_may_call(scene: HttpScene) -> None:
+async def test_a_page_of_our_own_origin_may_call(scene: HttpHarness) -> None:
     response = await scene.caller.get("/v1/me", headers={"Origin": scene.address, "Sec-Fetch-Site": "same-origin"})
 
     assert response.status_code == 200
@@ -83,7 +83,7 @@ async def test_pages_of_an_allowed_origin_may_call_and_no_others(open_http: Open
     assert code_of(other) == code_of(evil) == "origin_not_allowed"
 
 
-async def test_without_configured_origins_a_preflight_is_a_request_like_others(scene: HttpScene) -> None:
+async def test_without_configured_origins_a_preflight_is_a_request_like_others(scene: HttpHarness) -> None:
     asked = {"Origin": scene.address, "Access-Control-Request-Method": "POST"}
 
     response = await scene.with_token("").options("/v1/tasks", headers=asked)
@@ -122,7 +122,7 @@ async def test_another_name_counts_once_it_is_allowed(open_http: OpenScene) -> N
         "http://evil.com/v1/tasks",
     ],
 )
-async def test_a_path_in_disguise_is_refused(scene: HttpScene, path: str) -> None:
+async def test_a_path_in_disguise_is_refused(scene: HttpHarness, path: str) -> None:
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
     said = await scene.raw(request.encode())
@@ -144,7 +144,9 @@ async def test_a_path_in_disguise_is_refused(scene: HttpScene, path: str) -> Non
     ],
     ids=["no host", "two hosts", "HTTP/1.0", "TLS", "long header", "two lengths", "negative length"],
 )
-async def test_what_is_no_request_of_ours_is_refused_and_the_server_goes_on(scene: HttpScene, request_: bytes) -> None:
+async def test_what_is_no_request_of_ours_is_refused_and_the_server_goes_on(
+    scene: HttpHarness, request_: bytes
+) -> None:
     said = await scene.raw(request_)
 
     assert status_of(said) in {400, 401, 403, 431}
@@ -153,7 +155,7 @@ async def test_what_is_no_request_of_ours_is_refused_and_the_server_goes_on(scen
 
 
 @pytest.mark.spec("PER-13.g")
-async def test_nobody_comes_in_without_a_token(scene: HttpScene) -> None:
+async def test_nobody_comes_in_without_a_token(scene: HttpHarness) -> None:
     nobody = scene.with_token("")
 
     refused = [await nobody.get(path) for path in ("/v1/me", "/v1/tasks", "/v1/nothing", "/v1/metrics")]
@@ -165,7 +167,7 @@ async def test_nobody_comes_in_without_a_token(scene: HttpScene) -> None:
 
 
 @pytest.mark.parametrize("how", ["cookie", "query", "basic"])
-async def test_a_token_counts_in_its_header_alone(scene: HttpScene, how: str) -> None:
+async def test_a_token_counts_in_its_header_alone(scene: HttpHarness, how: str) -> None:
     text = await scene.token()
     nobody = scene.with_token("")
 
@@ -182,7 +184,7 @@ async def test_a_token_counts_in_its_header_alone(scene: HttpScene, how: str) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks/task_1/cancel", "/v1/sessions/sess_1/close", "/v1/approvals/req_1/answer"])
-async def test_no_get_has_an_effect(scene: HttpScene, path: str) -> None:
+async def test_no_get_has_an_effect(scene: HttpHarness, path: str) -> None:
     response = await scene.caller.get(path)
 
     assert response.status_code == 405
@@ -190,7 +192,7 @@ async def test_no_get_has_an_effect(scene: HttpScene, path: str) -> None:
     assert response.headers["allow"] == "POST"
 
 
-async def test_a_body_of_100_mb_is_refused_by_its_length(scene: HttpScene) -> None:
+async def test_a_body_of_100_mb_is_refused_by_its_length(scene: HttpHarness) -> None:
     head = f"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {await scene.token()}\r\n"
 
     said = await scene.raw(f"{head}Content-Type: application/json\r\nContent-Length: 104857600\r\n\r\n".encode())
@@ -210,7 +212,7 @@ async def test_a_body_that_does_not_say_its_length_is_cut_off(open_http: OpenSce
     assert b"body_too_large" in said
 
 
-async def test_a_body_without_a_token_is_not_read(scene: HttpScene) -> None:
+async def test_a_body_without_a_token_is_not_read(scene: HttpHarness) -> None:
     head = (
         "POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
     )
@@ -250,7 +252,7 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_served(ope
         await until(lambda: is_served(scene))
 
 
-async def is_served(scene: HttpScene) -> bool:
+async def is_served(scene: HttpHarness) -> bool:
     try:
         return bool(await scene.raw(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     except OSError:
@@ -313,7 +315,7 @@ async def test_one_principal_does_not_take_every_stream(open_http: OpenScene) ->
         *("one rule as text", "empty plan", "plan that contains itself"),
     ],
 )
-async def test_a_body_that_is_not_what_is_read_writes_nothing(scene: HttpScene, body: bytes, status: int) -> None:
+async def test_a_body_that_is_not_what_is_read_writes_nothing(scene: HttpHarness, body: bytes, status: int) -> None:
     before = await sessions(scene)
 
     response = await scene.caller.post("/v1/tasks", content=body, headers={"Content-Type": "application/json"})
@@ -324,7 +326,7 @@ async def test_a_body_that_is_not_what_is_read_writes_nothing(scene: HttpScene, 
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-async def test_a_form_of_a_page_is_no_body(scene: HttpScene, media_type: str) -> None:
+async def test_a_form_of_a_page_is_no_body(scene: HttpHarness, media_type: str) -> None:
     body = json.dumps({"plan": {}, "project": "/"}).encode()
 
     response = await scene.caller.post("/v1/tasks", content=body, headers={"Content-Type": media_type})
@@ -333,7 +335,7 @@ async def test_a_form_of_a_page_is_no_body(scene: HttpScene, media_type: str) ->
     assert code_of(response) == "unsupported_media_type"
 
 
-async def test_unknown_and_doubled_parameters_are_refused(scene: HttpScene) -> None:
+async def test_unknown_and_doubled_parameters_are_refused(scene: HttpHarness) -> None:
     unknown = await scene.caller.get("/v1/tasks?sesion=sess_1")
     doubled = await scene.caller.get("/v1/tasks?limit=1&limit=2")
     wrong = await scene.caller.get("/v1/tasks?limit=100000")
@@ -342,7 +344,7 @@ async def test_unknown_and_doubled_parameters_are_refused(scene: HttpScene) -> N
     assert unknown.json()["errors"][0]["place"] == "query.sesion"
 
 
-async def test_a_fault_of_ours_tells_no_traceback(scene: HttpScene) -> None:
+async def test_a_fault_of_ours_tells_no_traceback(scene: HttpHarness) -> None:
     async def broken() -> None:
         raise ZeroDivisionError("postgresql://soong:secret@db/soong")
 
@@ -368,7 +370,7 @@ class _Broken:
         return getattr(self._store, name)
 
 
-async def test_every_answer_carries_the_headers_that_keep_pages_out(scene: HttpScene) -> None:
+async def test_every_answer_carries_the_headers_that_keep_pages_out(scene: HttpHarness) -> None:
     answers = [
         await scene.caller.get("/v1/me"),
         await scene.with_token("").get("/v1/me"),
@@ -384,7 +386,7 @@ async def test_every_answer_carries_the_headers_that_keep_pages_out(scene: HttpS
 
 
 @pytest.mark.parametrize("right", [Right.READ, Right.RUN, Right.ADMIN])
-async def test_wrong_rights_are_named(scene: HttpScene, right: Right) -> None:
+async def test_wrong_rights_are_named(scene: HttpHarness, right: Right) -> None:
     caller = await scene.someone(BOB, right)
 
     response = await caller.post("/v1/approvals/req_1/answer", json={"choice": "deny", "input_digest": "0" * 64})

@@ -11,7 +11,7 @@ from soong.orchestrator.http.limits import Limits
 from soong.shared.core.errors import SoongError
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import HttpScene, code_of
+from tests.integration.http.scene import HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
@@ -30,7 +30,7 @@ def parsed(said: bytes) -> tuple[int, str, str]:
     return status, headers["content-type"], document["code"]
 
 
-async def head(scene: HttpScene, start: str) -> bytes:
+async def head(scene: HttpHarness, start: str) -> bytes:
     """Return a request line and the headers of a caller with every right, without their end."""
     token = await scene.token()
     lines = (start, "Host: localhost", f"Authorization: Bearer {token}", "Content-Type: application/json", "")
@@ -60,14 +60,14 @@ async def head(scene: HttpScene, start: str) -> bytes:
     ],
 )
 async def test_what_cannot_be_taken_is_answered_by_a_problem(
-    scene: HttpScene, start: str, rest: bytes, status: int, code: str
+    scene: HttpHarness, start: str, rest: bytes, status: int, code: str
 ) -> None:
     said = await scene.raw(await head(scene, start) + rest)
 
     assert parsed(said) == (status, PROBLEM, code)
 
 
-async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer_too(scene: HttpScene) -> None:
+async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer_too(scene: HttpHarness) -> None:
     said = await scene.raw(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n\x16\x03\x01\r\n\r\n")
 
     assert said.count(b"HTTP/1.1 200") == 1
@@ -83,7 +83,7 @@ async def test_a_preflight_that_asks_for_too_much_is_refused_by_a_problem(open_h
     assert code_of(refused) == "origin_not_allowed"
 
 
-async def asked_for_nothing(scene: HttpScene) -> "asyncio.Task[httpx.Response]":
+async def asked_for_nothing(scene: HttpHarness) -> "asyncio.Task[httpx.Response]":
     """Return a request that waits for an owner who never comes, once what it asks for is written."""
     ((claim, _),) = await scene.bench.claim()
     scene.owner.cancel()

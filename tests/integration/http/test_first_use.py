@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import HttpScene, code_of
+from tests.integration.http.scene import HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
@@ -23,20 +23,20 @@ TYPO = {"title": "A typo", "steps": [{"id": "only", "scrpt": [{"finish": "x"}]}]
         *("/v1/runs/x/nodes", "/v1/runs/x/events", "/v1/runs/x/stream", "/v1/approvals/req_0", "/v1/approvals/x"),
     ],
 )
-async def test_what_no_row_has_as_its_id_is_not_found_whatever_its_form(scene: HttpScene, path: str) -> None:
+async def test_what_no_row_has_as_its_id_is_not_found_whatever_its_form(scene: HttpHarness, path: str) -> None:
     response = await scene.caller.get(path)
 
     assert (response.status_code, code_of(response)) == (404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks/x/cancel", "/v1/tasks/x/dispatch", "/v1/sessions/x/close"])
-async def test_steering_what_is_not_there_is_not_found(scene: HttpScene, path: str) -> None:
+async def test_steering_what_is_not_there_is_not_found(scene: HttpHarness, path: str) -> None:
     response = await scene.caller.post(path, json={})
 
     assert (response.status_code, code_of(response)) == (404, "not_found")
 
 
-async def test_an_unknown_id_is_not_told_to_who_may_not_ask(scene: HttpScene) -> None:
+async def test_an_unknown_id_is_not_told_to_who_may_not_ask(scene: HttpHarness) -> None:
     assert code_of(await scene.with_token("").get("/v1/tasks/x")) == "unauthenticated"
 
 
@@ -48,7 +48,7 @@ def by_place(problem: dict[str, Any]) -> dict[str, str]:
     return {error["place"]: error["remedy"] for error in errors}
 
 
-async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(scene: HttpScene) -> None:
+async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(scene: HttpHarness) -> None:
     response = await scene.caller.post("/v1/tasks", json={"plan": TYPO, "projct": "/tmp"})
 
     remedies = by_place(response.json())
@@ -58,7 +58,7 @@ async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(s
     assert any("did you mean 'script'?" in remedy for place, remedy in remedies.items() if place.startswith("plan"))
 
 
-async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpScene, tmp_path: Path) -> None:
+async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpHarness, tmp_path: Path) -> None:
     plan = {"title": "T", "inputs": {"name": {"type": "string"}}, "steps": [{"id": "a", "script": [{"finish": "x"}]}]}
     wrong = {"plan": plan, "inputs": {"nme": "Ada"}, "project": str(tmp_path / "no"), "allow": ["code.*:/", "x"]}
 
@@ -70,7 +70,7 @@ async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene:
         assert places.keys() == {"body.project", "body.allow.0", "body.allow.1", "input 'nme'", "input 'name'"}
 
 
-async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_path: Path) -> None:
     for path, more in (("/v1/tasks", {"project": str(tmp_path)}), ("/v1/tasks/validate", {})):
         response = await scene.caller.post(path, json={"plan": TYPO, **more})
 
@@ -102,7 +102,7 @@ async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpScene, tmp_path:
     ids=["plan", "type", "long", "long name", "no list", "long list", "mode", "nested"],
 )
 async def test_every_wrong_field_says_what_to_do(
-    scene: HttpScene, body: dict[str, Any], remedies: dict[str, str]
+    scene: HttpHarness, body: dict[str, Any], remedies: dict[str, str]
 ) -> None:
     response = await scene.caller.post("/v1/tasks", json=body)
 
@@ -121,13 +121,13 @@ async def test_every_wrong_field_says_what_to_do(
         ("sesion=x", "remove it; this path takes cursor, limit, session"),
     ],
 )
-async def test_every_wrong_parameter_says_what_to_do(scene: HttpScene, query: str, remedy: str) -> None:
+async def test_every_wrong_parameter_says_what_to_do(scene: HttpHarness, query: str, remedy: str) -> None:
     response = await scene.caller.get(f"/v1/tasks?{query}")
 
     assert list(by_place(response.json()).values()) == [remedy]
 
 
-async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_elsewhere(scene: HttpScene) -> None:
+async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_elsewhere(scene: HttpHarness) -> None:
     browser = scene.with_token("", **{"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"})
 
     moved = await browser.get("/docs")

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from soong.orchestrator.http.app import description
 from tests.contract.databases import migrate, sqlite_copy
-from tests.integration.http.scene import HttpScene, code_of, open_scene
+from tests.integration.http.scene import HttpHarness, code_of, open_scene
 from tests.servers import PostgresServer, RedisServer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
@@ -70,7 +70,7 @@ def url(
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def scene(
     url: str, redis_session_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[HttpScene]:
+) -> AsyncIterator[HttpHarness]:
     home = tmp_path_factory.mktemp("http")
     async with open_scene(url, redis_session_server.socket_url, home) as opened:
         yield opened
@@ -84,7 +84,7 @@ def refused(response: httpx.Response, place: str, hostile: str) -> bool:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
-async def test_a_query_is_refused(scene: HttpScene, operation: Operation) -> None:
+async def test_a_query_is_refused(scene: HttpHarness, operation: Operation) -> None:
     for hostile, sent in SENT.items():
         for name in (*operation.parameters("query"), "unknown"):
             answer = await scene.caller.request(operation.method, f"{operation.address()}?{name}={sent}")
@@ -94,7 +94,7 @@ async def test_a_query_is_refused(scene: HttpScene, operation: Operation) -> Non
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
-async def test_a_path_with_such_an_id_names_nothing(scene: HttpScene, operation: Operation) -> None:
+async def test_a_path_with_such_an_id_names_nothing(scene: HttpHarness, operation: Operation) -> None:
     for name in operation.parameters("path"):
         for hostile, code in ((NUL, "path_not_allowed"), (HALF, "not_found")):
             answer = await scene.caller.request(operation.method, operation.address(**{name: SENT[hostile]}), json=None)
@@ -104,7 +104,7 @@ async def test_a_path_with_such_an_id_names_nothing(scene: HttpScene, operation:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
-async def test_a_header_is_no_fault(scene: HttpScene, operation: Operation) -> None:
+async def test_a_header_is_no_fault(scene: HttpHarness, operation: Operation) -> None:
     token = await scene.token()
     names = (*operation.parameters("header"), "Authorization", "User-Agent")
     for name, value in product(names, (b"a\0b", b"a\xed\xa0\x80b", b"a\xffb")):
@@ -144,7 +144,7 @@ WITH_BODY = [one for one in OPERATIONS if "requestBody" in one.described]
 
 
 @pytest.mark.parametrize("operation", WITH_BODY, ids=lambda one: one.name)
-async def test_each_text_of_a_body_is_refused(scene: HttpScene, operation: Operation) -> None:
+async def test_each_text_of_a_body_is_refused(scene: HttpHarness, operation: Operation) -> None:
     schema = operation.described["requestBody"]["content"]["application/json"]["schema"]
     kind = {"Content-Type": "application/json"}
     for place, body in _bodies(schema, NUL):
@@ -164,7 +164,7 @@ async def test_each_text_of_a_body_is_refused(scene: HttpScene, operation: Opera
 
 
 @pytest.mark.parametrize("escape", [r"\0", r"\x00", r"\u0000"])
-async def test_a_plan_as_text_is_refused(scene: HttpScene, escape: str) -> None:
+async def test_a_plan_as_text_is_refused(scene: HttpHarness, escape: str) -> None:
     plan = f'title: "a{escape}b"\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n'
 
     answer = await scene.caller.post("/v1/tasks/validate", json={"plan": plan})
@@ -176,7 +176,7 @@ async def test_a_plan_as_text_is_refused(scene: HttpScene, escape: str) -> None:
     assert error["remedy"] == "write Unicode text without NUL"
 
 
-async def test_half_a_character_in_a_plan_as_text_is_refused(scene: HttpScene) -> None:
+async def test_half_a_character_in_a_plan_as_text_is_refused(scene: HttpHarness) -> None:
     answer = await scene.caller.post("/v1/tasks/validate", json={"plan": 'title: "a\\ud800b"'})
 
     assert code_of(answer) == "invalid_plan"

@@ -15,7 +15,7 @@ from soong.orchestrator.http.peers import Peers
 from soong.shared.permissions.access.token import Right
 from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import ADA, HttpScene
+from tests.integration.http.scene import ADA, HttpHarness
 
 pytestmark = [
     pytest.mark.spec("PER-13.h"),
@@ -70,7 +70,7 @@ finally:
 """
 
 
-async def called(scene: HttpScene, who: str, token: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+async def called(scene: HttpHarness, who: str, token: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """Call from a process of its own, a person's or a run's; return status and document."""
     text = "" if body is None else json.dumps(body)
     argv = [sys.executable, "-c", CALLER, who, f"{scene.address}{path}", token, text]

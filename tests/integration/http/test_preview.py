@@ -10,7 +10,7 @@ import pytest_asyncio
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
+from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("PER-17")]
 
@@ -27,7 +27,7 @@ PLAN = {
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpScene]:
+async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
     async with open_http() as opened:
         yield opened
 
@@ -46,7 +46,7 @@ def body_of(folder: Path, **more: Any) -> dict[str, Any]:
     return {"plan": PLAN, "project": str(folder), **more}
 
 
-async def preview(scene: HttpScene, folder: Path, **more: Any) -> dict[str, Any]:
+async def preview(scene: HttpHarness, folder: Path, **more: Any) -> dict[str, Any]:
     response = await scene.caller.post("/v1/tasks/preview", json=body_of(folder, **more))
     assert response.status_code == 200, response.text
     told: dict[str, Any] = response.json()
@@ -59,7 +59,7 @@ def yes_to(told: dict[str, Any], *steps: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.spec("PER-17.a")
-async def test_a_preview_shows_every_scope_as_it_stands_and_writes_nothing(scene: HttpScene, folder: Path) -> None:
+async def test_a_preview_shows_every_scope_as_it_stands_and_writes_nothing(scene: HttpHarness, folder: Path) -> None:
     told = await preview(scene, folder)
 
     (union,) = told["union"]["write"]
@@ -70,7 +70,7 @@ async def test_a_preview_shows_every_scope_as_it_stands_and_writes_nothing(scene
     assert await scene.bench.store.tasks() == []
 
 
-async def test_a_preview_judges_with_the_inputs_and_rules_of_the_submission(scene: HttpScene, folder: Path) -> None:
+async def test_a_preview_judges_with_the_inputs_and_rules_of_the_submission(scene: HttpHarness, folder: Path) -> None:
     allowed = await preview(scene, folder, inputs={"folder": "two"}, allow=[f"code.write_file:{folder}/two"])
 
     (union,) = allowed["union"]["write"]
@@ -78,7 +78,7 @@ async def test_a_preview_judges_with_the_inputs_and_rules_of_the_submission(scen
     assert allowed["steps"][1]["grant_digest"] is None
 
 
-async def test_a_yes_is_a_rule_of_its_step_alone(scene: HttpScene, folder: Path) -> None:
+async def test_a_yes_is_a_rule_of_its_step_alone(scene: HttpHarness, folder: Path) -> None:
     told = await preview(scene, folder)
 
     sent = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=yes_to(told, "first")))
@@ -93,7 +93,7 @@ async def test_a_yes_is_a_rule_of_its_step_alone(scene: HttpScene, folder: Path)
     assert rule.source.startswith(f"step consent by {ADA} at ")
 
 
-async def test_what_means_another_thing_by_then_is_refused_and_not_started(scene: HttpScene, folder: Path) -> None:
+async def test_what_means_another_thing_by_then_is_refused_and_not_started(scene: HttpHarness, folder: Path) -> None:
     told = await preview(scene, folder)
     (folder / "out").unlink()
     (folder / "out").symlink_to("two")
@@ -109,7 +109,7 @@ async def test_what_means_another_thing_by_then_is_refused_and_not_started(scene
     ("step", "code"), [("second", "input_changed"), ("third", "invalid_input"), ("frist", "invalid_input")]
 )
 async def test_no_step_is_granted_by_the_digest_of_another(
-    scene: HttpScene, folder: Path, step: str, code: str
+    scene: HttpHarness, folder: Path, step: str, code: str
 ) -> None:
     (grant,) = yes_to(await preview(scene, folder), "first")
 
@@ -121,7 +121,7 @@ async def test_no_step_is_granted_by_the_digest_of_another(
 
 @pytest.mark.spec("PER-13")
 async def test_to_look_needs_the_right_to_run_and_to_say_yes_the_right_to_approve(
-    scene: HttpScene, folder: Path
+    scene: HttpHarness, folder: Path
 ) -> None:
     reader, runner = await scene.someone(BOB, Right.READ), await scene.someone(BOB, Right.RUN)
     grants = yes_to(await preview(scene, folder), "first")
@@ -143,7 +143,7 @@ async def test_a_preview_looks_into_no_folder_that_is_no_project(open_http: Open
 
 
 @pytest.mark.parametrize("grant", ["first", {"step": "first"}, {"step": "first", "grant_digest": "0" * 65}])
-async def test_a_yes_that_names_no_digest_is_none(scene: HttpScene, folder: Path, grant: object) -> None:
+async def test_a_yes_that_names_no_digest_is_none(scene: HttpHarness, folder: Path, grant: object) -> None:
     response = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[grant]))
 
     assert code_of(response) == "invalid_input"

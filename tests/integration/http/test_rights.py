@@ -12,7 +12,7 @@ from soong.orchestrator.http.app import description
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.request import PermissionRequest
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import BOB, HttpScene, code_of
+from tests.integration.http.scene import BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")]
 
@@ -23,7 +23,7 @@ SAYS_WHAT = ({"agent": "default_worker_agent"}, {"instructions": "write"}, {"all
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpScene]:
+async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
     """A server of the test's own: its questions are all there are."""
     async with open_http() as opened:
         yield opened
@@ -45,7 +45,7 @@ def answer_to(request: PermissionRequest) -> tuple[str, object]:
 
 
 async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
-    scene: HttpScene, tmp_path: Path
+    scene: HttpHarness, tmp_path: Path
 ) -> None:
     task, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()
@@ -73,7 +73,7 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
 
 
 async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
-    scene: HttpScene, tmp_path: Path
+    scene: HttpHarness, tmp_path: Path
 ) -> None:
     foreign, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()
@@ -98,7 +98,7 @@ async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
 
 
 async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_started(
-    scene: HttpScene, tmp_path: Path
+    scene: HttpHarness, tmp_path: Path
 ) -> None:
     foreign, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()  # of a session of the principal `local`
@@ -120,7 +120,7 @@ async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_
 
 
 async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_allowed(
-    scene: HttpScene, tmp_path: Path
+    scene: HttpHarness, tmp_path: Path
 ) -> None:
     foreign, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()
@@ -142,7 +142,7 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
 
 
 @pytest.mark.parametrize("rights", [tuple(Right), (Right.ADMIN,)], ids=["every right", "admin"])
-async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpScene, rights: tuple[Right, ...]) -> None:
+async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarness, rights: tuple[Right, ...]) -> None:
     client = await scene.someone(BOB, *rights)
     before = await scene.bench.store.tokens()
     named = [f"/v1/{what}{below}" for what in ("tokens", "keys") for below in ("", "/tok_1", "/tok_1/revoke")]

@@ -12,7 +12,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.sessions.session import AnswerMode
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
-from tests.integration.http.scene import HttpScene, code_of, open_scene
+from tests.integration.http.scene import HttpHarness, code_of, open_scene
 from tests.integration.roles import ORCHESTRATOR, OWNER, WORKER, with_roles
 from tests.servers import PostgresServer, RedisServer
 
@@ -59,7 +59,7 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
         assert set(seen) == {200}
 
 
-async def _read_everything(scene: HttpScene, task: str, run_id: str) -> list[int]:
+async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[int]:
     paths = ["/v1/ready", "/v1/workers", "/v1/metrics", "/v1/sessions", "/v1/tasks"]
     paths += [task, f"{task}/result", f"{task}/graph"]
     runs = (f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/events", f"/v1/runs/{run_id}/nodes", "/v1/approvals?state=all")

@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.step import Claim
 from tests.contract.scene import completed
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import HttpScene, Sent, code_of, events_of
+from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("EVT-02", "OPS-04")]
 
@@ -25,7 +25,7 @@ def stream_of(claim: Claim) -> str:
     return f"/v1/runs/{claim.identity.run_id}/stream"
 
 
-async def end(scene: HttpScene, claim: Claim) -> None:
+async def end(scene: HttpHarness, claim: Claim) -> None:
     """End the run as its worker does."""
     step = await scene.bench.store.step(claim.step_key)
     await scene.bench.store.advance(
@@ -54,7 +54,7 @@ def check_gapless(seen: Sequence[Sent], first: int, last: int) -> None:
 
 
 @pytest.mark.spec("EVT-02.c", "OPS-04.c")
-async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: HttpScene) -> None:
+async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: HttpHarness) -> None:
     """Events that come between replay and subscription are lost by others (agentscope-ai/agentscope#2123)."""
     claim = await scene.run_with(500)
     seen: list[list[Sent]] = [[] for _ in range(8)]
@@ -72,7 +72,7 @@ async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: 
     assert numbers == list(range(950))
 
 
-async def test_a_reader_that_comes_again_and_again_misses_nothing(scene: HttpScene) -> None:
+async def test_a_reader_that_comes_again_and_again_misses_nothing(scene: HttpHarness) -> None:
     claim = await scene.run_with(100)
     seen: list[Sent] = []
 
@@ -105,7 +105,7 @@ async def _first(events: AsyncIterator[Sent], count: int) -> AsyncIterator[Sent]
 
 
 @pytest.mark.spec("EVT-02.b")
-async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpScene) -> None:
+async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpHarness) -> None:
     claim = await scene.run_with(1)
     await end(scene, claim)
     seen: list[Sent] = []
@@ -121,7 +121,7 @@ async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpScene)
     assert first["type"].startswith("soong.")
 
 
-async def test_a_reader_that_has_seen_all_of_an_ended_run_is_told_to_stay_away(scene: HttpScene) -> None:
+async def test_a_reader_that_has_seen_all_of_an_ended_run_is_told_to_stay_away(scene: HttpHarness) -> None:
     claim = await scene.run_with(1)
     await end(scene, claim)
     last = (await scene.bench.store.run(claim.identity.run_id)).last_seq
@@ -189,7 +189,7 @@ async def test_a_session_tells_how_it_stands_whenever_that_changes(open_http: Op
     assert decided["approvals"] == []
 
 
-async def answer(scene: HttpScene, request_id: str, input_digest: str) -> None:
+async def answer(scene: HttpHarness, request_id: str, input_digest: str) -> None:
     body = {"choice": "allow_once", "input_digest": input_digest}
     response = await scene.caller.post(f"/v1/approvals/{request_id}/answer", json=body)
     assert response.status_code == 200, response.text
@@ -203,7 +203,7 @@ async def _until(events: AsyncIterator[Sent], holds: Callable[[dict[str, Any]], 
     raise AssertionError("the stream ended first")
 
 
-async def test_more_runs_than_connections_are_followed_at_once(scene: HttpScene) -> None:
+async def test_more_runs_than_connections_are_followed_at_once(scene: HttpHarness) -> None:
     claims = [await scene.run_with(2) for _ in range(50)]
     seen: list[list[Sent]] = [[] for _ in claims]
     readers = [
@@ -220,7 +220,7 @@ async def test_more_runs_than_connections_are_followed_at_once(scene: HttpScene)
         check_gapless(one, 1, (await scene.bench.store.run(claim.identity.run_id)).last_seq)
 
 
-async def test_logs_and_nodes_are_read_page_by_page(scene: HttpScene) -> None:
+async def test_logs_and_nodes_are_read_page_by_page(scene: HttpHarness) -> None:
     claim = await scene.run_with(10)
     run_id = claim.identity.run_id
     nodes = [NewNode(NodeKind.USER, {"v": 1, "text": str(number)}) for number in range(5)]
@@ -237,7 +237,7 @@ async def test_logs_and_nodes_are_read_page_by_page(scene: HttpScene) -> None:
         assert found == list(range(1, count + 1)), kind
 
 
-async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpScene) -> None:
+async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpHarness) -> None:
     claim = await scene.run_with(0)
     events = [NewEvent("tool_progress", {"text": "\ud800 \x1b[31m </script>", "\udfff": "\u202e"})]
     await scene.bench.store.append(claim.identity.run_id, claim.fence, events=events, now_us=1)
@@ -253,7 +253,7 @@ async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpScene) 
 
 
 @pytest.mark.parametrize("what", ["", "/events", "/nodes", "/stream"])
-async def test_what_is_not_there_is_said_so(scene: HttpScene, what: str) -> None:
+async def test_what_is_not_there_is_said_so(scene: HttpHarness, what: str) -> None:
     missing = await scene.caller.get(f"/v1/runs/run_{'0' * 32}{what}")
     no_id = await scene.caller.get(f"/v1/runs/../../etc{what}".replace("..", "x"))
 

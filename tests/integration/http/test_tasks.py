@@ -14,7 +14,7 @@ from soong.shared.engine.sessions.session import AnswerMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import ADA, BOB, HttpScene, code_of
+from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
@@ -30,12 +30,12 @@ TEXT = "title: From a file\nsteps:\n  - id: only\n    script: [{finish: done}]\n
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpScene]:
+async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
     async with open_http() as opened:
         yield opened
 
 
-async def submitted(scene: HttpScene, tmp_path: Path, **more: Any) -> dict[str, Any]:
+async def submitted(scene: HttpHarness, tmp_path: Path, **more: Any) -> dict[str, Any]:
     body = {"plan": PLAN, "inputs": {"name": "Ada"}, "project": str(tmp_path), **more}
     response = await scene.caller.post("/v1/tasks", json=body)
     assert response.status_code == 201, response.text
@@ -44,7 +44,7 @@ async def submitted(scene: HttpScene, tmp_path: Path, **more: Any) -> dict[str, 
     return told
 
 
-async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path: Path) -> None:
     told = await submitted(scene, tmp_path)
 
     session = await scene.bench.store.session(told["session"]["id"])
@@ -57,14 +57,14 @@ async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpScene, tmp_path: 
     assert shown["step_list"][1]["depends_on"] == ["first"]
 
 
-async def test_a_plan_may_be_the_text_of_a_file(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_plan_may_be_the_text_of_a_file(scene: HttpHarness, tmp_path: Path) -> None:
     told = await submitted(scene, tmp_path, plan=TEXT, inputs={}, answer_mode="none")
 
     assert told["task"]["title"] == "From a file"
     assert told["session"]["answer_mode"] == "none"
 
 
-async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarness, tmp_path: Path) -> None:
     body = {"plan": PLAN, "inputs": {"name": "Ada"}, "project": str(tmp_path)}
 
     def submit(caller: AsyncClient, key: str = "k-1", **more: Any) -> Awaitable[Response]:
@@ -86,7 +86,7 @@ async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpScene
     assert len(await scene.bench.store.tasks()) == 2
 
 
-async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tmp_path: Path) -> None:
     wrong = {"title": "x", "steps": [{"id": "a", "depends_on": ["nobody"], "colour": 1}, {"id": "a", "script": []}]}
 
     checked = await scene.caller.post("/v1/tasks/validate", json={"plan": wrong})
@@ -98,7 +98,7 @@ async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpScene, tmp_
     assert await scene.bench.store.tasks() == []
 
 
-async def test_a_missing_input_writes_nothing(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path) -> None:
     response = await scene.caller.post("/v1/tasks", json={"plan": PLAN, "project": str(tmp_path)})
 
     assert response.status_code == 422
@@ -106,7 +106,7 @@ async def test_a_missing_input_writes_nothing(scene: HttpScene, tmp_path: Path) 
     assert await scene.bench.store.tasks() == []
 
 
-async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpScene) -> None:
+async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarness) -> None:
     told = (await scene.caller.post("/v1/tasks/validate", json={"plan": TEXT})).json()
 
     assert told["title"] == "From a file"
@@ -115,7 +115,7 @@ async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpScen
     assert await scene.bench.store.tasks() == []
 
 
-async def test_a_task_is_drawn_as_it_stands(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_task_is_drawn_as_it_stands(scene: HttpHarness, tmp_path: Path) -> None:
     url = f"/v1/tasks/{(await submitted(scene, tmp_path))['task']['id']}/graph"
 
     mermaid = await scene.caller.get(url)
@@ -130,7 +130,7 @@ async def test_a_task_is_drawn_as_it_stands(scene: HttpScene, tmp_path: Path) ->
 
 
 @pytest.mark.spec("PER-13")
-async def test_rules_that_allow_need_the_right_to_approve(scene: HttpScene, tmp_path: Path) -> None:
+async def test_rules_that_allow_need_the_right_to_approve(scene: HttpHarness, tmp_path: Path) -> None:
     runner = await scene.someone(BOB, Right.RUN)
     body = {"plan": TEXT, "project": str(tmp_path), "allow": [f"code.write_file:{tmp_path}"]}
 
@@ -163,7 +163,7 @@ async def test_projects_may_be_confined(open_http: OpenScene, tmp_path: Path) ->
     ("word", "status"), [("pause", TaskStatus.PAUSED), ("cancel", TaskStatus.CANCELLED)], ids=["pause", "cancel"]
 )
 async def test_a_task_is_steered_by_its_owners_word(
-    scene: HttpScene, tmp_path: Path, word: str, status: TaskStatus
+    scene: HttpHarness, tmp_path: Path, word: str, status: TaskStatus
 ) -> None:
     task_id = (await submitted(scene, tmp_path))["task"]["id"]
 
@@ -174,7 +174,7 @@ async def test_a_task_is_steered_by_its_owners_word(
     assert (await scene.bench.store.task(task_id)).status is status
 
 
-async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: HttpHarness, tmp_path: Path) -> None:
     task_id = (await submitted(scene, tmp_path))["task"]["id"]
     await scene.caller.post(f"/v1/tasks/{task_id}/pause")
 
@@ -188,7 +188,7 @@ async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: H
 
 
 @pytest.mark.spec("DAG-03")
-async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpScene, tmp_path: Path) -> None:
+async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpHarness, tmp_path: Path) -> None:
     plan = {"title": "pulled", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]}
     task_id = (await submitted(scene, tmp_path, plan=plan, inputs={}))["task"]["id"]
     path = f"/v1/tasks/{task_id}/dispatch"
@@ -205,7 +205,7 @@ async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpScene, 
     assert too_many.json()["errors"][0]["place"] == "body.count"
 
 
-async def test_the_owners_refusal_is_a_conflict(scene: HttpScene, tmp_path: Path) -> None:
+async def test_the_owners_refusal_is_a_conflict(scene: HttpHarness, tmp_path: Path) -> None:
     task_id = (await submitted(scene, tmp_path))["task"]["id"]
     await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
 
@@ -214,7 +214,7 @@ async def test_the_owners_refusal_is_a_conflict(scene: HttpScene, tmp_path: Path
     assert code_of(again) == "conflict"
 
 
-async def test_what_is_anothers_is_steered_by_an_administrator_alone(scene: HttpScene, tmp_path: Path) -> None:
+async def test_what_is_anothers_is_steered_by_an_administrator_alone(scene: HttpHarness, tmp_path: Path) -> None:
     told = await submitted(scene, tmp_path)
     task_id, session_id = told["task"]["id"], told["session"]["id"]
     runner, administrator = await scene.someone(BOB, Right.RUN), await scene.someone("eve", Right.ADMIN)
@@ -235,7 +235,7 @@ async def test_what_is_anothers_is_steered_by_an_administrator_alone(scene: Http
     assert "eve" in paused.json()["reason"]
 
 
-async def test_a_session_is_closed_once_and_leaves_the_list(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_session_is_closed_once_and_leaves_the_list(scene: HttpHarness, tmp_path: Path) -> None:
     session_id = (await submitted(scene, tmp_path))["session"]["id"]
 
     closed = [await scene.caller.post(f"/v1/sessions/{session_id}/close") for _ in range(2)]
@@ -248,7 +248,7 @@ async def test_a_session_is_closed_once_and_leaves_the_list(scene: HttpScene, tm
 
 
 @pytest.mark.parametrize("kind", ["sessions", "tasks", "runs"])
-async def test_lists_are_read_page_by_page_from_the_newest_on(scene: HttpScene, tmp_path: Path, kind: str) -> None:
+async def test_lists_are_read_page_by_page_from_the_newest_on(scene: HttpHarness, tmp_path: Path, kind: str) -> None:
     for _ in range(3):
         await submitted(scene, tmp_path)
     whole = (await scene.caller.get(f"/v1/{kind}", params={"limit": 200})).json()["items"]
@@ -265,7 +265,7 @@ async def test_lists_are_read_page_by_page_from_the_newest_on(scene: HttpScene, 
     assert len(whole) >= 3
 
 
-async def test_a_run_tells_its_lineage_its_tools_and_why(scene: HttpScene, tmp_path: Path) -> None:
+async def test_a_run_tells_its_lineage_its_tools_and_why(scene: HttpHarness, tmp_path: Path) -> None:
     told = await submitted(scene, tmp_path)
     task_id = told["task"]["id"]
     runs = (await scene.caller.get("/v1/runs", params={"task": task_id})).json()["items"]
@@ -281,7 +281,7 @@ async def test_a_run_tells_its_lineage_its_tools_and_why(scene: HttpScene, tmp_p
     assert all(one["rule"] for one in shown["surface"])
 
 
-async def test_the_result_is_what_the_command_line_says(scene: HttpScene, tmp_path: Path) -> None:
+async def test_the_result_is_what_the_command_line_says(scene: HttpHarness, tmp_path: Path) -> None:
     task_id = (await submitted(scene, tmp_path))["task"]["id"]
     await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
 
@@ -291,7 +291,7 @@ async def test_the_result_is_what_the_command_line_says(scene: HttpScene, tmp_pa
     assert [step["status"] for step in told["steps"]] == ["cancelled", "cancelled"]
 
 
-async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: HttpScene) -> None:
+async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: HttpHarness) -> None:
     await scene.run_with(1)
 
     workers = (await scene.caller.get("/v1/workers")).json()
@@ -305,5 +305,5 @@ async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: Ht
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/sess_0", "/v1/tasks/task_0", "/v1/tasks/task_0/result"])
-async def test_what_is_not_there_is_said_so(scene: HttpScene, path: str) -> None:
+async def test_what_is_not_there_is_said_so(scene: HttpHarness, path: str) -> None:
     assert code_of(await scene.caller.get(path)) == "not_found"

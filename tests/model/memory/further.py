@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.additional_claims import (
     refusal,
 )
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, Step
 from tests.model.memory.claiming import claim_step, counted_leases, scopes_of
 from tests.model.memory.rows import Rows, transaction
 
@@ -30,7 +30,7 @@ class MemoryFurther:
     def claim_additional(
         self,
         worker_id: str,
-        holder: Held,
+        holder: Lease,
         step_id: str,
         *,
         pools: Sequence[str],
@@ -48,7 +48,7 @@ class MemoryFurther:
         self.rows.last_claimed[own.session_id] = max(self.rows.last_claimed.values(), default=0) + 1
         return claim_step(self.rows, self.rows.step(key), worker_id, now_us, holder_run_id=holder.run_id)
 
-    def _own_step(self, worker_id: str, holder: Held) -> Step:
+    def _own_step(self, worker_id: str, holder: Lease) -> Step:
         step = self.rows.steps.get(holder.step_key)
         lease = (worker_id, holder.run_id, holder.fence)
         if step is None or not step.status.is_leased or (step.worker_id, step.run_id, step.fence) != lease:

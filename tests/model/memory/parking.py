@@ -5,13 +5,13 @@ from dataclasses import replace
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import Held, Step
+from soong.shared.engine.tasks.step import Lease, Step
 from soong.shared.permissions.request import PermissionRequest, RequestState
 from tests.model.memory.logs import move_run, note_run, note_step
 from tests.model.memory.rows import Rows
 
 
-def is_parked(rows: Rows, held: Held) -> bool:
+def is_parked(rows: Rows, held: Lease) -> bool:
     """Say whether a step is parked under that fence: an answer that was lost is given again."""
     step = rows.steps.get(held.step_key)
     if step is None or step.status is not StepStatus.BLOCKED:

@@ -17,8 +17,8 @@ from soong.shared.engine.tasks.step import (
     BadWorker,
     Cap,
     ClaimMode,
-    Held,
     Interrupt,
+    Lease,
     NewTask,
     Step,
     StepEnd,
@@ -114,7 +114,7 @@ class MemorySteps:
         stale: set[str] = set()
         touched: set[str] = set()
         for end in ends:
-            step = self._held(worker_id, Held(end.step_key, end.run_id, end.fence))
+            step = self._held(worker_id, Lease(end.step_key, end.run_id, end.fence))
             if step is None:
                 stale.add(end.run_id)
                 continue
@@ -143,7 +143,7 @@ class MemorySteps:
         )
 
     @transaction
-    def release(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+    def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
         stale: set[str] = set()
         for lease in held:
             step = self._held(worker_id, lease)
@@ -154,7 +154,7 @@ class MemorySteps:
         return frozenset(stale)
 
     @transaction
-    def park(self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
+    def park(self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int) -> bool:
         if is_parked(self.rows, held):
             return True
         step = self._held(worker_id, held)
@@ -166,7 +166,7 @@ class MemorySteps:
         return parked(self.rows, step, asked, max_parked, now_us)
 
     @transaction
-    def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:
+    def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
         step = self._held(worker_id, held)
         if step is None:
             raise LeaseLostError(held.run_id, held.fence)
@@ -178,8 +178,8 @@ class MemorySteps:
         return [found for step in self.rows.leased_by(worker_id) for found in self._interrupt(step)]
 
     @transaction
-    def leases(self, worker_id: str) -> Sequence[Held]:
-        return [Held(step.key, step.run_id, step.fence) for step in self.rows.leased_by(worker_id)]
+    def leases(self, worker_id: str) -> Sequence[Lease]:
+        return [Lease(step.key, step.run_id, step.fence) for step in self.rows.leased_by(worker_id)]
 
     def _interrupt(self, step: Step) -> list[Interrupt]:
         task = self.rows.task(step.task_id)
@@ -239,7 +239,7 @@ class MemorySteps:
             BadWorker(each, ABANDONED, self._lose(each, max_lost_leases, ABANDONED, now_us)) for each in sorted(left)
         ]
 
-    def _held(self, worker_id: str, lease: Held) -> Step | None:
+    def _held(self, worker_id: str, lease: Lease) -> Step | None:
         step = self.rows.steps.get(lease.step_key)
         if step is None or not step.status.is_leased:
             return None

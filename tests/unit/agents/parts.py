@@ -163,7 +163,7 @@ class Playground:
             instructions,
             inputs,
             tools,
-            workplace={"project": str(self.project), "cwd": str(self.cwd)},
+            run_dirs={"project": str(self.project), "cwd": str(self.cwd)},
             output_schema=cast("JsonObject | None", step.spec.get("output")),
             limits=AgentLimits(),
         )

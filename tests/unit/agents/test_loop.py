@@ -355,7 +355,7 @@ async def test_a_tool_that_asks_for_it_does_not_stop_the_run() -> None:
 async def test_the_prompt_ends_with_inputs_and_places_as_one_json_text() -> None:
     talker = Talker(says("done"))
 
-    await run(talker, make_task(instructions="look", inputs={"a": 1}, workplace={"cwd": "/w"}))
+    await run(talker, make_task(instructions="look", inputs={"a": 1}, run_dirs={"cwd": "/w"}))
 
     system, user = talker.told[0][0].parts
     assert system.part_kind == "system-prompt"

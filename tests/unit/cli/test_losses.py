@@ -4,13 +4,13 @@ import pytest
 
 from soong.orchestrator.cli.losses import LostLeases
 from soong.orchestrator.client.client import snapshot_of
-from tests.contract.scene import Scene, open_scene
+from tests.contract.scene import ContractHarness, open_scene
 from tests.model.memory import MemoryStore
 
 DIED = "worker-2@vm died (SIGKILL, killed, perhaps out of memory)"
 
 
-async def expired(scene: Scene, *, most: int = 3) -> None:
+async def expired(scene: ContractHarness, *, most: int = 3) -> None:
     await scene.store.expire_worker(scene.worker, 0, max_lost_leases=most, now_us=scene.now_us, because=DIED)
 
 

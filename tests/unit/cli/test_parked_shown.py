@@ -14,12 +14,12 @@ from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.workers import WorkersView
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.store import Store
-from tests.contract.scene import Scene, held, open_scene
+from tests.contract.scene import ContractHarness, held, open_scene
 from tests.model.builders import make_request
 from tests.model.memory import MemoryStore
 
 
-async def snapshot_of(scene: Scene, store: Store) -> TaskSnapshot:
+async def snapshot_of(scene: ContractHarness, store: Store) -> TaskSnapshot:
     claim = await scene.start("asks")
     request = await scene.raised(make_request(claim))
     assert await store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)

@@ -31,12 +31,12 @@ async def waiting_retry(store: MemoryStore, clock: FakeClock) -> tuple[Scheduler
         worker_id, [end], claim=0, pools=("default",), capabilities=(), live_workers=1, now_us=clock.now_us()
     )
     scheduler = Scheduler(store, store, Expander(store, store, clock), clock)
-    await scheduler.look(own)
+    await scheduler.reconcile(own)
     return scheduler, own, f"{task_id}/a"
 
 
 async def looked_at(store: MemoryStore, scheduler: Scheduler, own: Ownership, step_key: str) -> Step:
-    await scheduler.look(own)
+    await scheduler.reconcile(own)
     return await store.step(step_key)
 
 

@@ -12,7 +12,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
-from tests.contract.scene import Scene, open_scene
+from tests.contract.scene import ContractHarness, open_scene
 from tests.model.builders import make_map
 from tests.model.memory import MemoryStore
 
@@ -30,7 +30,7 @@ class FaultyStore(MemoryStore):
         return await super().expand(*given, **named)
 
 
-async def expanding() -> tuple[Scene, FaultyStore, str]:
+async def expanding() -> tuple[ContractHarness, FaultyStore, str]:
     store = FaultyStore()
     scene = await open_scene(store)
     spec: JsonObject = {"over": [1, 2], "step": {"kind": "python", "call": "builtin.echo"}}
@@ -38,13 +38,13 @@ async def expanding() -> tuple[Scene, FaultyStore, str]:
     return scene, store, f"{task_id}/m"
 
 
-def owner(scene: Scene) -> Callable[[], Awaitable[int]]:
+def owner(scene: ContractHarness) -> Callable[[], Awaitable[int]]:
     """Return the looks of a new owner's expander."""
     expander = Expander(scene.store, scene.store, scene.clock)
     return lambda: expander.expand_all(scene.own)
 
 
-async def step_of(scene: Scene, key: str) -> Step:
+async def step_of(scene: ContractHarness, key: str) -> Step:
     return await scene.store.step(key)
 
 

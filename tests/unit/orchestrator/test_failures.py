@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepError, Task
-from tests.contract.scene import Scene, failed, open_scene
+from tests.contract.scene import ContractHarness, failed, open_scene
 from tests.model.builders import make_step
 from tests.model.memory import MemoryStore
 from tests.one_loop import OneLoop
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.spec("DAG-05")
 
 
 @pytest.fixture
-async def scene() -> Scene:
+async def scene() -> ContractHarness:
     return await open_scene(MemoryStore())
 
 
-def scheduler(scene: Scene) -> Scheduler:
+def scheduler(scene: ContractHarness) -> Scheduler:
     return Scheduler(scene.store, scene.store, Expander(scene.store, scene.store, scene.clock), scene.clock)
 
 
-async def fail(scene: Scene, claim: Claim, type_: str, *, retryable: bool = True) -> None:
+async def fail(scene: ContractHarness, claim: Claim, type_: str, *, retryable: bool = True) -> None:
     end = replace(failed(claim), error=StepError(type_, "it failed", retryable))
     reason = next((reason for reason in EndReason if reason.value == type_), EndReason.FAILED)
     await scene.advance([replace(end, end_reason=reason)])
@@ -39,11 +39,13 @@ async def fail(scene: Scene, claim: Claim, type_: str, *, retryable: bool = True
 
 @pytest.mark.spec("EXE-07.e", "DAG-05.f")
 @pytest.mark.parametrize("type_", ["permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input"])
-async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(scene: Scene, type_: str) -> None:
+async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(
+    scene: ContractHarness, type_: str
+) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))
     await fail(scene, claim, type_)
 
-    look = await scheduler(scene).look(scene.own)
+    look = await scheduler(scene).reconcile(scene.own)
 
     step = await scene.store.step(claim.step_key)
     assert (step.status, step.attempt, look.due_us) == (StepStatus.FAILED, 1, None)
@@ -51,30 +53,30 @@ async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(s
 
 
 @pytest.mark.parametrize("type_", ["worker_incompatible", "schema_unsupported", "stopped_by_hook", "invalid_output"])
-async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: Scene, type_: str) -> None:
+async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: ContractHarness, type_: str) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))
     await fail(scene, claim, type_, retryable=False)
 
-    look = await scheduler(scene).look(scene.own)
+    look = await scheduler(scene).reconcile(scene.own)
 
     assert (look.due_us, (await scene.store.step(claim.step_key)).attempt) == (None, 1)
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 
 @pytest.mark.spec("DAG-05.c")
-async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: Scene) -> None:
+async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: ContractHarness) -> None:
     claim = await scene.start(make_step("a", max_attempts=3))
     waits = []
     for _ in range(2):
         await fail(scene, claim, "provider_failed")
-        due_us = (await scheduler(scene).look(scene.own)).due_us
+        due_us = (await scheduler(scene).reconcile(scene.own)).due_us
         assert due_us is not None
         waits.append((due_us - scene.now_us) / 1_000_000)
         scene.clock.advance(timedelta(microseconds=due_us - scene.now_us))
-        await scheduler(scene).look(scene.own)
+        await scheduler(scene).reconcile(scene.own)
         claim = await scene.claim_one()
     await fail(scene, claim, "provider_failed")
-    look = await scheduler(scene).look(scene.own)
+    look = await scheduler(scene).reconcile(scene.own)
 
     assert waits == [1.0, 2.0]
     assert (await scene.store.step(claim.step_key)).attempt == 3
@@ -82,7 +84,7 @@ async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: Sc
 
 
 @pytest.mark.spec("DAG-05.c")
-async def test_the_pause_doubles_up_to_its_limit(scene: Scene) -> None:
+async def test_the_pause_doubles_up_to_its_limit(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     step = await scene.store.step(claim.step_key)
 
@@ -92,13 +94,13 @@ async def test_the_pause_doubles_up_to_its_limit(scene: Scene) -> None:
 
 
 @pytest.mark.spec("DAG-05.d")
-async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(scene: Scene) -> None:
+async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(scene: ContractHarness) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))
     for _ in range(2):
         claim = await scene.lost_fence(claim)
     await scene.expire()
 
-    await scheduler(scene).look(scene.own)
+    await scheduler(scene).reconcile(scene.own)
 
     step = await scene.store.step(claim.step_key)
     assert (step.status, step.lost_leases, step.attempt) == (StepStatus.FAILED, 3, 1)

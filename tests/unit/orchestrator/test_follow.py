@@ -9,14 +9,14 @@ import soong.orchestrator.client.client
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from tests.contract.scene import Scene, cancelled, open_scene
+from tests.contract.scene import ContractHarness, cancelled, open_scene
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
 
 pytestmark = pytest.mark.spec("DAG-06")
 
 
-def client_of(scene: Scene) -> Client:
+def client_of(scene: ContractHarness) -> Client:
     board = MemoryBus()
     return Client(scene.store, board, board, scene.clock, load_settings())
 

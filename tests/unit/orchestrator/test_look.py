@@ -65,7 +65,7 @@ async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at
         await store.open_session(make_session(session_id))
     await store.register_owner(make_owner("own_other"))
 
-    await store.orchestrator.look(["sess_1", "sess_2"])
+    await store.orchestrator.reconcile(["sess_1", "sess_2"])
 
     assert store.looked_at == ["sess_1"]
     assert not store.orchestrator._owned

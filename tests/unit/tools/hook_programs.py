@@ -13,7 +13,7 @@ from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.command import hooks_of
-from tests.unit.tools.parts import Bench, make_bench, make_tool
+from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
 
 PYTHON = str(Path(sys.executable).resolve())
 
@@ -63,12 +63,12 @@ class Programs:
         config = HooksConfig(pre=tuple(self.pre), post=tuple(self.post))
         return hooks_of(config, ProcessRunner(), home=self.home, commands=commands, redactor=redactor)
 
-    def bench(self, tool: ToolDefinition | None = None, *, redactor: Redactor | None = None) -> Bench:
+    def bench(self, tool: ToolDefinition | None = None, *, redactor: Redactor | None = None) -> PipelineHarness:
         tools = [tool or make_tool()]
         return make_bench(tools, project=self.project, hooks=self.hooks(redactor), redactor=redactor)
 
 
-def hook_runs(bench: Bench) -> list[dict[str, Any]]:
+def hook_runs(bench: PipelineHarness) -> list[dict[str, Any]]:
     """Return the events of hooks."""
     return [dict(data) for kind, data in bench.log.notes if kind == "hook_run"]
 

@@ -104,7 +104,7 @@ class Artifacts:
 
 
 @dataclass
-class Bench:
+class PipelineHarness:
     """A pipeline and what is around it."""
 
     pipeline: ToolPipeline
@@ -130,9 +130,9 @@ def make_bench(
     config: PipelineConfig | None = None,
     place: Mapping[str, Any] | None = None,
     **more: Any,
-) -> Bench:
+) -> PipelineHarness:
     gate, log, artifacts = RecordingGate(verdict), RecordingLog(), Artifacts()
     run = RunScope(make_identity(), 7, make_workplace(project, **(place or {})))
     registered = make_registry(*tools).definitions()
     pipeline = ToolPipeline(registered, run, gate, log, hooks=hooks, artifacts=artifacts, config=config, **more)
-    return Bench(pipeline, gate, log, artifacts)
+    return PipelineHarness(pipeline, gate, log, artifacts)

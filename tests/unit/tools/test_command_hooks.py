@@ -13,7 +13,7 @@ from soong.shared.tools.definition import Target
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock
 from tests.unit.tools.hook_programs import Programs, hook_runs
-from tests.unit.tools.parts import Bench, make_bench, make_tool
+from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def programs(tmp_path: Path) -> Programs:
     return Programs(tmp_path)
 
 
-async def denied(bench: Bench) -> str:
+async def denied(bench: PipelineHarness) -> str:
     result = await bench.call("test.echo", text="x")
     assert result.error is not None
     assert result.error.type is ErrorType.HOOK_DENIED

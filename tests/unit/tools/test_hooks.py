@@ -20,7 +20,7 @@ from soong.shared.tools.hooks.chain import (
 from soong.shared.tools.ports import CallInputs
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.model.clock import FakeClock
-from tests.unit.tools.parts import Bench, make_bench, make_identity, make_tool, make_workplace
+from tests.unit.tools.parts import PipelineHarness, make_bench, make_identity, make_tool, make_workplace
 
 EVERY = Matcher()
 
@@ -36,11 +36,11 @@ def pre(
     return NamedPreHook("checker", hook, on, timeout)
 
 
-def bench_with(*hooks: NamedPreHook, post: tuple[NamedPostHook, ...] = ()) -> Bench:
+def bench_with(*hooks: NamedPreHook, post: tuple[NamedPostHook, ...] = ()) -> PipelineHarness:
     return make_bench([make_tool()], hooks=Hooks(hooks, post))
 
 
-async def refused(bench: Bench) -> str:
+async def refused(bench: PipelineHarness) -> str:
     result = await bench.call("test.echo", text="x")
     assert result.error is not None
     assert result.error.type is ErrorType.HOOK_DENIED

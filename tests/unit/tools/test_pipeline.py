@@ -15,7 +15,7 @@ from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Targe
 from soong.shared.tools.pipeline import PipelineConfig
 from soong.shared.tools.ports import CallRecord, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
-from tests.unit.tools.parts import TEXT_INPUT, Bench, make_bench, make_tool
+from tests.unit.tools.parts import TEXT_INPUT, PipelineHarness, make_bench, make_tool
 
 DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
 
@@ -34,7 +34,7 @@ def returning(value: Any) -> Any:
     return handler
 
 
-async def failure(bench: Bench, tool: str = "test.echo", **fields: Json) -> ErrorType:
+async def failure(bench: PipelineHarness, tool: str = "test.echo", **fields: Json) -> ErrorType:
     result = await bench.call(tool, **fields)
     assert result.error is not None
     assert bench.ended == result

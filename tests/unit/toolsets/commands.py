@@ -14,14 +14,14 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.result import TextBlock, ToolFailure, ToolResult
 from soong.shared.toolsets.code.run_command import CommandTool
-from tests.unit.tools.parts import Bench, make_bench
+from tests.unit.tools.parts import PipelineHarness, make_bench
 
 
 @dataclass
 class Commands:
     root: Path
     outside: Path
-    bench: Bench
+    bench: PipelineHarness
 
     async def run(self, *argv: str, **more: Json) -> ToolResult:
         return await self.bench.call("code.run_command", {"argv": list(argv), **more})

@@ -12,7 +12,7 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Target, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
-from tests.unit.tools.parts import Bench, make_bench
+from tests.unit.tools.parts import PipelineHarness, make_bench
 
 ANY_TEXT: dict[str, Any] = {
     "type": "object",
@@ -30,7 +30,7 @@ class Declared:
     project: Path
     config: Config = field(default_factory=Config)
     options: dict[str, Any] = field(default_factory=dict)
-    bench: Bench | None = None
+    bench: PipelineHarness | None = None
 
     def write(self, name: str = "team.tool", **fields: Any) -> Path:
         """Declare a tool; what is not said is a harmless default."""

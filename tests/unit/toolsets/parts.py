@@ -9,10 +9,10 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.docs import may_end_in
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
 from soong.shared.toolsets.code import code_tools
-from tests.unit.tools.parts import Bench, make_bench
+from tests.unit.tools.parts import PipelineHarness, make_bench
 
 
-def declared(bench: Bench, result: ToolResult, tool: str) -> ToolResult:
+def declared(bench: PipelineHarness, result: ToolResult, tool: str) -> ToolResult:
     """Hold a result to its tool's declaration: whatever error any test meets, the documentation knows (REG-05)."""
     definition = bench.pipeline.resolve(tool)
     if definition is not None and result.error is not None:
@@ -27,7 +27,7 @@ class Project:
     root: Path
     outside: Path
     home: Path
-    bench: Bench
+    bench: PipelineHarness
 
     async def call(self, tool: str, **arguments: Json) -> ToolResult:
         return declared(self.bench, await self.bench.call(f"code.{tool}", arguments), f"code.{tool}")

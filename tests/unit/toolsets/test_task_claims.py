@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, Step, StepKind
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, Step, StepKind
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
@@ -249,9 +249,9 @@ async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to
 
 async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> None:
     await child.do("claim_step", step_id="two")
-    taken = child.further.held_by(Held(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
+    taken = child.further.held_by(Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
     assert taken is not None
-    lease = Held(taken.step_key, taken.identity.run_id, taken.fence)
+    lease = Lease(taken.step_key, taken.identity.run_id, taken.fence)
     await child.store.release(child.claim_loop.capacity().worker_id, [lease], reason="expired", now_us=1)
 
     error = await child.refused("update_step", step_id="two", output="late")
@@ -278,7 +278,7 @@ async def test_where_no_run_is_held_no_further_step_is_given(child: Child) -> No
 
 async def test_a_report_under_way_counts_although_the_run_is_stopped_meanwhile(child: Child) -> None:
     await child.do("claim_step", step_id="two")
-    own = Held(child.claim.step_key, child.claim.identity.run_id, child.claim.fence)
+    own = Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence)
     reporting = asyncio.get_running_loop().create_task(child.call("update_step", step_id="two", output="done"))
     async with asyncio.timeout(10):
         while child.further.held_by(own) is not None:  # noqa: ASYNC110  # what is let go of has no event

@@ -50,7 +50,7 @@ class CountingStore(MemoryStore):
 
 
 @dataclass
-class Bench:
+class CallLogHarness:
     """A claimed run with its log and a pipeline over it."""
 
     store: CountingStore
@@ -73,7 +73,7 @@ class Bench:
         return [each for each, _ in await self.events()]
 
 
-async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Hooks = NO_HOOKS) -> Bench:
+async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Hooks = NO_HOOKS) -> CallLogHarness:
     store = CountingStore()
     ownership = await open_session(store)
     await open_task(store, ownership, "a")
@@ -89,10 +89,10 @@ async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Ho
     )
     scope = RunScope(claim.identity, claim.fence, make_workplace(Path("/p")))
     pipeline = ToolPipeline(tools or (make_tool(),), scope, RecordingGate(), log, hooks=hooks, redactor=clean)
-    return Bench(store, claim, log, pipeline, interruption, len(await store.events(run_id)))
+    return CallLogHarness(store, claim, log, pipeline, interruption, len(await store.events(run_id)))
 
 
-def holding(bench: Callable[[], Bench]) -> Any:
+def holding(bench: Callable[[], CallLogHarness]) -> Any:
     async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         bench().reached.set()
         await asyncio.Event().wait()
@@ -223,7 +223,7 @@ async def test_a_call_that_takes_its_time_is_seen_while_it_runs() -> None:
     assert await bench.types() == ["tool_queued", "tool_started", "tool_failed", "aborted_tools"]
 
 
-async def _has(bench: Bench, types: list[str]) -> bool:
+async def _has(bench: CallLogHarness, types: list[str]) -> bool:
     return await bench.types() == types
 
 
@@ -320,5 +320,5 @@ async def test_events_that_could_not_be_shown_are_written_later_or_say_that_the_
         await bench.log.flush()
 
 
-async def _is_kept_again(bench: Bench) -> bool:
+async def _is_kept_again(bench: CallLogHarness) -> bool:
     return bench.store.writes > 0 and bool(bench.log._kept)

@@ -16,7 +16,7 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Held, NewStep, Outcome, Step, StepEnd, StepError, StepKind
+from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, NewStep, Outcome, Step, StepEnd, StepError, StepKind
 from soong.shared.sandbox.redact import Redactor
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
@@ -43,8 +43,8 @@ class Running:
         return await self.work(claim)
 
 
-def held(claim: Claim) -> Held:
-    return Held(claim.step_key, claim.identity.run_id, claim.fence)
+def held(claim: Claim) -> Lease:
+    return Lease(claim.step_key, claim.identity.run_id, claim.fence)
 
 
 def end(claim: Claim, output: Json = None, **overrides: Any) -> StepEnd:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from soong.shared.core.errors import LeaseLostError, UnavailableError
-from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.step import Lease
 from soong.worker.parking import ParkingCoordinator, RunParking
 from soong.worker.stop_signal import StopSignal
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 
-HELD = Held("task_1/a", "run_1", 1)
+HELD = Lease("task_1/a", "run_1", 1)
 
 
 class Rows(MemoryStore):
@@ -26,7 +26,7 @@ class Rows(MemoryStore):
         self.asked: list[list[str]] = []
 
     async def park(
-        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+        self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
     ) -> bool:
         assert (worker_id, held, max_parked) == ("wrk_1", HELD, 5)
         self.asked.append(sorted(request_ids))
@@ -37,7 +37,7 @@ class Rows(MemoryStore):
 
 
 @dataclass
-class Scene:
+class ParkingHarness:
     """One run and its parking. ``flushed`` counts how often its log was written out before it parked."""
 
     rows: Rows
@@ -62,7 +62,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*outcomes: bool | Exception, after_s: float = 0.0, max_parked: int = 5) -> AsyncIterator[Scene]:
+async def scene(
+    *outcomes: bool | Exception, after_s: float = 0.0, max_parked: int = 5
+) -> AsyncIterator[ParkingHarness]:
     rows = Rows(*(outcomes or (True,)))
     lot = ParkingCoordinator(rows, FakeClock(), after_s, max_parked, again_s=0.001)
     loop = asyncio.get_running_loop()
@@ -72,14 +74,14 @@ async def scene(*outcomes: bool | Exception, after_s: float = 0.0, max_parked: i
         made.flushed.append(len(rows.asked))
 
     parking = RunParking(lot, "wrk_1", HELD, StopSignal(), run, flush)
-    made = Scene(rows, lot, parking, run)
+    made = ParkingHarness(rows, lot, parking, run)
     with lot.entered(parking):
         yield made
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 
 
-def is_timed(made: Scene) -> bool:
+def is_timed(made: ParkingHarness) -> bool:
     return made.parking._timer is not None
 
 
@@ -132,7 +134,7 @@ async def test_the_time_begins_with_the_call_that_has_waited_least() -> None:
             assert timer is not None
             assert timer.when() >= begun_s + 30.0
             made.parking._waiting["req_1"] -= 29.0
-            made.parking.look()
+            made.parking.poll()
             again = made.parking._timer
             assert again is not None
             assert again.when() == pytest.approx(timer.when(), abs=1.0)
@@ -140,7 +142,7 @@ async def test_the_time_begins_with_the_call_that_has_waited_least() -> None:
 
 async def test_a_run_that_waits_for_nothing_is_not_parked() -> None:
     async with scene() as made:
-        made.parking.look()
+        made.parking.poll()
         with made.parking.call():
             assert not await made.is_stopped()
         assert made.rows.asked == []

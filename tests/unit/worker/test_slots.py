@@ -33,7 +33,7 @@ class Running:
         return await self._work(claim)
 
 
-class Bench:
+class SlotsHarness:
     """One process's slots over the reference store, with one session and its steps."""
 
     def __init__(self, work: Work, *, capacity: int = 4, store: MemoryStore | None = None) -> None:
@@ -86,7 +86,7 @@ async def test_one_dispatch_fills_all_spare_slots() -> None:
         running -= 1
         return done(claim)
 
-    steps = await Bench(work, capacity=4).hold(*"abcdefgh")
+    steps = await SlotsHarness(work, capacity=4).hold(*"abcdefgh")
 
     assert most == 4
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
@@ -120,7 +120,7 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
         return done(claim)
 
     store = SlowStore()
-    bench = Bench(work, capacity=3, store=store)
+    bench = SlotsHarness(work, capacity=3, store=store)
     holding = asyncio.ensure_future(bench.hold(*"abcdef"[:ready]))
     await store.is_claiming.wait()
     further = [asyncio.ensure_future(bench.slots.hold()) for _ in range(3)]
@@ -136,7 +136,7 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
 
 async def test_a_slot_beyond_what_a_batch_can_fill_is_promised_to_none() -> None:
     store = SlowStore()
-    bench = Bench(lambda claim: asyncio.sleep(0, done(claim)), capacity=BATCH + 1, store=store)
+    bench = SlotsHarness(lambda claim: asyncio.sleep(0, done(claim)), capacity=BATCH + 1, store=store)
     holding = asyncio.ensure_future(bench.hold("a"))
     await store.is_claiming.wait()
     assert bench.slots.spare() == BATCH
@@ -162,7 +162,7 @@ async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_bef
         def ended(self, claim: Claim, end: StepEnd | None) -> None:
             has_ended.set()
 
-    bench = Bench(work)
+    bench = SlotsHarness(work)
     bench.slots.watcher = Watching()
     holding = asyncio.ensure_future(bench.hold(*may_end))
     async with asyncio.timeout(10):
@@ -189,7 +189,7 @@ async def test_a_run_whose_log_cannot_be_written_is_handed_back_and_goes_on() ->
             raise UnavailableError("the database is away")
         return done(claim)
 
-    (step,) = await Bench(work).hold("a")
+    (step,) = await SlotsHarness(work).hold("a")
 
     assert step.status is StepStatus.COMPLETED
     assert step.lost_leases == 0
@@ -200,7 +200,7 @@ async def test_a_lost_lease_ends_the_run_without_a_word() -> None:
     async def work(claim: Claim) -> StepEnd:
         raise LeaseLostError(claim.identity.run_id, claim.fence)
 
-    (step,) = await Bench(work).hold("a")
+    (step,) = await SlotsHarness(work).hold("a")
 
     assert step.status.is_leased
 
@@ -209,7 +209,7 @@ async def test_work_that_cancels_itself_fails_its_step() -> None:
     async def work(claim: Claim) -> StepEnd:
         raise asyncio.CancelledError
 
-    (step,) = await Bench(work).hold("a")
+    (step,) = await SlotsHarness(work).hold("a")
 
     assert step.status is StepStatus.FAILED
     assert step.error is not None
@@ -218,7 +218,7 @@ async def test_work_that_cancels_itself_fails_its_step() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 3])
 async def test_a_dispatch_to_a_full_process_returns_at_once(capacity: int) -> None:
-    bench = Bench(lambda claim: asyncio.sleep(0, done(claim)), capacity=capacity)
+    bench = SlotsHarness(lambda claim: asyncio.sleep(0, done(claim)), capacity=capacity)
     for _ in range(capacity):
         bench.slots._open += 1
 
@@ -233,7 +233,7 @@ async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_c
     async def work(claim: Claim) -> StepEnd:
         raise AssertionError(claim)
 
-    bench, ends = Bench(work), EndsSeen()
+    bench, ends = SlotsHarness(work), EndsSeen()
 
     class CutOff(Running):
         async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:

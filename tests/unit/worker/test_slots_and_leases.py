@@ -9,7 +9,7 @@ import pytest
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, StepEnd
+from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
@@ -27,7 +27,7 @@ class LateStore(MemoryStore):
         super().__init__()
         self.answers = asyncio.Event()
 
-    async def release(self, worker_id: str, held: Sequence[Held], **rest: Any) -> frozenset[str]:
+    async def release(self, worker_id: str, held: Sequence[Lease], **rest: Any) -> frozenset[str]:
         stale = await super().release(worker_id, held, **rest)
         if not self.answers.is_set():
             raise UnavailableError("the answer was lost")

@@ -21,7 +21,7 @@ from soong.shared.engine.tasks.additional_claims import (
     taken_meanwhile,
 )
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Held, StepKind
+from soong.shared.engine.tasks.step import Claim, Lease, StepKind
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
 from soong.shared.storage.sql.claims.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, next_turn, scopes_of
 from soong.shared.storage.sql.claims.readiness import tell_opened
@@ -75,7 +75,7 @@ LAST_TURN: Final = Statement("last turn: of all sessions", "SELECT max(last_clai
 @dataclass(frozen=True, slots=True)
 class _Ask:
     worker_id: str
-    holder: Held
+    holder: Lease
     step_id: str
     pools: Collection[str]
     capabilities: Collection[str]
@@ -91,7 +91,7 @@ class SqlFurther:
     async def claim_additional(
         self,
         worker_id: str,
-        holder: Held,
+        holder: Lease,
         step_id: str,
         *,
         pools: Sequence[str],

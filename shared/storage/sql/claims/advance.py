@@ -15,7 +15,7 @@ from soong.shared.storage.sql.claims.claiming import (
     Turns,
     know_heads,
     lock_room,
-    look,
+    scan,
     share_out,
 )
 from soong.shared.storage.sql.claims.completions import ClaimRequest, owner_work, write_ends
@@ -40,14 +40,14 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: 
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     if tx.is_postgres:
-        ended, owner_sessions, seen = postgres_hot_path.end_and_look(tx, by_key, wish)
+        ended, owner_sessions, seen = postgres_hot_path.end_and_scan(tx, by_key, wish)
         claims, is_left = _claim(tx, contexts, run_log, wish, seen, postgres_hot_path.take)
     else:
         ended = write_ends(tx, run_log, by_key, wish)
         if any(end.outcome is Outcome.PARTIAL for end in ends):
             run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
         owner_sessions = owner_work(tx, ended)
-        claims, is_left = _claim(tx, contexts, run_log, wish, look(tx, wish), _take)
+        claims, is_left = _claim(tx, contexts, run_log, wish, scan(tx, wish), _take)
     run_log.flush(tx)
     left = ended.ready.difference(claim.step_key for claim in claims)
     return Advance(
@@ -75,7 +75,7 @@ def _claim(
         claims += found
         if len(found) == len(turns.order):
             break
-        seen = look(tx, wish)
+        seen = scan(tx, wish)
     return claims, is_left
 
 

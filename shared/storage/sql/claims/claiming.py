@@ -174,7 +174,7 @@ class ClaimScan:
     last_turn: int
 
 
-def look(tx: Transaction, wish: ClaimRequest) -> ClaimScan:
+def scan(tx: Transaction, wish: ClaimRequest) -> ClaimScan:
     """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
     lanes, last_turn = read_lanes(tx, most_ready(wish))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.step import Lease
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -67,7 +67,7 @@ WITHDRAW_OF: Final = Statement(
 
 
 def park(
-    tx: Transaction, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+    tx: Transaction, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
 ) -> bool:
     """See :meth:`soong.shared.engine.tasks.store.TaskStore.park`."""
     lease = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence}

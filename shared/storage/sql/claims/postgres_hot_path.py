@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_of_rows
-from soong.shared.storage.sql.claims.claiming import LAST_TURN, ClaimScan, Turns, lanes_of_rows, look, most_ready
+from soong.shared.storage.sql.claims.claiming import LAST_TURN, ClaimScan, Turns, lanes_of_rows, most_ready, scan
 from soong.shared.storage.sql.claims.completions import (
     ClaimRequest,
     CompletionResult,
@@ -191,7 +191,7 @@ TAKE: Final = Statement(
 )
 
 
-def end_and_look(
+def end_and_scan(
     tx: Transaction, ends: Mapping[str, StepEnd], wish: ClaimRequest
 ) -> tuple[CompletionResult, frozenset[str], ClaimScan]:
     """Write the ends, unlock, and look at what the claim is decided on: one round trip.
@@ -217,13 +217,13 @@ def end_and_look(
     ended.ready, has_completed_maps = settle_unlocked(tx, opened, wish.now_us)
     if has_completed_maps:
         # More has opened since that look.
-        return ended, owner_work(tx, ended), look(tx, wish)
+        return ended, owner_work(tx, ended), scan(tx, wish)
     owners = frozenset(
         ended.sessions[fields[0]]
         for kind, fields in seen
         if kind == "task" and fields[0] in ended.sessions and has_owner_work(tx, *fields)
     )
-    return ended, owners, _look(seen)
+    return ended, owners, _scan(seen)
 
 
 def _end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
@@ -233,7 +233,7 @@ def _end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
     return (*end_row(end), *told.end_of(end.run_id))
 
 
-def _look(rows: Any) -> ClaimScan:
+def _scan(rows: Any) -> ClaimScan:
     lanes = [fields for kind, fields in rows if kind == "lane"]
     return ClaimScan(
         is_live=any(kind == "live" for kind, _ in rows),

@@ -10,7 +10,7 @@ from typing import Final
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.lost_lease import poisoned
-from soong.shared.engine.tasks.step import Held
+from soong.shared.engine.tasks.step import Lease
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened
 from soong.shared.storage.sql.engine.rows import pack, plain
@@ -99,7 +99,7 @@ SKIP_BELOW: Final = Statement(
 
 
 def free_steps(
-    tx: Transaction, run_log: RunLogBuffer, worker_id: str, held: Sequence[Held], reason: str, now_us: int
+    tx: Transaction, run_log: RunLogBuffer, worker_id: str, held: Sequence[Lease], reason: str, now_us: int
 ) -> frozenset[str]:
     """Return leased steps to ready; the run ids of those that are not held (any more) are returned."""
     ordered = sorted({(lease.step_key, lease.run_id, lease.fence) for lease in held})

@@ -14,8 +14,8 @@ from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
     Cap,
-    Held,
     Interrupt,
+    Lease,
     NewTask,
     Step,
     StepEnd,
@@ -158,7 +158,7 @@ class SqlTasks:
         wish = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
         return await self._database.write(lambda tx: advance(tx, self._contexts, ends, wish))
 
-    async def release(self, worker_id: str, held: Sequence[Held], *, reason: str, now_us: int) -> frozenset[str]:
+    async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
         def write(tx: Transaction) -> frozenset[str]:
             run_log = RunLogBuffer(now_us)
             stale = free_steps(tx, run_log, worker_id, held, reason, now_us)
@@ -168,14 +168,14 @@ class SqlTasks:
         return await self._database.write(write)
 
     async def park(
-        self, worker_id: str, held: Held, request_ids: Sequence[str], *, max_parked: int, now_us: int
+        self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
     ) -> bool:
         def write(tx: Transaction) -> bool:
             return park(tx, worker_id, held, request_ids, max_parked=max_parked, now_us=now_us)
 
         return await self._database.write(write)
 
-    async def report_progress(self, worker_id: str, held: Held, progress: str, *, now_us: int) -> None:
+    async def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
         def write(tx: Transaction) -> None:
             parameters = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence, "worker_id": worker_id}
             if not tx.count(REPORT_PROGRESS, progress=plain(progress), **parameters):
@@ -195,9 +195,9 @@ class SqlTasks:
             for run_id, key, fence, cancel, reason in rows
         ]
 
-    async def leases(self, worker_id: str) -> Sequence[Held]:
+    async def leases(self, worker_id: str) -> Sequence[Lease]:
         rows = await self._database.read(lambda tx: tx.rows(LEASES, worker_id=worker_id))
-        return [Held(*row) for row in rows]
+        return [Lease(*row) for row in rows]
 
     async def backlog(self, *, limit: int = 1000) -> Backlog:
         return await self._database.read(lambda tx: _backlog(tx, limit))

@@ -21,8 +21,8 @@ TAIL: Final = 60
 """Lines of its story that a failing seed shows."""
 
 FAULTS_OF_OURS: Final = frozenset({
-    "reconcile_failed", "interrupts_failed", "slot_failed", "batch_failed", "beat_failed", "end_unwritable", "loop_ended",
-    "approvals_poll_failed",
+    "reconcile_failed", "interrupts_failed", "slot_failed", "batch_failed", "beat_failed", "end_unwritable",
+    "loop_ended", "approvals_poll_failed",
     "question_failed", "inbox_failed", "parking_failed", "forged_decision", "forged_request",
 })  # fmt: skip
 """Logged where a broad ``except`` caught what should never be raised."""

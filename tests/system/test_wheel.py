@@ -50,6 +50,7 @@ asyncio.run(main())
 
 TYPED_PROGRAM = """
 import asyncio
+from typing import reveal_type
 
 from soong import (
     Choice, JsonObject, Permission, PermissionDecision, PermissionRequest, Soong, StepContext, TaskStatus, Toolset,
@@ -86,7 +87,6 @@ async def main() -> None:
 
 asyncio.run(main())
 """
-REVEALED = ["str", "soong.shared.engine.tasks.status.TaskStatus"]
 
 
 @dataclass(frozen=True)
@@ -162,19 +162,22 @@ def test_the_sdist_holds_the_package_once_and_builds_the_same_wheel(built: Distr
 
 
 @pytest.mark.spec("OPS-09.b")
-def test_a_type_checker_sees_the_type_of_every_public_name(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checker", ["mypy", "pyrefly"])
+def test_a_strict_type_checker_sees_real_types(checker: str, installed: Path, tmp_path: Path) -> None:
     names = sorted(soong.__all__)
-    lines = ["import soong", *(f"reveal_type(soong.{name})" for name in names)]
+    lines = ["from typing import reveal_type", "import soong", *(f"reveal_type(soong.{name})" for name in names)]
     (tmp_path / "names.py").write_text("\n".join(lines) + "\n")
     (tmp_path / "program.py").write_text(TYPED_PROGRAM)
+    check = {"mypy": _mypy, "pyrefly": _pyrefly}[checker]
 
-    of_names = _mypy(installed, tmp_path, "names.py")
-    of_program = _mypy(installed, tmp_path, "program.py")
+    of_names = check(installed, tmp_path, "names.py")
+    of_program = check(installed, tmp_path, "program.py")
 
     assert len(of_names) == len(names)
-    assert {name: type_ for name, type_ in zip(names, of_names, strict=True) if type_ == "Any"} == {}
-    assert of_program[:2] == REVEALED
-    assert "Any" not in of_program[2]
+    assert {name: type_ for name, type_ in zip(names, of_names, strict=True) if type_ in ("Any", "Unknown")} == {}
+    assert [type_.rpartition(".")[2] for type_ in of_program[:2]] == ["str", "TaskStatus"]
+    assert "Mapping[str, " in of_program[2]
+    assert not re.search(r"Any|Unknown", of_program[2])
 
 
 @pytest.mark.spec("OPS-09.b")
@@ -265,6 +268,16 @@ def _mypy(installed: Path, folder: Path, program: str) -> list[str]:
     checker = (sys.executable, "-P", "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), program)
     shown = _called([*checker, "--python-executable", str(installed / "bin" / "python")], folder)
     return re.findall(r'Revealed type is "(.*)"', shown.stdout)
+
+
+def _pyrefly(installed: Path, folder: Path, program: str) -> list[str]:
+    """Do the same with a checker that infers as pyright does."""
+    interpreter = ("--python-interpreter-path", str(installed / "bin" / "python"))
+    shown = ("--min-severity", "info", "--output-format", "min-text")
+    checker = [str(BIN / "pyrefly"), "check", "--preset", "strict", *interpreter, *shown, program]
+    done = subprocess.run(checker, cwd=folder, capture_output=True, text=True, check=False)
+    assert "ERROR" not in done.stdout
+    return re.findall(r"revealed type: (.*) \[reveal-type\]", done.stdout)
 
 
 def _called(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-extra lint simulate chaos spec mutants bench lock clean
+.PHONY: help env demo test test-extra lint docs simulate chaos spec mutants bench lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
@@ -69,6 +69,10 @@ lint: env ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Without a network. Diagrams are drawn where `npm ci --prefix tests/npm` has installed mermaid, and are text elsewhere.
+docs: env ## Build the documentation site into site/, strictly
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 SEEDS ?= 10000
 STORE ?= memory
 simulate: env ## Play seeded stories of faults: SEEDS=10000, STORE=memory or sqlite, or one again with SEED=n
@@ -99,6 +103,6 @@ lock: env ## Resolve the requirements anew
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 
 clean: ## Remove the environment and everything that was made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f .coverage .spec-results.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

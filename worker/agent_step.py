@@ -55,7 +55,7 @@ from soong.worker.permission_gate import DecisionInbox, WorkerGate
 from soong.worker.stop_signal import StopSignal
 from soong.worker.telemetry import AgentObserver, NullObserver
 from soong.worker.time_limit import TimeLimit, UntimedGate
-from soong.worker.transcript import RunTranscript
+from soong.worker.transcript import WorkerTranscript
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class AgentStepRunner:
         gate = self._gate(claim, policy, log, interruption, parking)
         scope = RunScope(claim.identity, claim.fence, run_dirs)
         calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
-        transcript = RunTranscript(runs, log, self.clock, run_id, fence, self._redactor)
+        transcript = WorkerTranscript(runs, log, self.clock, run_id, fence, self._redactor)
         try:
             with self.lot.entered(parking):
                 end = await run_agent(task, model, calls, transcript, log, self.clock, suffered=interruption.suffered)

@@ -45,7 +45,7 @@ def retry_s(attempt: int) -> float:
 
 
 @dataclass(slots=True)
-class ClaimRequest:
+class SlotTurn:
     """One slot's turn: the ends of what its run held, if any, and the wish for another step."""
 
     ends: tuple[StepEnd, ...]
@@ -80,7 +80,7 @@ class ClaimLoop:
     is_draining: bool = False
     promised: int = 0
     """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
-    _wishes: list[ClaimRequest] = field(default_factory=list)
+    _wishes: list[SlotTurn] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ringing: asyncio.Task[None] | None = None
@@ -132,8 +132,8 @@ class ClaimLoop:
         """Let go of a claim that has come back without an end."""
         self._given.discard((claim.identity.run_id, claim.fence))
 
-    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> ClaimRequest:
-        wish = ClaimRequest(ends, wants_step, asyncio.get_running_loop().create_future())
+    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> SlotTurn:
+        wish = SlotTurn(ends, wants_step, asyncio.get_running_loop().create_future())
         self._wishes.append(wish)
         self._wanted.set()
         return wish
@@ -184,7 +184,7 @@ class ClaimLoop:
                     finally:
                         self.promised = 0
 
-    async def _serve(self, wishes: list[ClaimRequest]) -> None:
+    async def _serve(self, wishes: list[SlotTurn]) -> None:
         capacity = self.capacity()
         if not capacity.worker_id:
             self._answer(wishes, ())
@@ -207,7 +207,7 @@ class ClaimLoop:
         await self._tell_owners(advance)
         await self._tell_followers(wishes, advance)
 
-    def _answer(self, wishes: list[ClaimRequest], claims: tuple[Claim, ...]) -> list[Claim]:
+    def _answer(self, wishes: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
         self._given.difference_update((end.run_id, end.fence) for wish in wishes for end in wish.ends)
         self._given.update((claim.identity.run_id, claim.fence) for claim in claims)
@@ -222,7 +222,7 @@ class ClaimLoop:
         for claim in claims:
             self.grow(claim)
 
-    async def _serve_apart(self, capacity: WorkerCapacity, wishes: list[ClaimRequest], error: Exception) -> None:
+    async def _serve_apart(self, capacity: WorkerCapacity, wishes: list[SlotTurn], error: Exception) -> None:
         """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.
 
         An end that cannot be stored even alone is written as a failure that says why; otherwise one poisonous result
@@ -247,7 +247,7 @@ class ClaimLoop:
                 return advance.stale
         return frozenset({end.run_id})
 
-    async def _advance(self, capacity: WorkerCapacity, wishes: list[ClaimRequest]) -> Advance:
+    async def _advance(self, capacity: WorkerCapacity, wishes: list[SlotTurn]) -> Advance:
         ends = [end for wish in wishes for end in wish.ends]
         waiting = sum(wish.wants_step for wish in wishes)
         spare = 0 if self.is_draining else self.spare()
@@ -284,7 +284,7 @@ class ClaimLoop:
             self._ringing = asyncio.get_running_loop().create_task(self._ring_soon(delay_s))
         self._was_left = advance.ready_left
 
-    async def _tell_followers(self, wishes: list[ClaimRequest], advance: Advance) -> None:
+    async def _tell_followers(self, wishes: list[SlotTurn], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
         ended = [end.run_id for wish in wishes for end in wish.ends if end.nodes]
         begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]

@@ -27,7 +27,7 @@ from soong.worker.heartbeat import Heartbeat, Ticker
 from soong.worker.incarnation import Incarnation
 from soong.worker.pulse import Pulse
 from soong.worker.recycling import RecycleLimits
-from soong.worker.slots import RunObserver, Slots, StepRunner
+from soong.worker.slots import ClaimRunner, RunObserver, Slots
 
 log = get_logger(__name__)
 
@@ -106,7 +106,7 @@ class WorkerProcess:
         clock: Clock,
         settings: Settings,
         incarnation: Incarnation,
-        runner: StepRunner,
+        runner: ClaimRunner,
         watcher: RunObserver,
         thread: CommandCaller,
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),

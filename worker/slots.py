@@ -27,7 +27,7 @@ from soong.worker.stop_signal import StopReason, StopSignal
 log = get_logger(__name__)
 
 
-class StepRunner(Protocol):
+class ClaimRunner(Protocol):
     """Runs one claimed step to its end. Raises LeaseLostError when a write was refused; is cancelled to stop it."""
 
     async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd: ...
@@ -56,7 +56,7 @@ class Slots:
     capacity: int
     store: TaskStore
     clock: Clock
-    runner: StepRunner
+    runner: ClaimRunner
     watcher: RunObserver
     further: AdditionalSteps = field(default_factory=AdditionalSteps)
     """What the held runs hold beside their own steps."""

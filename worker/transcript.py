@@ -20,7 +20,7 @@ from soong.worker.call_log import RunCallLog
 
 
 @dataclass(slots=True)
-class RunTranscript:
+class WorkerTranscript:
     """Implements ``soong.shared.agents.ports.Transcript``; what the call log has kept back goes first."""
 
     runs: RunStore

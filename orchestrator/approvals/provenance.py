@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from soong.shared.core.errors import StartedByRunError
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.permissions.provenance import Provenance
-from soong.shared.sandbox.family import WorkerProcess, chain_of, own_chain
+from soong.shared.sandbox.family import RegisteredWorker, chain_of, own_chain
 
 
 async def provenance_here(store: SessionStore | None) -> Provenance:
@@ -19,14 +19,14 @@ async def provenance_here(store: SessionStore | None) -> Provenance:
     return Provenance(socket.gethostname(), await asyncio.to_thread(own_chain, await workers_here(store)))
 
 
-async def workers_here(store: SessionStore | None) -> tuple[WorkerProcess, ...]:
+async def workers_here(store: SessionStore | None) -> tuple[RegisteredWorker, ...]:
     """Return the worker processes of this machine by their rows. Raises: UnavailableError."""
     host = socket.gethostname()
     rows = await store.workers() if store is not None else ()
-    return tuple(WorkerProcess(row.pid, row.started_us) for row in rows if row.host == host)
+    return tuple(RegisteredWorker(row.pid, row.started_us) for row in rows if row.host == host)
 
 
-def provenance_of(pid: int, workers: Sequence[WorkerProcess]) -> Provenance:
+def provenance_of(pid: int, workers: Sequence[RegisteredWorker]) -> Provenance:
     """Return where another process of this machine comes from; without processes when it has ended."""
     return Provenance(socket.gethostname(), chain_of(pid, workers))
 

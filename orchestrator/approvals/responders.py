@@ -60,7 +60,7 @@ async def answer_by(
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _CallbackReply:
     """What a callback said; no choice means that it failed, and the reason says how."""
 
     choice: Choice | None
@@ -68,7 +68,9 @@ class _Said:
     metadata: JsonObject = field(default_factory=dict)
 
 
-async def _ask(callback: PermissionCallback, request: PermissionRequest, passing: tuple[type[Exception], ...]) -> _Said:
+async def _ask(
+    callback: PermissionCallback, request: PermissionRequest, passing: tuple[type[Exception], ...]
+) -> _CallbackReply:
     try:
         decision: object = await await_foreign(lambda: callback(request))
     except passing:
@@ -77,25 +79,25 @@ async def _ask(callback: PermissionCallback, request: PermissionRequest, passing
         if isinstance(error.original, SystemExit | KeyboardInterrupt):
             raise error.original from None  # the callback's program is this process, and may end it
         if isinstance(error.original, asyncio.CancelledError):
-            return _Said(None, "the callback was cancelled from within")
+            return _CallbackReply(None, "the callback was cancelled from within")
         return _failed(request, error)
     except Exception as error:  # noqa: BLE001  # a stranger's function: whatever it raises is a failed answer
         return _failed(request, error)
     if not isinstance(decision, PermissionDecision) or not isinstance(decision.choice, Choice):
-        return _Said(None, f"the callback returned {shown(decision)}, not a PermissionDecision")
+        return _CallbackReply(None, f"the callback returned {shown(decision)}, not a PermissionDecision")
     try:
         metadata = parse_strict(canonical(dict(decision.metadata)))
     except Exception as error:  # noqa: BLE001  # a mapping of the callback's own: its methods may raise anything
-        return _Said(None, f"the callback's metadata is not a JSON object: {words_of(error)}")
+        return _CallbackReply(None, f"the callback's metadata is not a JSON object: {words_of(error)}")
     if not isinstance(metadata, dict) or len(canonical(metadata)) > MAX_METADATA_BYTES:
-        return _Said(None, f"the callback's metadata has more than {MAX_METADATA_BYTES} bytes")
-    return _Said(decision.choice, str(decision.reason), metadata)
+        return _CallbackReply(None, f"the callback's metadata has more than {MAX_METADATA_BYTES} bytes")
+    return _CallbackReply(decision.choice, str(decision.reason), metadata)
 
 
-def _failed(request: PermissionRequest, error: Exception) -> _Said:
+def _failed(request: PermissionRequest, error: Exception) -> _CallbackReply:
     words = words_of(error)
     log.warning("callback_failed", request=request.id, error=words)
-    return _Said(None, f"the callback raised {words}")
+    return _CallbackReply(None, f"the callback raised {words}")
 
 
 async def insert_answer(store: ConsentStore, answer: Answer) -> str:

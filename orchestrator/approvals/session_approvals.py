@@ -49,7 +49,7 @@ LOOK_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenQuestion:
     """A question on the desk. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
 
     run_id: str
@@ -89,7 +89,7 @@ class SessionApprovals:
     presence: Presence = field(init=False)
     floods: QuestionLimiter = field(init=False)
     grants: GrantBook = field(default_factory=GrantBook)
-    open: dict[str, _Open] = field(default_factory=dict)
+    open: dict[str, _OpenQuestion] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """Of what was pending at the last look, by request."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -177,7 +177,7 @@ class SessionApprovals:
         pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
-            self.open.setdefault(request.id, _Open(request.identity.run_id))
+            self.open.setdefault(request.id, _OpenQuestion(request.identity.run_id))
             lanes.setdefault(lane_of(request), []).append(request)
         if session.answer_mode is AnswerMode.ATTACHED:
             await self._observe(found.responders)
@@ -254,7 +254,7 @@ class SessionApprovals:
         return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
 
     def _ask(
-        self, session: Session, request: PermissionRequest, entry: _Open, asked_s: float
+        self, session: Session, request: PermissionRequest, entry: _OpenQuestion, asked_s: float
     ) -> UnsignedDecision | None:
         """See that somebody is being asked; rule when that failed, or when the time for it has run out."""
         if entry.asking is not None and (problem := _problem_of(entry.asking)):

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soong.orchestrator.cli.commands import COMMANDS, GROUPS, Entry
+from soong.orchestrator.cli.commands import COMMANDS, GROUPS, CommandEntry
 from soong.orchestrator.cli.verbosity import Verbosity, choose, chosen
 
 COMPLETE_VARIABLE = "_SOONG_COMPLETE"
@@ -32,7 +32,7 @@ class CommandGroup(TyperGroup):
             formatter.write_dl([(name, _first_sentence(command.help)) for name, command in self.commands.items()])
 
 
-class Program(CommandGroup):
+class CommandLine(CommandGroup):
     """The program itself: its commands are listed by group."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -48,7 +48,7 @@ def build(arguments: Sequence[str]) -> TyperGroup:
     """Return the program with the one command that ``arguments`` name; the others are known by their summary."""
     app = typer.Typer(
         name="soong",
-        cls=Program,
+        cls=CommandLine,
         help="Durable task DAGs of agents on Celery workers, with one voice that grants permission.",
         epilog=_FOOTER,
         no_args_is_help=True,
@@ -115,7 +115,7 @@ def _options(
     """Take the options before the command."""
 
 
-def _mount(app: typer.Typer, name: str, entry: Entry) -> None:
+def _mount(app: typer.Typer, name: str, entry: CommandEntry) -> None:
     module = import_module(f"soong.orchestrator.cli.{entry.module}")
     from soong.shared.core.log import configure  # after the command's own imports, which a bare --help does not pay
 
@@ -136,7 +136,7 @@ def _first_sentence(text: str | None) -> str:
     return paragraph.split(". ")[0].rstrip(".") + "."
 
 
-def _examples(entry: Entry) -> str | None:
+def _examples(entry: CommandEntry) -> str | None:
     if not entry.examples:
         return None
     # \b keeps the lines of a paragraph as they are.

@@ -13,7 +13,7 @@ from soong.orchestrator.cli.finding import Finding, Level
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.settings import Settings
-from soong.shared.permissions.access.database_rights import Standing
+from soong.shared.permissions.access.database_rights import DatabaseRights
 from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER
 
 MIN_FREE_BYTES = 200 * 1024 * 1024
@@ -112,7 +112,7 @@ def _configuration(settings: Settings) -> Iterator[Path]:
         yield from (Path(word) for word in hook.command if word.startswith("/") and Path(word).is_file())
 
 
-async def _standing(settings: Settings) -> Standing | None:
+async def _standing(settings: Settings) -> DatabaseRights | None:
     from soong.orchestrator.client.bootstrap import standing_of
 
     return await asyncio.to_thread(standing_of, settings)

@@ -9,7 +9,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """A command before its module is imported. ``module`` has a function ``command`` or a group ``app``."""
 
     module: str
@@ -17,9 +17,9 @@ class Entry:
     examples: tuple[str, ...] = ()
 
 
-GROUPS: Final[Mapping[str, Mapping[str, Entry]]] = {
+GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
     "Run plans": {
-        "run": Entry(
+        "run": CommandEntry(
             "run",
             "Run a plan and follow it to its end.",
             (
@@ -28,12 +28,12 @@ GROUPS: Final[Mapping[str, Mapping[str, Entry]]] = {
                 "soong run - < plan.yaml",
             ),
         ),
-        "resume": Entry(
+        "resume": CommandEntry(
             "resume",
             "Continue a paused, interrupted or failed task.",
             ("soong resume --last", "soong resume 53d24b3 --model openai:gpt-5"),
         ),
-        "tasks": Entry(
+        "tasks": CommandEntry(
             "tasks",
             "List, show, validate, draw, pause and cancel tasks.",
             (
@@ -42,78 +42,82 @@ GROUPS: Final[Mapping[str, Mapping[str, Entry]]] = {
                 "soong tasks graph plan.yaml --format svg > plan.svg",
             ),
         ),
-        "runs": Entry(
+        "runs": CommandEntry(
             "runs",
             "List, show and follow the runs of agents.",
             ("soong runs list --task 53d24b3", "soong runs tail TASK/STEP --follow"),
         ),
     },
     "Answer and allow": {
-        "approvals": Entry(
+        "approvals": CommandEntry(
             "approvals",
             "List, show and answer questions that wait for a person.",
             ("soong approvals watch", "soong approvals allow 7f3a --session"),
         ),
-        "permissions": Entry(
+        "permissions": CommandEntry(
             "permissions",
             "Show which rules decide on tool calls.",
             ("soong permissions explain", "soong permissions explain code.write_file path=report.md"),
         ),
-        "audit": Entry(
+        "audit": CommandEntry(
             "audit",
             "Export and verify who answered and decided what.",
             ("soong audit export --since 7d", "soong audit verify"),
         ),
     },
     "Tools": {
-        "tools": Entry(
+        "tools": CommandEntry(
             "tools",
             "List, show, explain and call tools without a model.",
             ("soong tools list", "soong tools call code.search query='def main'"),
         ),
     },
     "Service on this machine": {
-        "up": Entry("up", "Start the service on this machine and stay.", ("soong up --workers 4 --http 8642",)),
-        "down": Entry("down", "Stop the service of this home."),
-        "status": Entry("status", "Show the service, its workers, tasks and questions.", ("soong status --json",)),
-        "doctor": Entry("doctor", "Check this machine, the home and the service.", ("soong doctor --json",)),
-        "worker": Entry("worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
-        "workers": Entry("workers", "List the workers and what each holds.", ("soong workers list",)),
-        "caps": Entry(
+        "up": CommandEntry("up", "Start the service on this machine and stay.", ("soong up --workers 4 --http 8642",)),
+        "down": CommandEntry("down", "Stop the service of this home."),
+        "status": CommandEntry(
+            "status", "Show the service, its workers, tasks and questions.", ("soong status --json",)
+        ),
+        "doctor": CommandEntry("doctor", "Check this machine, the home and the service.", ("soong doctor --json",)),
+        "worker": CommandEntry("worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
+        "workers": CommandEntry("workers", "List the workers and what each holds.", ("soong workers list",)),
+        "caps": CommandEntry(
             "limits",
             "Limit how much runs at once, by pool, model, agent definition or session.",
             ("soong caps set pool:default 8", "soong caps list"),
         ),
-        "project": Entry("project", "Mark a folder for workers that have it.", ("soong project .",)),
-        "flower": Entry("flower", "Open Flower on the running service."),
-        "metrics": Entry("metrics", "Print the metrics in Prometheus' text form."),
+        "project": CommandEntry("project", "Mark a folder for workers that have it.", ("soong project .",)),
+        "flower": CommandEntry("flower", "Open Flower on the running service."),
+        "metrics": CommandEntry("metrics", "Print the metrics in Prometheus' text form."),
     },
     "HTTP API": {
-        "serve": Entry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),
-        "tokens": Entry(
+        "serve": CommandEntry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),
+        "tokens": CommandEntry(
             "tokens",
             "Make, list and revoke tokens of the HTTP API.",
             ("soong tokens create --principal ada --right run",),
         ),
     },
     "Deployments": {
-        "orchestrator": Entry("orchestrator", "Run an orchestrator alone."),
-        "migrate": Entry("migrate", "Create or upgrade the tables of the database."),
-        "gc": Entry(
+        "orchestrator": CommandEntry("orchestrator", "Run an orchestrator alone."),
+        "migrate": CommandEntry("migrate", "Create or upgrade the tables of the database."),
+        "gc": CommandEntry(
             "gc",
             "Remove what has ended, by age and by size.",
             ("soong gc --older-than 30d --dry-run", "soong gc --older-than 30d --keep 10GiB"),
         ),
-        "keys": Entry("keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)),
+        "keys": CommandEntry("keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)),
     },
     "This program": {
-        "config": Entry("config", "Show every setting, its value and its source.", ("soong config show",)),
-        "completion": Entry(
+        "config": CommandEntry("config", "Show every setting, its value and its source.", ("soong config show",)),
+        "completion": CommandEntry(
             "completion", "Print the completion script of a shell.", ('eval "$(soong completion bash)"',)
         ),
-        "version": Entry("version", "Show the version of this program.", ("soong version --json",)),
-        "help": Entry("help", "Show the help of a command.", ("soong help tasks validate",)),
+        "version": CommandEntry("version", "Show the version of this program.", ("soong version --json",)),
+        "help": CommandEntry("help", "Show the help of a command.", ("soong help tasks validate",)),
     },
 }
 
-COMMANDS: Final[Mapping[str, Entry]] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+COMMANDS: Final[Mapping[str, CommandEntry]] = {
+    name: entry for group in GROUPS.values() for name, entry in group.items()
+}

@@ -37,7 +37,7 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-class Lines:
+class LineDisplay:
     """One line on standard error for each change: for pipes, logs and ``--json``."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Lines:
 def make_display(*, is_plain: bool) -> Display:
     """Return the live picture when standard output is a terminal, else lines."""
     if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
-        return Lines()
+        return LineDisplay()
     from soong.orchestrator.cli.live import Live  # rich, only for terminals
 
     return Live()

@@ -8,7 +8,12 @@ import typer
 
 from soong.orchestrator.cli.console import emit, output, say
 from soong.orchestrator.retention.amounts import bytes_text, read_age, read_size
-from soong.orchestrator.retention.collector import Collected, GarbageCollector, Limits, Preview
+from soong.orchestrator.retention.collector import (
+    CollectionPreview,
+    CollectionReport,
+    GarbageCollector,
+    RetentionLimits,
+)
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json
@@ -32,7 +37,7 @@ def command(
         raise UsageError("neither --older-than nor --keep is given; name what to remove, for example --older-than 30d")
     now_us = SystemClock().now_us()
     before_us = now_us - read_age(older_than) * 1_000_000 if older_than else 0
-    limits = Limits(before_us, read_size(keep) if keep else 0)
+    limits = RetentionLimits(before_us, read_size(keep) if keep else 0)
     settings = load_settings()
     if dry_run:
         seen = asyncio.run(_with_collector(settings, lambda collector: collector.preview(limits)))
@@ -49,7 +54,7 @@ def _show(is_json: bool, document: dict[str, Json], words: str) -> None:
         output(words)
 
 
-def preview_text(seen: Preview) -> str:
+def preview_text(seen: CollectionPreview) -> str:
     """Return a dry run as people read it."""
     kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sorted(seen.artifact_bytes.items()))
     return (
@@ -61,7 +66,7 @@ def preview_text(seen: Preview) -> str:
     )
 
 
-def text_of(done: Collected) -> str:
+def text_of(done: CollectionReport) -> str:
     """Return the result as people read it."""
     return (
         f"removed {done.tasks} tasks, {done.steps} steps, {done.runs} runs, {done.sessions} sessions, "
@@ -80,6 +85,6 @@ async def _with_collector(settings: Settings, work: Callable[[GarbageCollector],
         return await work(collector)
 
 
-def _tell(done: Collected) -> None:
+def _tell(done: CollectionReport) -> None:
     if done.tasks % 100 == 0:
         say(f"  {done.tasks} tasks, {done.steps} steps removed …")

@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.metrics import FigureSource
 from soong.shared.engine.tasks.retention import Retention
 from soong.shared.engine.wire.jobs import queue_of
 from soong.shared.engine.wire.notifier import Notifier, Subscription
-from soong.shared.permissions.access.database_rights import Standing
+from soong.shared.permissions.access.database_rights import DatabaseRights
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
@@ -110,7 +110,7 @@ async def open_collector(settings: Settings, clock: Clock) -> AsyncIterator[Garb
         await rows.close()
 
 
-def standing_of(settings: Settings) -> Standing | None:
+def standing_of(settings: Settings) -> DatabaseRights | None:
     """Return what the database's role may do; None where there are no roles. Raises: UnavailableError."""
     return standing(parse_url(settings.effective_database_url))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 
-class ParentPipe:
+class ServiceEndWatcher:
     """Watches the pipe from the first moment: until the API serves, the end of the service is ours at once.
 
     A child that is still starting would otherwise hold the port for as long as its start takes.
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     listener, parent, lock = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2])
     for descriptor in (listener.fileno(), parent, lock):
         os.set_inheritable(descriptor, False)
-    pipe = ParentPipe(parent)
+    pipe = ServiceEndWatcher(parent)
     from soong.orchestrator.http.child import (
         serve,  # imports take seconds on a busy machine: the pipe is watched meanwhile
     )

@@ -23,7 +23,7 @@ from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.questions import ApprovalDetail, ApprovalSchema, ApprovalView, who_answered
 from soong.orchestrator.http.responder_leases import CHANNEL
 from soong.orchestrator.http.schemas import Page, respond
@@ -207,14 +207,14 @@ def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
     if shown.refusal:
         log.warning("http_answer_refused", principal=shown.caller.principal, request=shown.question.request.id)
         whose = {"principal": shown.session.principal}
-        raise ProblemError(Problem.NOT_YOURS, f"not answered: {shown.refusal}", whose)
+        raise ProblemError(ProblemCode.NOT_YOURS, f"not answered: {shown.refusal}", whose)
     if not shown.is_open:
         return  # told, and written down, when the row is refused
     if body.input_digest != shown.question.request.input_digest:
-        raise ProblemError(Problem.INPUT_CHANGED, "that is not the input which waits; look at the question again")
+        raise ProblemError(ProblemCode.INPUT_CHANGED, "that is not the input which waits; look at the question again")
     if Choice(body.choice) not in shown.choices:
         offered: list[Any] = [str(choice) for choice in shown.choices]
-        raise ProblemError(Problem.CHOICE_NOT_OFFERED, f"offered are {', '.join(offered)}", {"choices": offered})
+        raise ProblemError(ProblemCode.CHOICE_NOT_OFFERED, f"offered are {', '.join(offered)}", {"choices": offered})
 
 
 def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answer:
@@ -235,8 +235,8 @@ def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answ
 def _too_late(question: Question) -> ProblemError:
     told = who_answered(question)
     if question.state in {RequestState.WITHDRAWN, RequestState.EXPIRED}:
-        return ProblemError(Problem.GONE, f"nobody waits for an answer: it was {told['sentence']}", told)
-    return ProblemError(Problem.ALREADY_DECIDED, f"somebody was first: {told['sentence']}", told)
+        return ProblemError(ProblemCode.GONE, f"nobody waits for an answer: it was {told['sentence']}", told)
+    return ProblemError(ProblemCode.ALREADY_DECIDED, f"somebody was first: {told['sentence']}", told)
 
 
 async def _shown(api: Api, question: Question, caller: Caller) -> ApprovalView:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.http.peers import Peer
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.access.store import AccessStore
@@ -56,9 +56,9 @@ class Caller:
         if not self.may(right):
             log.warning("http_forbidden", token=self.token.id, principal=self.principal, right=str(right))
             if self.token.allows(right):
-                raise ProblemError(Problem.FORBIDDEN, f"the right {str(right)!r} needs a person: {self.refusal}")
+                raise ProblemError(ProblemCode.FORBIDDEN, f"the right {str(right)!r} needs a person: {self.refusal}")
             detail = f"this needs the right {str(right)!r}, which the token of {self.principal!r} does not carry"
-            raise ProblemError(Problem.FORBIDDEN, detail, {"right": str(right)})
+            raise ProblemError(ProblemCode.FORBIDDEN, detail, {"right": str(right)})
 
 
 @dataclass(slots=True)
@@ -122,12 +122,12 @@ class Authenticator:
         log.warning("http_token_refused", address=address, reason=detail)
         if wait_s > 0:
             retry = {"Retry-After": str(round(wait_s) + 1)}
-            return ProblemError(Problem.RATE_LIMITED, "too many wrong tokens came from this address", headers=retry)
+            return ProblemError(ProblemCode.RATE_LIMITED, "too many wrong tokens came from this address", headers=retry)
         return _refusal(detail, challenge=f'{CHALLENGE}, error="invalid_token"')
 
 
 def _refusal(detail: str, challenge: str = CHALLENGE) -> ProblemError:
-    return ProblemError(Problem.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
+    return ProblemError(ProblemCode.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
 
 
 def _bearer(given: Sequence[bytes]) -> tuple[str, str] | None:

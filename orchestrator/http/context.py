@@ -14,7 +14,7 @@ from soong.orchestrator.client.client import Client
 from soong.orchestrator.http.authentication import Authenticator, Caller
 from soong.orchestrator.http.edge import CALLER, ConcurrencyLimit
 from soong.orchestrator.http.limits import Limits
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.responder_leases import ResponderLeases
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.shared.engine.sessions.session import Session
@@ -106,7 +106,7 @@ class Needs:
     async def __call__(self, request: Request) -> Caller:
         caller: Caller | None = request.scope.get(CALLER)
         if caller is None:
-            raise ProblemError(Problem.UNAUTHENTICATED, "send a token")  # the gate lets no such request in
+            raise ProblemError(ProblemCode.UNAUTHENTICATED, "send a token")  # the gate lets no such request in
         caller.require(self.right)
         return caller
 
@@ -115,14 +115,14 @@ def check_steering(caller: Caller, session: Session) -> None:
     """Refuse whoever steers another's session without being an administrator. Raises: ProblemError (not_yours)."""
     if session.principal != caller.principal and not caller.may(Right.ADMIN):
         detail = f"the session is {session.principal!r}'s; only they, or a token with the right 'admin', may change it"
-        raise ProblemError(Problem.NOT_YOURS, detail, {"principal": session.principal})
+        raise ProblemError(ProblemCode.NOT_YOURS, detail, {"principal": session.principal})
 
 
 def check_own(caller: Caller, session: Session) -> None:
     """Refuse everybody but the session's principal, whatever rights they have. Raises: ProblemError (not_yours)."""
     if session.principal != caller.principal:
         detail = f"the session is {session.principal!r}'s; nobody else decides what its runs do and with what"
-        raise ProblemError(Problem.NOT_YOURS, detail, {"principal": session.principal})
+        raise ProblemError(ProblemCode.NOT_YOURS, detail, {"principal": session.principal})
 
 
 async def until_changed(

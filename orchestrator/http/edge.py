@@ -20,7 +20,7 @@ from soong.orchestrator.http.authentication import Authenticator
 from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Address, Peers
-from soong.orchestrator.http.problems import TOLD, Problem, ProblemError, problem_of
+from soong.orchestrator.http.problems import TOLD, ProblemCode, ProblemError, problem_of
 from soong.shared.permissions.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json"})
@@ -61,7 +61,7 @@ class ConcurrencyLimit:
         """Hold one place. Raises: ProblemError (too_busy)."""
         if self.held.total() >= self.most or self.held[who] >= self.most_each:
             detail = "as many are open as are held at once; close some, or try again"
-            raise ProblemError(Problem.TOO_BUSY, detail, headers={"Retry-After": "2"})
+            raise ProblemError(ProblemCode.TOO_BUSY, detail, headers={"Retry-After": "2"})
         self.held[who] += 1
         try:
             yield
@@ -92,7 +92,7 @@ class EdgeMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = _Answer(send)
+        answer = _ResponseSender(send)
         try:
             with self.room.taken():
                 await self._until_stopped(self._serve(scope, receive, answer))
@@ -120,11 +120,11 @@ class EdgeMiddleware:
             if not limit.expired():
                 raise
             detail = "the server stops; what was asked for may have been done: look at the rows, then try again"
-            raise ProblemError(Problem.UNAVAILABLE, detail, headers={"Retry-After": "2"}) from None
+            raise ProblemError(ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "2"}) from None
         finally:
             self.underway.discard(limit)
 
-    async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+    async def _serve(self, scope: Scope, receive: Receive, answer: "_ResponseSender") -> None:
         self.borders.check(scope)
         if not _is_preflight(scope, self.borders):
             await self._authenticate(scope)
@@ -153,23 +153,23 @@ class EdgeMiddleware:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        raise ProblemError(Problem.INVALID_REQUEST, "the caller left before the body was complete")
+                        raise ProblemError(ProblemCode.INVALID_REQUEST, "the caller left before the body was complete")
                     body += message.get("body", b"")
                     self._check_size(len(body))
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
             detail = f"the body was not complete within {self.limits.body_s:g} s"
-            raise ProblemError(Problem.BODY_TIMEOUT, detail) from None
+            raise ProblemError(ProblemCode.BODY_TIMEOUT, detail) from None
         return _replay(bytes(body), receive)
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.body_bytes:
-            raise ProblemError(Problem.BODY_TOO_LARGE, f"at most {self.limits.body_bytes} bytes of a body are read")
+            raise ProblemError(ProblemCode.BODY_TOO_LARGE, f"at most {self.limits.body_bytes} bytes of a body are read")
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ResponseSender:
     """Sends a response with our headers. ``refuse`` also ends the connection: the rest of a body is not waited for."""
 
     _send: Send
@@ -226,7 +226,7 @@ class _Pages(CORSMiddleware):
         if response.status_code < HTTPStatus.BAD_REQUEST:
             return response
         detail = f"pages of other origins may not send this request: {bytes(response.body).decode()}"
-        return ProblemError(Problem.ORIGIN_NOT_ALLOWED, detail).response()
+        return ProblemError(ProblemCode.ORIGIN_NOT_ALLOWED, detail).response()
 
 
 def _for_pages(inner: App, origins: Sequence[str]) -> App:

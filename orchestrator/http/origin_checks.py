@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.errors import UsageError
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -56,7 +56,9 @@ class RequestPolicy:
         host = self._check_host([value for name, value in headers if name == b"host"])
         self._check_origin(headers, host)
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
-            raise ProblemError(Problem.UPGRADE_NOT_ALLOWED, "there are no WebSockets here; streams are sent as events")
+            raise ProblemError(
+                ProblemCode.UPGRADE_NOT_ALLOWED, "there are no WebSockets here; streams are sent as events"
+            )
         check_path(scope.get("raw_path") or scope["path"].encode())
 
     def _check_host(self, given: Sequence[bytes]) -> str:
@@ -64,18 +66,18 @@ class RequestPolicy:
         name = name_of(host)
         if name is None or name not in self.hosts:
             detail = "this server does not answer for that host; `--allow-host NAME` adds one"
-            raise ProblemError(Problem.HOST_NOT_ALLOWED, detail)
+            raise ProblemError(ProblemCode.HOST_NOT_ALLOWED, detail)
         return host
 
     def _check_origin(self, headers: Sequence[tuple[bytes, bytes]], host: str) -> None:
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         own = {f"http://{host}", f"https://{host}"}
         if any(origin.lower() not in own and origin not in self.origins for origin in origins):
-            raise ProblemError(Problem.ORIGIN_NOT_ALLOWED, "pages of that origin may not call this server")
+            raise ProblemError(ProblemCode.ORIGIN_NOT_ALLOWED, "pages of that origin may not call this server")
         site = next((value for name, value in headers if name == b"sec-fetch-site"), b"")
         if not origins and site in {b"cross-site", b"same-site"}:
             # A browser says so of a link, an image or a form of another page, which send no Origin.
-            raise ProblemError(Problem.ORIGIN_NOT_ALLOWED, "a page of another origin sent the request")
+            raise ProblemError(ProblemCode.ORIGIN_NOT_ALLOWED, "a page of another origin sent the request")
 
 
 def name_of(host: str) -> str | None:
@@ -96,4 +98,4 @@ def check_path(raw: bytes) -> None:
     """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
     parts = raw.split(b"/")
     if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
-        raise ProblemError(Problem.PATH_NOT_ALLOWED, "the path holds empty parts, dots, or characters in disguise")
+        raise ProblemError(ProblemCode.PATH_NOT_ALLOWED, "the path holds empty parts, dots, or characters in disguise")

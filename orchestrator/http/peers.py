@@ -20,7 +20,7 @@ import psutil
 from soong.orchestrator.approvals.provenance import provenance_of, workers_here
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.permissions.provenance import Provenance
-from soong.shared.sandbox.family import HAS_MARK, WorkerProcess
+from soong.shared.sandbox.family import HAS_MARK, RegisteredWorker
 
 _GONE: Final = "the process that sent the request has let the connection go"
 _HIDDEN: Final = "it cannot be told which process holds the connection"
@@ -56,7 +56,7 @@ class Peers:
         return await asyncio.to_thread(_look, client, server, await workers_here(self.store))
 
 
-def _look(client: Address, server: Address, workers: Sequence[WorkerProcess]) -> Peer:
+def _look(client: Address, server: Address, workers: Sequence[RegisteredWorker]) -> Peer:
     elsewhere = Provenance(address=client[0])
     entry = _entry(client, server)
     if entry is None:
@@ -73,7 +73,7 @@ def _look(client: Address, server: Address, workers: Sequence[WorkerProcess]) ->
     return Peer(elsewhere, _HIDDEN if _may_be_of_a_run(entry, found.hidden, workers) else "")
 
 
-def _may_be_of_a_run(entry: "_Entry", hidden: Sequence[int], workers: Sequence[WorkerProcess]) -> bool:
+def _may_be_of_a_run(entry: "_SocketEntry", hidden: Sequence[int], workers: Sequence[RegisteredWorker]) -> bool:
     """Say whether a run may hold a connection whose holder is not shown to us.
 
     It is one of the processes of that user that hide what they hold, as sshd does, or none that is seen from here. A
@@ -87,14 +87,14 @@ def _may_be_of_a_run(entry: "_Entry", hidden: Sequence[int], workers: Sequence[W
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _SocketEntry:
     """A connection in the kernel's table."""
 
     uid: int
     inode: int
 
 
-def _entry(client: Address, server: Address) -> _Entry | None:
+def _entry(client: Address, server: Address) -> _SocketEntry | None:
     """Return the client's end of a connection, if it lies on this machine."""
     wanted = {(_in_table(client, family), _in_table(server, family)) for family in (socket.AF_INET, socket.AF_INET6)}
     for table in _TABLES:
@@ -102,7 +102,7 @@ def _entry(client: Address, server: Address) -> _Entry | None:
             for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
                 words = line.split()
                 if (words[1], words[2]) in wanted and words[9] != "0":
-                    return _Entry(int(words[7]), int(words[9]))
+                    return _SocketEntry(int(words[7]), int(words[9]))
     return None
 
 
@@ -125,7 +125,7 @@ class _Holders:
     hidden: tuple[int, ...]
 
     @classmethod
-    def of(cls, entry: _Entry) -> "_Holders":
+    def of(cls, entry: _SocketEntry) -> "_Holders":
         pids, hidden = [], []
         for pid in psutil.pids():
             try:

@@ -36,7 +36,7 @@ MAX_ERRORS: Final = 50
 MAX_PLACE_CHARS: Final = 200
 
 
-class Problem(StrEnum):
+class ProblemCode(StrEnum):
     """The codes; :data:`MEANINGS` has the status and the meaning of each."""
 
     INVALID_REQUEST = "invalid_request"
@@ -66,40 +66,49 @@ class Problem(StrEnum):
     TOO_BUSY = "too_busy"
 
 
-MEANINGS: Final[Mapping[Problem, tuple[int, str]]] = {
-    Problem.INVALID_REQUEST: (400, "Not an HTTP/1.1 request, or a body that is not strict JSON: a duplicate key, NaN."),
-    Problem.UNAUTHENTICATED: (401, "There is no token, or it is unknown, expired or revoked."),
-    Problem.FORBIDDEN: (403, "The token does not carry the right that this needs."),
-    Problem.NOT_YOURS: (403, "It belongs to another principal."),
-    Problem.HOST_NOT_ALLOWED: (403, "The request names a host that this server does not answer for."),
-    Problem.ORIGIN_NOT_ALLOWED: (403, "A page of another origin sent the request."),
-    Problem.PATH_NOT_ALLOWED: (403, "The path holds dots, slashes or control characters in disguise."),
-    Problem.UPGRADE_NOT_ALLOWED: (403, "There are no WebSockets here; streams are server-sent events."),
-    Problem.NOT_FOUND: (404, "There is no such thing, or no such path."),
-    Problem.METHOD_NOT_ALLOWED: (405, "The path takes other methods."),
-    Problem.BODY_TIMEOUT: (408, "The body did not arrive in time."),
-    Problem.CONFLICT: (409, "The rows do not allow it (any more)."),
-    Problem.ALREADY_DECIDED: (409, "The question has been answered; `by`, `channel`, `at` and `choice` say how."),
-    Problem.INPUT_CHANGED: (409, "The digest is not that of what is asked now: what was shown is another thing."),
-    Problem.GONE: (410, "The question was withdrawn or has expired: nobody waits for its answer."),
-    Problem.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
-    Problem.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),
-    Problem.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
-    Problem.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each problem."),
-    Problem.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),
-    Problem.IDEMPOTENCY_KEY_REUSED: (422, "Something else was submitted with this `Idempotency-Key`; take a new one."),
-    Problem.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
-    Problem.INTERNAL_ERROR: (500, "A fault of ours; `incident` is the same in the server's log."),
-    Problem.UNAVAILABLE: (503, "The database or an orchestrator did not answer, or the server stops; try again later."),
-    Problem.TOO_BUSY: (503, "As many requests or streams are open as are held; see `Retry-After`."),
+MEANINGS: Final[Mapping[ProblemCode, tuple[int, str]]] = {
+    ProblemCode.INVALID_REQUEST: (
+        400,
+        "Not an HTTP/1.1 request, or a body that is not strict JSON: a duplicate key, NaN.",
+    ),
+    ProblemCode.UNAUTHENTICATED: (401, "There is no token, or it is unknown, expired or revoked."),
+    ProblemCode.FORBIDDEN: (403, "The token does not carry the right that this needs."),
+    ProblemCode.NOT_YOURS: (403, "It belongs to another principal."),
+    ProblemCode.HOST_NOT_ALLOWED: (403, "The request names a host that this server does not answer for."),
+    ProblemCode.ORIGIN_NOT_ALLOWED: (403, "A page of another origin sent the request."),
+    ProblemCode.PATH_NOT_ALLOWED: (403, "The path holds dots, slashes or control characters in disguise."),
+    ProblemCode.UPGRADE_NOT_ALLOWED: (403, "There are no WebSockets here; streams are server-sent events."),
+    ProblemCode.NOT_FOUND: (404, "There is no such thing, or no such path."),
+    ProblemCode.METHOD_NOT_ALLOWED: (405, "The path takes other methods."),
+    ProblemCode.BODY_TIMEOUT: (408, "The body did not arrive in time."),
+    ProblemCode.CONFLICT: (409, "The rows do not allow it (any more)."),
+    ProblemCode.ALREADY_DECIDED: (409, "The question has been answered; `by`, `channel`, `at` and `choice` say how."),
+    ProblemCode.INPUT_CHANGED: (409, "The digest is not that of what is asked now: what was shown is another thing."),
+    ProblemCode.GONE: (410, "The question was withdrawn or has expired: nobody waits for its answer."),
+    ProblemCode.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
+    ProblemCode.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),
+    ProblemCode.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
+    ProblemCode.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each problem."),
+    ProblemCode.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),
+    ProblemCode.IDEMPOTENCY_KEY_REUSED: (
+        422,
+        "Something else was submitted with this `Idempotency-Key`; take a new one.",
+    ),
+    ProblemCode.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
+    ProblemCode.INTERNAL_ERROR: (500, "A fault of ours; `incident` is the same in the server's log."),
+    ProblemCode.UNAVAILABLE: (
+        503,
+        "The database or an orchestrator did not answer, or the server stops; try again later.",
+    ),
+    ProblemCode.TOO_BUSY: (503, "As many requests or streams are open as are held; see `Retry-After`."),
 }
 """Status and meaning of each code; the documentation is made from it."""
 
-_BY_STATUS: Final[Mapping[int, Problem]] = {
-    404: Problem.NOT_FOUND,
-    405: Problem.METHOD_NOT_ALLOWED,
-    413: Problem.BODY_TOO_LARGE,
-    415: Problem.UNSUPPORTED_MEDIA_TYPE,
+_BY_STATUS: Final[Mapping[int, ProblemCode]] = {
+    404: ProblemCode.NOT_FOUND,
+    405: ProblemCode.METHOD_NOT_ALLOWED,
+    413: ProblemCode.BODY_TOO_LARGE,
+    415: ProblemCode.UNSUPPORTED_MEDIA_TYPE,
 }
 """What a status of the framework's own means here; any other is an invalid request."""
 
@@ -121,7 +130,7 @@ class ProblemSchema(BaseModel):
     title: str
     status: int
     detail: str = Field(description="A sentence for a person: what is wrong and what to do.")
-    code: Problem
+    code: ProblemCode
     errors: list[ErrorSchema] | None = None
 
 
@@ -130,7 +139,7 @@ class ProblemError(HTTPException):
 
     def __init__(
         self,
-        code: Problem,
+        code: ProblemCode,
         detail: str,
         more: Mapping[str, Json] | None = None,
         *,
@@ -159,34 +168,34 @@ def problem_of(error: Exception) -> ProblemError:
         case ProblemError():
             return error
         case HTTPException():
-            code = _BY_STATUS.get(error.status_code, Problem.INVALID_REQUEST)
+            code = _BY_STATUS.get(error.status_code, ProblemCode.INVALID_REQUEST)
             return ProblemError(code, str(error.detail), headers=error.headers)
         case InvalidPlanError():
             listed = f"; the first {len(error.offences)} are listed" if error.rest else ""
             detail = f"the plan has {error.total:,} problems{listed}"
-            return ProblemError(Problem.INVALID_PLAN, detail, {"errors": plan_errors(error)})
+            return ProblemError(ProblemCode.INVALID_PLAN, detail, {"errors": plan_errors(error)})
         case SoongError():
             return _of_ours(error)
     incident = uuid4().hex
     log.error("http_fault", incident=incident, exc_info=error)
-    return ProblemError(Problem.INTERNAL_ERROR, "the server failed; its log says how", {"incident": incident})
+    return ProblemError(ProblemCode.INTERNAL_ERROR, "the server failed; its log says how", {"incident": incident})
 
 
 def _of_ours(error: SoongError) -> ProblemError:
     match error:
         case NotFoundError():
-            return ProblemError(Problem.NOT_FOUND, str(error))
+            return ProblemError(ProblemCode.NOT_FOUND, str(error))
         case UsageError():
-            return ProblemError(Problem.INVALID_INPUT, str(error))
+            return ProblemError(ProblemCode.INVALID_INPUT, str(error))
         case ConflictError():
-            return ProblemError(Problem.CONFLICT, str(error))
+            return ProblemError(ProblemCode.CONFLICT, str(error))
         case UnavailableError() | SchemaVersionError():
             # Its own words may name hosts and users of the database: they are for the log.
             log.warning("http_unavailable", error=str(error))
             detail = "the database, Redis or an orchestrator did not answer in time; look at the rows, then try again"
-            return ProblemError(Problem.UNAVAILABLE, detail, headers={"Retry-After": "2"})
+            return ProblemError(ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "2"})
     log.error("http_refused_unexpectedly", exc_info=error)
-    return ProblemError(Problem.CONFLICT, "the service refused it; its log says why")
+    return ProblemError(ProblemCode.CONFLICT, "the service refused it; its log says why")
 
 
 def plan_errors(error: InvalidPlanError) -> list[Json]:

@@ -11,7 +11,7 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
 from soong.orchestrator.http.events import EventStream, run_frames
 from soong.orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import EventSchema, NodeSchema, Page, RunDetail, RunSchema, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.shared.permissions.access.token import Right
@@ -84,7 +84,7 @@ async def stream_events(
     seen = int(last_event_id) if last_event_id else after
     if seen > run.last_seq:
         detail = f"the run's log has {run.last_seq} events; there is nothing after number {seen} to go on from"
-        raise ProblemError(Problem.INVALID_INPUT, detail)
+        raise ProblemError(ProblemCode.INVALID_INPUT, detail)
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)
     tail = RunTail(api.client.store, api.subscriptions.subscribe_run)

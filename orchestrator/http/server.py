@@ -19,7 +19,7 @@ from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.edge import HEADERS
 from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 
@@ -57,7 +57,7 @@ class BoundedConnection(H11Protocol):
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.abort()
             return
-        problem = ProblemError(Problem.INVALID_REQUEST, "the bytes received are not an HTTP/1.1 request").response()
+        problem = ProblemError(ProblemCode.INVALID_REQUEST, "the bytes received are not an HTTP/1.1 request").response()
         headers = [*problem.raw_headers, *HEADERS, (b"connection", b"close")]
         for event in (
             h11.Response(status_code=problem.status_code, headers=headers),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from soong.orchestrator.http.context import api_of
-from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError
+from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError
 from soong.orchestrator.http.remedies import errors_of, models_in
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, parse_strict
@@ -43,7 +43,9 @@ class StrictRequest(Request):
         try:
             value = parse_strict(body)
         except InvalidJsonError as error:
-            raise ProblemError(Problem.INVALID_REQUEST, f"the body is not JSON that is read here: {error}") from error
+            raise ProblemError(
+                ProblemCode.INVALID_REQUEST, f"the body is not JSON that is read here: {error}"
+            ) from error
         if b"\\u0000" in body:
             named = islice(faults(value), MAX_ERRORS)
             _refuse([_fault(".".join(("body", *map(str, path))), found) for path, found in named])
@@ -86,7 +88,7 @@ async def _invalid(request: Request, error: RequestValidationError, body: type[B
     if body is not None and issubclass(body, Body) and isinstance(error.body, Mapping):
         errors += await body.also_wrong(request, error.body)
     return ProblemError(
-        Problem.INVALID_INPUT, "the request is not what this path takes", {"errors": errors[:MAX_ERRORS]}
+        ProblemCode.INVALID_INPUT, "the request is not what this path takes", {"errors": errors[:MAX_ERRORS]}
     )
 
 
@@ -116,7 +118,9 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
         for name in sorted(names)
     ]
     if errors:
-        raise ProblemError(Problem.INVALID_INPUT, "the address has parameters that are not taken", {"errors": errors})
+        raise ProblemError(
+            ProblemCode.INVALID_INPUT, "the address has parameters that are not taken", {"errors": errors}
+        )
 
 
 def _fault(place: str, found: str) -> Json:
@@ -127,7 +131,7 @@ def _refuse(errors: Sequence[Json]) -> None:
     """Raises: ProblemError (invalid_input) when there are errors."""
     if errors:
         detail = "the request holds text that cannot be stored; `errors` names each"
-        raise ProblemError(Problem.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
+        raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
 
 
 async def _check_body(request: Request, *, takes_body: bool) -> None:
@@ -135,4 +139,4 @@ async def _check_body(request: Request, *, takes_body: bool) -> None:
         return
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise ProblemError(Problem.UNSUPPORTED_MEDIA_TYPE, "send the body as `Content-Type: application/json`")
+        raise ProblemError(ProblemCode.UNSUPPORTED_MEDIA_TYPE, "send the body as `Content-Type: application/json`")

@@ -20,7 +20,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.submission import Ids, Submission, submission
 from soong.orchestrator.http.context import api_of
-from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, Problem, ProblemError, plan_errors
+from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.http.strict import Body
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidPlanError, UsageError
@@ -106,14 +106,14 @@ def read_plan(source: dict[str, JsonValue] | str, catalogue: Catalogue) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
+class _CheckedPlan:
     """A body whose fields, looked at one by one, can be used."""
 
     plan: Plan
     project: Path
 
 
-def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Checked:
+def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _CheckedPlan:
     """Look at the project, the plan, its inputs and the rules.
 
     Raises: ProblemError (forbidden; invalid_plan, invalid_input with everything that is wrong).
@@ -133,10 +133,10 @@ def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Ch
             has_other = True
             errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
     if plan is None or errors:
-        code = Problem.INVALID_INPUT if has_other else Problem.INVALID_PLAN
+        code = ProblemCode.INVALID_INPUT if has_other else ProblemCode.INVALID_PLAN
         detail = f"the submission has {len(errors)} problems; `errors` names each"
         raise ProblemError(code, detail, {"errors": errors[:MAX_ERRORS]})
-    return _Checked(plan, project)
+    return _CheckedPlan(plan, project)
 
 
 def _error(place: str, problem: str, remedy: str) -> Json:
@@ -206,7 +206,7 @@ def preview_document(preview: Preview) -> Mapping[str, Any]:
     return {**preview.as_json(), "steps": steps}
 
 
-def _look(checked: _Checked, body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
+def _look(checked: _CheckedPlan, body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
     return preview_of(
         checked.plan,
         body.inputs,
@@ -225,7 +225,7 @@ def _consented(preview: Preview, given: Iterable[StepGrantBody]) -> Sequence[Ste
         grants = preview.grants([one.step])
         if [_grant_digest(grant) for grant in grants] != [one.grant_digest]:
             detail = f"step {one.step!r} does not ask for what was shown of it; preview the plan again and look"
-            raise ProblemError(Problem.INPUT_CHANGED, detail, {"step": one.step})
+            raise ProblemError(ProblemCode.INPUT_CHANGED, detail, {"step": one.step})
         chosen += grants
     return chosen
 
@@ -255,7 +255,7 @@ def _project(text: str, roots: tuple[str, ...]) -> tuple[Path, list[Json]]:
     folder = Path(os.path.realpath(text))
     allowed = [Path(root).expanduser().resolve() for root in roots]
     if allowed and not any(folder.is_relative_to(root) for root in allowed):
-        raise ProblemError(Problem.FORBIDDEN, "`project` lies in none of the folders of SOONG_HTTP_PROJECTS")
+        raise ProblemError(ProblemCode.FORBIDDEN, "`project` lies in none of the folders of SOONG_HTTP_PROJECTS")
     if not os.path.isdir(folder):  # noqa: PTH112  # False for a name that is too long, where pathlib raises
         return folder, [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not a folder on this server", remedy)]
     return folder, []

@@ -14,7 +14,7 @@ from soong.orchestrator.client.submission import Ids
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
-from soong.orchestrator.http.problems import Problem, ProblemError
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import (
     Page,
     PlanSchema,
@@ -282,7 +282,7 @@ async def _stands(store: Store, ids: Ids) -> bool:
 
 def _reused() -> ProblemError:
     detail = "something else was submitted with this `Idempotency-Key`; take a new key for a new submission"
-    return ProblemError(Problem.IDEMPOTENCY_KEY_REUSED, detail)
+    return ProblemError(ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
 
 
 async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:

@@ -17,7 +17,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.matching import is_able, lacking
-from soong.shared.engine.tasks.step import Waiting
+from soong.shared.engine.tasks.step import WaitingSteps
 from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -44,7 +44,7 @@ class Dispatcher:
         self._tasks = tasks
         self._sessions = sessions
         self._broker = broker
-        self.unclaimable: Mapping[Waiting, str] = {}
+        self.unclaimable: Mapping[WaitingSteps, str] = {}
         """What no living worker may claim, and why, as it was seen last."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
 
@@ -84,7 +84,7 @@ class Dispatcher:
         return missing
 
 
-def _wanted(pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[Waiting]) -> int:
+def _wanted(pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[WaitingSteps]) -> int:
     """Return how many of the idle workers to call.
 
     A message goes to whoever takes it first. So that it does not always go to one that can do nothing with it, all are

@@ -54,12 +54,12 @@ async def collect(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
 def text(snapshot: Snapshot) -> bytes:
     """Return the metrics of one look."""
     registry = CollectorRegistry()
-    registry.register(_Collected(snapshot))
+    registry.register(_SnapshotCollector(snapshot))
     return generate_latest(registry)
 
 
 @dataclass(frozen=True, eq=False)
-class _Collected(Collector):
+class _SnapshotCollector(Collector):
     snapshot: Snapshot
 
     def collect(self) -> Iterator[Metric]:

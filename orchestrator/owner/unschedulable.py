@@ -15,7 +15,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Step, Waiting
+from soong.shared.engine.tasks.step import Step, WaitingSteps
 from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -29,10 +29,10 @@ class UnschedulableSteps:
     runs: RunStore
     clock: Clock
     patience_s: float
-    _since: dict[Waiting, float] = field(default_factory=dict)
-    _told: set[Waiting] = field(default_factory=set)
+    _since: dict[WaitingSteps, float] = field(default_factory=dict)
+    _told: set[WaitingSteps] = field(default_factory=set)
 
-    async def tell(self, unclaimable: Mapping[Waiting, str], owned: Mapping[str, Ownership]) -> None:
+    async def tell(self, unclaimable: Mapping[WaitingSteps, str], owned: Mapping[str, Ownership]) -> None:
         """Write down what of our sessions has waited for too long. Raises: UnavailableError."""
         now = self.clock.monotonic_s()
         self._since = {one: self._since.get(one, now) for one in unclaimable}
@@ -44,7 +44,7 @@ class UnschedulableSteps:
                 await self._tell(one, unclaimable[one], owned[one.session_id])
             self._told.add(one)
 
-    async def _tell(self, one: Waiting, words: str, ownership: Ownership) -> None:
+    async def _tell(self, one: WaitingSteps, words: str, ownership: Ownership) -> None:
         by_task: dict[str, list[Step]] = {}
         for step in await self.tasks.steps_in(ownership, StepStatus.READY):
             if (step.pool, step.needs) == (one.pool, one.needs):
@@ -54,7 +54,7 @@ class UnschedulableSteps:
             log.warning("no_capable_worker", task=task_id, steps=names[:10], number=len(names), reason=words)
             await self._note(task_id, names, one, words)
 
-    async def _note(self, task_id: str, names: list[str], one: Waiting, words: str) -> None:
+    async def _note(self, task_id: str, names: list[str], one: WaitingSteps, words: str) -> None:
         root_run_id = (await self.tasks.task(task_id)).root_run_id
         now_us = self.clock.now_us()
         data = {"steps": list(names), "pool": one.pool, "needs": list(one.needs), "reason": words}

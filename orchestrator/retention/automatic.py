@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.retention.amounts import read_age, read_size
-from soong.orchestrator.retention.collector import GarbageCollector, Limits
+from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import get_logger
@@ -72,7 +72,7 @@ class AutomaticRetention:
     async def _collect(self) -> None:
         age_s = self.wanted.age_s
         before_us = 0 if age_s is None else self.clock.now_us() - age_s * 1_000_000
-        limits = Limits(before_us, self.wanted.keep_bytes)
+        limits = RetentionLimits(before_us, self.wanted.keep_bytes)
         async with self.open_collector() as collector:
             done = await collector.collect(limits)
         if done.tasks or done.artifacts:

@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetentionLimits:
     """What is to be removed. ``keep_bytes`` 0: no limit by size.
 
     Artifacts, sessions and rows of processes that are younger than ``grace_s`` stay.
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectionReport:
     """What a collection removed. ``used_bytes``: what rows and files take afterwards."""
 
     tasks: int = 0
@@ -57,7 +57,7 @@ class Collected:
 
 
 @dataclass(slots=True)
-class Preview:
+class CollectionPreview:
     """What a collection would remove. ``row_bytes`` is an estimate; ``used_bytes``: what is stored now.
 
     ``artifact_bytes`` is by kind: a media type, ``deliverable`` or ``other``.
@@ -106,12 +106,12 @@ class GarbageCollector:
     folders: StoredFolders
     clock: Clock
 
-    async def preview(self, limits: Limits) -> Preview:
+    async def preview(self, limits: RetentionLimits) -> CollectionPreview:
         """Return what a collection would remove, and what is stored now. Removes nothing.
 
         Sessions and processes are not counted: they go after their tasks.
         """
-        seen = Preview(used_bytes=await self._used_bytes())
+        seen = CollectionPreview(used_bytes=await self._used_bytes())
         old, kept = await self._folders_without_row(limits)
         seen.add_folders([size for name in old if (size := await self.folders.size(name)) is not None])
         before_us = FOREVER_US if limits.keep_bytes else limits.before_us
@@ -125,9 +125,11 @@ class GarbageCollector:
             seen.add_artifacts(removal.artifacts, found)
         return seen
 
-    async def collect(self, limits: Limits, tell: Callable[[Collected], None] = lambda _: None) -> Collected:
+    async def collect(
+        self, limits: RetentionLimits, tell: Callable[[CollectionReport], None] = lambda _: None
+    ) -> CollectionReport:
         """Remove what the limits say; ``tell`` hears of the progress after each task."""
-        done, rows_before = Collected(), await self.rows.used_bytes()
+        done, rows_before = CollectionReport(), await self.rows.used_bytes()
         for task_id in await self.rows.gone_tasks():  # of a collection before this one that was killed
             await self._remove_rest(task_id, done)
         async for task in ended_tasks(self.rows, limits.before_us):
@@ -143,21 +145,23 @@ class GarbageCollector:
         done.row_bytes = max(0, rows_before - await self.rows.used_bytes())
         return done
 
-    async def _remove(self, task: EndedTask, before_us: int, done: Collected) -> bool:
+    async def _remove(self, task: EndedTask, before_us: int, done: CollectionReport) -> bool:
         is_gone = await self.rows.remove_task(task.id, before_us=before_us)
         if is_gone:
             done.tasks += 1
             await self._remove_rest(task.id, done)
         return is_gone
 
-    async def _remove_rest(self, task_id: str, done: Collected) -> None:
+    async def _remove_rest(self, task_id: str, done: CollectionReport) -> None:
         while not (removed := await self.rows.remove_rest(task_id, limit=ROWS_AT_ONCE)).is_empty:
             done.steps += removed.steps
             done.runs += len(removed.run_ids)
             for run_id in removed.run_ids:
                 await self._remove_folder(run_id, done)
 
-    async def _shrink(self, limits: Limits, done: Collected, tell: Callable[[Collected], None]) -> None:
+    async def _shrink(
+        self, limits: RetentionLimits, done: CollectionReport, tell: Callable[[CollectionReport], None]
+    ) -> None:
         """Remove the oldest ended tasks until rows and files take no more than is to be kept.
 
         What a task frees is an estimate. So each round removes what should be enough, and then measures.
@@ -175,7 +179,7 @@ class GarbageCollector:
                     break
             await self._remove_files(limits, done)
 
-    async def _remove_files(self, limits: Limits, done: Collected) -> None:
+    async def _remove_files(self, limits: RetentionLimits, done: CollectionReport) -> None:
         """Remove old folders of runs that have no row, and artifacts that neither a row nor such a folder names."""
         old, kept = await self._folders_without_row(limits)
         for name in old:
@@ -193,7 +197,7 @@ class GarbageCollector:
             log.warning("gc_artifact_kept", digest=digest, error=str(error))
             return None
 
-    async def _folders_without_row(self, limits: Limits) -> tuple[list[str], list[str]]:
+    async def _folders_without_row(self, limits: RetentionLimits) -> tuple[list[str], list[str]]:
         """Return folders of runs that have no row: those that go for their age, and those that stay."""
         known = await self.rows.run_ids()
         old: list[str] = []
@@ -204,14 +208,14 @@ class GarbageCollector:
                 (old if changed_s * 1_000_000 < limits.before_us else kept).append(name)
         return old, kept
 
-    async def _forecast(self, before_us: int, limits: Limits, kept: Sequence[str]) -> Forecast:
+    async def _forecast(self, before_us: int, limits: RetentionLimits, kept: Sequence[str]) -> Forecast:
         until_s = self._until_s(limits)
         return await forecast(self.rows, self.artifacts, self.folders, before_us=before_us, until_s=until_s, kept=kept)
 
-    def _until_s(self, limits: Limits) -> float:
+    def _until_s(self, limits: RetentionLimits) -> float:
         return self.clock.now_us() / 1_000_000 - limits.grace_s
 
-    async def _remove_folder(self, name: str, done: Collected) -> None:
+    async def _remove_folder(self, name: str, done: CollectionReport) -> None:
         freed = await self.folders.remove(name)
         done.folders += freed is not None
         done.file_bytes += freed or 0

@@ -35,7 +35,7 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.fields import Fields, kind_of
 from soong.shared.engine.tasks.plan.plan import Report
 from soong.shared.engine.tasks.plan.template import parse_template
-from soong.shared.engine.tasks.problems import Names, Problems, Unknown, listed
+from soong.shared.engine.tasks.problems import JoinedNames, Problems, Unknown, listed
 
 DEFAULT_ROUNDS = 100
 MAX_ROUNDS = 10_000
@@ -178,9 +178,9 @@ class _Reader:
         """Check the expressions: operations, their parameters, and the roots of references."""
         check = _ExpressionCheck(input_names, self.report)
         for path, value in self.seen:
-            check.expression(value, path, Names(self.names))
+            check.expression(value, path, JoinedNames(self.names))
         for path, value in self.conditions:
-            check.condition(value, path, Names(self.names))
+            check.condition(value, path, JoinedNames(self.names))
 
 
 def _read_call(reader: _Reader, fields: Fields) -> Call:
@@ -256,7 +256,7 @@ class _ExpressionCheck:
     input_names: frozenset[str]
     report: Report
 
-    def expression(self, value: Json, path: Path, names: Names) -> None:
+    def expression(self, value: Json, path: Path, names: JoinedNames) -> None:
         if isinstance(value, str):
             self._text(value, path, names)
         elif isinstance(value, Mapping):
@@ -273,7 +273,7 @@ class _ExpressionCheck:
             for index, item in enumerate(value):
                 self.expression(item, (*path, index), names)
 
-    def condition(self, value: Json, path: Path, names: Names) -> None:
+    def condition(self, value: Json, path: Path, names: JoinedNames) -> None:
         """Check a condition: its comparisons, and a regular expression that stands in it as it is."""
         name, operand = next(iter(value.items()), ("", None)) if isinstance(value, Mapping) else ("", None)
         if not isinstance(value, Mapping) or len(value) != 1 or name.startswith("$"):
@@ -301,7 +301,7 @@ class _ExpressionCheck:
             shown = pattern if len(pattern) <= 80 else f"{pattern[:80]}…"
             self.report((*path, 1), f"{shown!r} cannot be used: {error}", "write a pattern in RE2's syntax")
 
-    def _operation(self, name: str, value: JsonObject, path: Path, names: Names) -> Names:
+    def _operation(self, name: str, value: JsonObject, path: Path, names: JoinedNames) -> JoinedNames:
         operation = OPERATIONS.get(name)
         if operation is None:
             self.report(path, f"there is no operation {name!r}", f"there are: {', '.join(OPERATIONS)}")
@@ -311,9 +311,9 @@ class _ExpressionCheck:
         for extra in value:
             if extra not in (name, *operation.needs, *operation.takes):
                 self.report(path, f"{name} does not take {extra!r}", "remove it")
-        return Names(names, frozenset({str(value.get("as", "item"))})) if operation.binds else names
+        return JoinedNames(names, frozenset({str(value.get("as", "item"))})) if operation.binds else names
 
-    def _text(self, value: str, path: Path, names: Names) -> None:
+    def _text(self, value: str, path: Path, names: JoinedNames) -> None:
         if "${" not in value:
             return
         try:

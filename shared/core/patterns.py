@@ -30,7 +30,7 @@ def states_of(pattern: str) -> int:
     return int(_compiled(pattern).programsize)
 
 
-class Found(NamedTuple):
+class PatternMatch(NamedTuple):
     """Where a pattern matched, in characters."""
 
     start: int
@@ -46,18 +46,18 @@ class LinearPattern:
 
     pattern: str
 
-    def finditer(self, text: str) -> Iterator[Found]:
+    def finditer(self, text: str) -> Iterator[PatternMatch]:
         data = text.encode("utf-8", "surrogatepass")
         is_ascii = len(data) == len(text)
         at = chars = 0
         for match in _compiled(self.pattern).finditer(data):
             start, end = match.span()
             if is_ascii:
-                yield Found(start, end)
+                yield PatternMatch(start, end)
                 continue
             first = chars + len(data[at:start].decode("utf-8", "surrogatepass"))
             at, chars = end, first + len(data[start:end].decode("utf-8", "surrogatepass"))
-            yield Found(first, chars)
+            yield PatternMatch(first, chars)
 
     def sub(self, replacement: str, text: str) -> str:
         pieces, at = [], 0

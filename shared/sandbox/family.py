@@ -41,7 +41,7 @@ class ProcessFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerProcess:
+class RegisteredWorker:
     """A worker process of this machine by its row. ``registered_us`` is later than its start."""
 
     pid: int
@@ -69,7 +69,7 @@ def is_marked() -> bool:
         return False
 
 
-def own_chain(workers: Collection[WorkerProcess] = ()) -> tuple[ProcessFacts, ...]:
+def own_chain(workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts, ...]:
     """Return this process and its ancestors, itself first.
 
     Whether it carries the mark itself is asked of the kernel: what ``/proc`` shows here may be of other processes.
@@ -79,7 +79,7 @@ def own_chain(workers: Collection[WorkerProcess] = ()) -> tuple[ProcessFacts, ..
     return (replace(own, is_run=own.is_run or is_marked()), *chain[1:])
 
 
-def chain_of(pid: int, workers: Collection[WorkerProcess] = ()) -> tuple[ProcessFacts, ...]:
+def chain_of(pid: int, workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts, ...]:
     """Return a process and its ancestors, itself first; empty when there is no such process.
 
     The chain ends at process 1, at the edge of this PID namespace, or where another user's processes are hidden.
@@ -87,7 +87,7 @@ def chain_of(pid: int, workers: Collection[WorkerProcess] = ()) -> tuple[Process
     return tuple(_chain(pid, workers))
 
 
-def _chain(pid: int, workers: Collection[WorkerProcess]) -> Iterator[ProcessFacts]:
+def _chain(pid: int, workers: Collection[RegisteredWorker]) -> Iterator[ProcessFacts]:
     with suppress(psutil.Error):
         process: psutil.Process | None = psutil.Process(pid)
         for _ in range(MOST_ANCESTORS):
@@ -97,7 +97,7 @@ def _chain(pid: int, workers: Collection[WorkerProcess]) -> Iterator[ProcessFact
             process = process.parent()
 
 
-def _facts(process: psutil.Process, workers: Collection[WorkerProcess]) -> ProcessFacts:
+def _facts(process: psutil.Process, workers: Collection[RegisteredWorker]) -> ProcessFacts:
     started_us = round(process.create_time() * 1_000_000)
     is_worker = any(worker.is_that(process.pid, started_us) for worker in workers)
     return ProcessFacts(process.pid, started_us, _program(process), is_worker or _carries_mark(process.pid))

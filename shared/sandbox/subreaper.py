@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     """Stand between a program that serves and whoever started it; return the exit code when no signal ended it."""
-    family, pulse = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), Pulse()
+    family, pulse = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), PulseMonitor()
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         mark_family()
@@ -154,7 +154,7 @@ class ProcessTree:
                 if descriptor == control or set(os.read(self._wake, 512)) != {signal.SIGCHLD}:
                     return
 
-    def serve(self, control: int, grace_s: float, pulse: "Pulse") -> bool:
+    def serve(self, control: int, grace_s: float, pulse: "PulseMonitor") -> bool:
         """Forward signals until the program has ended, is to end now, or the grace after CONTROL's end is over.
 
         Return True at once when the program hangs.
@@ -222,7 +222,7 @@ class ProcessTree:
         return 0
 
 
-class Pulse:
+class PulseMonitor:
     """The signs of life of the program. ``allowed_s``: how long it may be silent; 0 as long as it likes."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class Pulse:
         self.allowed_s = 0.0
         self._silent_s = 0.0
         self._looked_at = time.monotonic()
-        self._threads: dict[str, Waiting] = {}
+        self._threads: dict[str, SchedulingDelay] = {}
 
     @property
     def look_s(self) -> float:
@@ -268,12 +268,12 @@ class Pulse:
             place = f"{program}/task/{thread}"
             counts = _content(f"/proc/{place}/schedstat").split()
             if len(counts) == 3:
-                waiting = self._threads.setdefault(thread, Waiting(int(counts[1])))
+                waiting = self._threads.setdefault(thread, SchedulingDelay(int(counts[1])))
                 longest_s = max(longest_s, waiting.seconds(counts, _state_of(place) == b"R", passed_s))
         return longest_s
 
 
-class Waiting:
+class SchedulingDelay:
     """How long a thread has waited for a CPU. The kernel counts that, but only once the thread gets one."""
 
     def __init__(self, delay_ns: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Cap, Outcome, StepResult, Waiting
+from soong.shared.engine.tasks.step import Cap, Outcome, StepResult, WaitingSteps
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed, step_ids
@@ -206,9 +206,9 @@ async def test_backlog_says_whom_the_waiting_steps_need(scene: ContractHarness) 
     waiting = (await scene.store.backlog()).waiting
 
     assert waiting == {
-        Waiting(session_id, "default"),
-        Waiting(session_id, "default", ("gpu", "tool:x")),
-        Waiting(session_id, "big"),
+        WaitingSteps(session_id, "default"),
+        WaitingSteps(session_id, "default", ("gpu", "tool:x")),
+        WaitingSteps(session_id, "big"),
     }
 
 

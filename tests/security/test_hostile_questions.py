@@ -13,7 +13,7 @@ from soong.orchestrator.approvals.full_input import EXACT, FullInput
 from soong.orchestrator.approvals.target_check import TargetStatus
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.console import folded, visible
-from soong.orchestrator.cli.display import Lines
+from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.prompt import TerminalPrompt
 from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
@@ -131,7 +131,7 @@ def test_whoever_only_watches_sees_it_inert_too(text: str, capsys: pytest.Captur
     output = io.StringIO()
     live = Live(Console(file=output, width=80, height=40, highlight=False, markup=False, force_terminal=False))
 
-    Lines().show(view)
+    LineDisplay().show(view)
     live.console.print(live.picture(view))
     live.close()
 

@@ -55,7 +55,7 @@ class Unknown:
 Remedy: TypeAlias = str | Unknown
 
 
-class Names(Collection[str]):
+class JoinedNames(Collection[str]):
     """Several collections of names as one, without a copy."""
 
     __slots__ = ("_parts",)

@@ -293,7 +293,7 @@ class BadWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingSteps:
     """Steps of one session that wait for a worker of their pool which has what they need."""
 
     session_id: str
@@ -306,7 +306,7 @@ class Backlog:
     """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each, and whom they need."""
 
     ready: Mapping[str, int] = field(default_factory=dict)
-    waiting: frozenset[Waiting] = frozenset()
+    waiting: frozenset[WaitingSteps] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

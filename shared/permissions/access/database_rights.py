@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DatabaseRights:
     """A database role. ``decides``: it may insert decisions or public keys, as an orchestrator's may."""
 
     role: str

@@ -28,7 +28,7 @@ BATCH = 500
 MAX_ID_CHARS = 64
 
 
-class Source(Protocol):
+class SubscriptionSource(Protocol):
     """Where an ear gets its hints from. ``open`` may be called again after a failure; any of them may raise."""
 
     async def open(self) -> None: ...
@@ -43,7 +43,7 @@ class Source(Protocol):
 class RedisSubscription:
     """Implements ``soong.shared.engine.wire.notifier.Ear`` over a source. Made by :meth:`listen`."""
 
-    def __init__(self, source: Source, *, returned: str) -> None:
+    def __init__(self, source: SubscriptionSource, *, returned: str) -> None:
         self._source = source
         self._returned = returned
         self._heard: dict[str, None] = {}
@@ -52,7 +52,7 @@ class RedisSubscription:
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
     @classmethod
-    async def listen(cls, source: Source, *, returned: str = "") -> "RedisSubscription":
+    async def listen(cls, source: SubscriptionSource, *, returned: str = "") -> "RedisSubscription":
         """Start to listen; ``returned`` is reported after an outage.
 
         Returns once it listens, or after a short while with Redis away: it then reports its start as a return.

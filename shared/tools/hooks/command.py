@@ -59,7 +59,7 @@ _GRACE: Final = timedelta(seconds=30)
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
 
-class _Answer(BaseModel):
+class _HookAnswer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     v: Literal[1] = 1
@@ -67,16 +67,16 @@ class _Answer(BaseModel):
     context: Texts = ()
 
 
-class _PreAnswer(_Answer):
+class _PreAnswer(_HookAnswer):
     action: PreAction = "none"
     input: dict[str, Any] | None = None
 
 
-class _PostAnswer(_Answer):
+class _PostAnswer(_HookAnswer):
     content: str | dict[str, Any] | list[Any] | None = None
 
 
-_A = TypeVar("_A", bound=_Answer)
+_A = TypeVar("_A", bound=_HookAnswer)
 
 
 def hooks_of(
@@ -95,7 +95,7 @@ def hooks_of(
         InvalidConfigError: names the hook whose program is not there, or the name that two hooks have.
     """
     known: set[str] = set()
-    made: dict[str, list[_Program]] = {"pre": [], "post": []}
+    made: dict[str, list[_HookProgram]] = {"pre": [], "post": []}
     for stage, hooks in (("pre", config.pre), ("post", config.post)):
         for number, hook in enumerate(hooks):
             place = f"hooks.{stage}[{number}]"
@@ -103,7 +103,7 @@ def hooks_of(
                 raise InvalidConfigError(f"{place}: another hook is called {hook.name!r}; give each a name of its own")
             known.add(hook.name)
             program = _program(hook, place, home, commands or CommandsConfig())
-            made[stage].append(_Program(program, runner, home, redactor or Redactor()))
+            made[stage].append(_HookProgram(program, runner, home, redactor or Redactor()))
     return Hooks(
         tuple(NamedPreHook(one.found.hook.name, one.pre, *one.limits) for one in made["pre"]),
         tuple(NamedPostHook(one.found.hook.name, one.post, *one.limits) for one in made["post"]),
@@ -111,7 +111,7 @@ def hooks_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _HookFile:
     """A hook with its program: what is executed, in what environment, and the files that decide what it does."""
 
     hook: HookConfig
@@ -127,7 +127,7 @@ class _Found:
         named = (self.program, *(Path(argument) for argument in self.argv[1:] if argument.startswith("/")))
         return (self.program, *(Path(os.path.realpath(path)) for path in named if path.is_file()))
 
-    def for_run(self, place: RunDirs, home: Path) -> "_Found":
+    def for_run(self, place: RunDirs, home: Path) -> "_HookFile":
         """Return the hook as it is started for a run.
 
         Raises:
@@ -139,10 +139,10 @@ class _Found:
             program = find_program(name, self.environment, cwd=home, untrusted=untrusted) if is_named else self.program
         except PathRefusedError as error:
             raise HookFailedError(f"was not run: {error}; {error.hint}") from error
-        return _Found(self.hook, program, with_trusted_path(self.environment, untrusted))
+        return _HookFile(self.hook, program, with_trusted_path(self.environment, untrusted))
 
 
-def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig) -> _Found:
+def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig) -> _HookFile:
     name, *arguments = hook.command
     environment = child_environment(commands.env, commands.secret_env, declared=hook.env)
     if "/" in name and not name.startswith("/"):
@@ -155,14 +155,14 @@ def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig)
     except PathRefusedError as error:
         remedy = f"; {error.hint}" if error.hint else ""
         raise InvalidConfigError(f"{place}.command (the hook {hook.name!r}): {error}{remedy}") from error
-    return _Found(hook, program, environment)
+    return _HookFile(hook, program, environment)
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _HookProgram:
     """One hook as a program; :meth:`pre` and :meth:`post` are the hooks that the pipeline asks."""
 
-    found: _Found
+    found: _HookFile
     runner: CommandRunner
     home: Path
     redactor: Redactor
@@ -193,7 +193,7 @@ class _Program:
         self._check_end(finished)
         return _read(finished.stdout, kind)
 
-    async def _run(self, found: _Found, stdin: bytes, progress: Progress) -> Finished:
+    async def _run(self, found: _HookFile, stdin: bytes, progress: Progress) -> Finished:
         voice = _Voice(progress, self.redactor)
         folder = -1
         try:
@@ -236,7 +236,7 @@ class _Program:
             text = "… " + text[-_MAX_SUMMARY_CHARS:].partition("\n")[2]
         return text
 
-    def _refuse_from_project(self, found: _Found, place: RunDirs) -> None:
+    def _refuse_from_project(self, found: _HookFile, place: RunDirs) -> None:
         for path in found.files:
             is_ours = is_below(path, self.home)
             if not is_ours and any(is_below(path, root) for root in (place.project, place.cwd, *place.write_roots)):

@@ -65,7 +65,7 @@ async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wir
 
 
 @dataclass(frozen=True, slots=True)
-class _Run(Generic[T]):
+class _HookRun(Generic[T]):
     """How a hook's run ended: with a sound answer, or with a problem that completes "the hook 'x' …"."""
 
     hook: str
@@ -88,7 +88,7 @@ async def _run(
     hook: Callable[[], Awaitable[T]],
     sound: Callable[[T], T],
     wires: HookServices,
-) -> _Run[T]:
+) -> _HookRun[T]:
     began_s = wires.clock.monotonic_s()
     answer: T | None = None
     failure: Failure = ""
@@ -98,7 +98,7 @@ async def _run(
         async with limit:
             answer = sound(await await_foreign(hook))
     except asyncio.CancelledError:
-        cancelled: _Run[T] = _Run(named.name, stage, _since(began_s, wires))
+        cancelled: _HookRun[T] = _HookRun(named.name, stage, _since(began_s, wires))
         await cancelled.note(wires, {"outcome": "cancelled"})
         raise
     except InvalidHookResultError as error:
@@ -109,7 +109,7 @@ async def _run(
         failure, problem = "failed", f"failed with {name_of(error)}"
     if limit.expired():
         answer, failure, problem = None, "timeout", f"gave no answer in {named.timeout.total_seconds():g} s"
-    return _Run(named.name, stage, _since(began_s, wires), answer, failure, problem)
+    return _HookRun(named.name, stage, _since(began_s, wires), answer, failure, problem)
 
 
 def _since(began_s: float, wires: HookServices) -> int:

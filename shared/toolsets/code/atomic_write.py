@@ -61,7 +61,7 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     size: int
     sha256: str
     is_new: bool
@@ -86,7 +86,7 @@ def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
     return state
 
 
-def write(what: Replacement, stop: Event) -> Written | None:
+def write(what: Replacement, stop: Event) -> WriteResult | None:
     """Put the file in place; None when one stands there that may not be replaced.
 
     Raises:
@@ -118,7 +118,7 @@ def write(what: Replacement, stop: Event) -> Written | None:
                     PathRefusal.CHANGED, str(what.path), "changed while it was written", "call again"
                 )
         os.fsync(folder)
-    return Written(len(what.content), hashlib.sha256(what.content).hexdigest(), is_new)
+    return WriteResult(len(what.content), hashlib.sha256(what.content).hexdigest(), is_new)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.toolsets.code.apply_hunks import Placement, apply_diff
-from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, Written, read_state, write
+from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, WriteResult, read_state, write
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_names import FileNames
 from soong.shared.toolsets.code.edit_request import EditRequest, edit_request, failure_of_diff
@@ -120,7 +120,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _EditOutcome:
     """The content after the edit, and what a program is told of how it came about."""
 
     content: bytes
@@ -182,7 +182,7 @@ def _place(
     return place
 
 
-def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _Outcome:
+def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _EditOutcome:
     """Work out the edit.
 
     Raises:
@@ -197,7 +197,7 @@ def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _Outcome:
         problem = f"the edited file would have {len(outcome.content)} bytes; at most {max_bytes} are written"
         raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="split it into several files")
     line = outcome.content.count(b"\n", 0, shared_prefix(before, outcome.content)) + 1
-    return _Outcome(outcome.content, {**outcome.facts, "first_changed_line": line})
+    return _EditOutcome(outcome.content, {**outcome.facts, "first_changed_line": line})
 
 
 def _text(place: _Place, max_bytes: int) -> bytes:
@@ -215,7 +215,7 @@ def _text(place: _Place, max_bytes: int) -> bytes:
     return content
 
 
-def _patched(place: _Place, diff: UnifiedDiff, before: bytes) -> _Outcome:
+def _patched(place: _Place, diff: UnifiedDiff, before: bytes) -> _EditOutcome:
     path = str(place.located.resolved)
     if place.is_absent and not diff.may_create:
         hint = "to create it, the old name must be /dev/null"
@@ -229,14 +229,14 @@ def _patched(place: _Place, diff: UnifiedDiff, before: bytes) -> _Outcome:
         raise failure_of_diff(error) from error
     facts: dict[str, Json] = {"hunks": len(placements)}
     moved = [_moved(number, each) for number, each in enumerate(placements, 1) if each.offset]
-    return _Outcome(content, facts | ({"offsets": moved[:_MAX_SHOWN_OFFSETS]} if moved else {}))
+    return _EditOutcome(content, facts | ({"offsets": moved[:_MAX_SHOWN_OFFSETS]} if moved else {}))
 
 
 def _moved(number: int, placement: Placement) -> Json:
     return {"hunk": number, "line": placement.line, "offset": placement.offset}
 
 
-def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int) -> _Outcome:
+def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int) -> _EditOutcome:
     edits, count = request.edits, 0
     if not edits[0].old:
         if not place.is_absent:
@@ -247,7 +247,7 @@ def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int
         hint = "begin with an edit whose old is empty and whose new is the content"
         raise ToolError(ErrorType.TEXT_NOT_FOUND, "the file does not exist, so no text stands in it", hint=hint)
     edited = apply_edits(before, edits, replaces_all=request.replaces_all, max_bytes=max_bytes)
-    return _Outcome(edited.content, {"edits": len(request.edits), "replacements": edited.replacements + count})
+    return _EditOutcome(edited.content, {"edits": len(request.edits), "replacements": edited.replacements + count})
 
 
 def _changed(place: _Place) -> PathRefusedError:
@@ -256,7 +256,7 @@ def _changed(place: _Place) -> PathRefusedError:
 
 
 def _result(
-    context: ToolContext, place: _Place, request: EditRequest, outcome: _Outcome, written: Written
+    context: ToolContext, place: _Place, request: EditRequest, outcome: _EditOutcome, written: WriteResult
 ) -> ToolResult:
     path = shown_path(place.located.resolved, context.run_dirs)
     file: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}

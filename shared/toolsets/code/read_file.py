@@ -39,7 +39,7 @@ def read_file_tool(
     """
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        reading = _Reading(policy, context, max_page_chars, frozenset(instruction_files))
+        reading = _FileReader(policy, context, max_page_chars, frozenset(instruction_files))
         return await run_blocking(lambda stop: reading.read(call_input, stop))
 
     def target(context: ToolContext, call_input: JsonObject) -> Target:
@@ -75,7 +75,7 @@ def read_file_tool(
 
 
 @dataclass(slots=True)
-class _Page:
+class _FilePage:
     """Lines collected so far. ``chars`` counts what the model will be shown."""
 
     start: int
@@ -132,7 +132,7 @@ class _Page:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _FileReader:
     """One call of the tool."""
 
     policy: PathPolicy
@@ -143,7 +143,7 @@ class _Reading:
     def read(self, call_input: JsonObject, stop: Event) -> ToolResult:
         located = permitted(self.policy, self.context, text_of(call_input, "path"))
         start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
-        page = _Page(start, max_lines, self.max_chars)
+        page = _FilePage(start, max_lines, self.max_chars)
         shown = shown_path(located.resolved, self.context.run_dirs)
         with opened_file(located.resolved) as descriptor:
             check_object(self.context, located.resolved, descriptor)
@@ -164,7 +164,7 @@ def _names_any(call_input: JsonObject, names: Collection[str]) -> bool:
     return PurePosixPath(text_of(call_input, "path")).name in names
 
 
-def _fill(page: _Page, descriptor: int, stop: Event) -> int | None:
+def _fill(page: _FilePage, descriptor: int, stop: Event) -> int | None:
     """Read until the page is full or the file ends; return the number of lines when the end was seen.
 
     A NUL anywhere up to the end of the page makes the file binary: the holes of a sparse file end the reading at once.
@@ -213,7 +213,7 @@ def _skipped(chunk: bytes, number: int, start: int) -> tuple[int, int]:
     return at, number
 
 
-def _take(page: _Page, number: int, line: bytearray, length: int) -> None:
+def _take(page: _FilePage, number: int, line: bytearray, length: int) -> None:
     if number >= page.start:
         content = bytes(line[:-1] if line.endswith(b"\n") else line)
         is_cut = length - (1 if line.endswith(b"\n") else 0) > MAX_LINE_BYTES
@@ -246,7 +246,7 @@ def _numbered(number: int, text: str) -> str:
 
 
 def _result(
-    context: ToolContext, page: _Page, shown: str, total: int | None, nodes: tuple[ContextNode, ...]
+    context: ToolContext, page: _FilePage, shown: str, total: int | None, nodes: tuple[ContextNode, ...]
 ) -> ToolResult:
     is_truncated = page.is_full
     following = page.end + 1 if is_truncated else None
@@ -271,7 +271,7 @@ def _result(
     return ToolResult(context.tool_call_id, content, summary, data, metadata=metadata, context_nodes=nodes)
 
 
-def _notes(page: _Page, following: int | None, total: int | None) -> str:
+def _notes(page: _FilePage, following: int | None, total: int | None) -> str:
     notes = []
     if not page.lines:
         notes.append(f"no line {page.start}; the file has {total} lines" if total else "the file is empty")

@@ -72,7 +72,7 @@ def parse_diff(diff: bytes) -> UnifiedDiff:
     hunks: list[Hunk] = []
     at = header.end
     while at < len(lines) and lines[at].startswith(HUNK_MARK):
-        reading = _Reading(lines, at, len(hunks) + 1)
+        reading = _DiffReader(lines, at, len(hunks) + 1)
         hunks.append(reading.hunk())
         at = reading.at
     if at < len(lines) and not hunks and lines[at].startswith(_BINARY):
@@ -93,7 +93,7 @@ def lines_of(content: bytes) -> list[bytes]:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _DiffReader:
     """One hunk while it is read. A side that said it has no final newline takes no further line."""
 
     lines: list[bytes]

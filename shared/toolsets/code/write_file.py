@@ -10,7 +10,7 @@ from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, Written, read_state, write
+from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, WriteResult, read_state, write
 from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
 from soong.shared.toolsets.code.preview import holds_key_now, preview_of
 from soong.shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
@@ -114,7 +114,7 @@ def _exists(located: Located) -> PathRefusedError:
     return PathRefusedError(PathRefusal.CHANGED, str(located.resolved), "exists already", hint)
 
 
-def _result(context: ToolContext, located: Located, written: Written) -> ToolResult:
+def _result(context: ToolContext, located: Located, written: WriteResult) -> ToolResult:
     path = shown_path(located.resolved, context.run_dirs)
     data: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
     deliverable: Mapping[str, Json] = {**data, "path": str(located.resolved)}

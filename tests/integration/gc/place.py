@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from soong.orchestrator.retention.collector import GarbageCollector, Limits
+from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.retention import Retention
@@ -45,8 +45,8 @@ class Place:
         return GarbageCollector(rows, self.artifacts, folders, self.scene.clock)
 
     @property
-    def all_ended(self) -> Limits:
-        return Limits(self.scene.now_us + 1, grace_s=0.0)
+    def all_ended(self) -> RetentionLimits:
+        return RetentionLimits(self.scene.now_us + 1, grace_s=0.0)
 
     async def ended_task(self, *steps: str, events: tuple[NewEvent, ...] = ()) -> str:
         task_id = await self.scene.task(*(steps or ("a", "b")))

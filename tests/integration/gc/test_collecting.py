@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from soong.orchestrator.client.audit import verify
 from soong.orchestrator.client.bootstrap import open_retention
-from soong.orchestrator.retention.collector import Limits
+from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.settings import load_settings
@@ -56,7 +56,7 @@ async def test_age_is_counted_from_the_end(place: Place) -> None:
     place.scene.clock.advance(timedelta(days=40))
     young = await place.ended_task()
 
-    done = await place.collector.collect(Limits(place.scene.now_us - 30 * DAY_US))
+    done = await place.collector.collect(RetentionLimits(place.scene.now_us - 30 * DAY_US))
 
     assert done.tasks == 1
     assert [task.id for task in await place.store.tasks()] == [young]
@@ -154,7 +154,7 @@ async def test_size_removes_the_oldest_until_enough_is_free(place: Place) -> Non
     await place.scene.task("open")
     used = (await place.collector.preview(place.all_ended)).used_bytes
 
-    done = await place.collector.collect(Limits(0, keep_bytes=used - 1_000_000, grace_s=-60 * DAY_US))
+    done = await place.collector.collect(RetentionLimits(0, keep_bytes=used - 1_000_000, grace_s=-60 * DAY_US))
 
     left = [task.id for task in await place.store.tasks() if task.status is TaskStatus.COMPLETED]
     assert 0 < done.tasks < 8
@@ -173,7 +173,7 @@ async def test_an_artifact_stays_as_long_as_any_row_or_folder_names_it(place: Pl
     (direct / "events.jsonl").write_text(f'{{"data": {{"digest": "{named[2].digest}"}}}}\n')
     os.utime(direct, (4e9, 4e9))
 
-    await place.collector.collect(Limits(place.scene.now_us - DAY_US, grace_s=-60 * DAY_US))
+    await place.collector.collect(RetentionLimits(place.scene.now_us - DAY_US, grace_s=-60 * DAY_US))
 
     assert {one.digest for one in place.artifacts.stored()} == {named[1].digest, named[2].digest}
 
@@ -182,7 +182,7 @@ async def test_an_artifact_stays_as_long_as_any_row_or_folder_names_it(place: Pl
 async def test_a_young_artifact_stays_though_no_row_names_it_yet(place: Place) -> None:
     ref = await place.artifacts.put(b"just written")
 
-    await place.collector.collect(Limits(place.scene.now_us + 1))
+    await place.collector.collect(RetentionLimits(place.scene.now_us + 1))
 
     assert [one.digest for one in place.artifacts.stored()] == [ref.digest]
 
@@ -314,7 +314,7 @@ async def test_a_session_whose_first_task_is_being_written_is_neither_closed_nor
     await place.store.open_session(session)  # a client writes the task next
 
     for _ in range(2):
-        await place.collector.collect(Limits(place.scene.now_us + 1))
+        await place.collector.collect(RetentionLimits(place.scene.now_us + 1))
     await place.store.create_task(make_task(session.id, "a"))
 
     assert not (await place.store.session(session.id)).is_closed
@@ -370,7 +370,7 @@ async def test_what_the_agents_of_an_open_task_planned_stays_for_its_later_steps
     second = await place.scene.claim_one()
     inner = await _planned(place, second.identity, "works")
     worker = await place.scene.claim_one()
-    limits = Limits(place.scene.now_us + 1, keep_bytes=1)
+    limits = RetentionLimits(place.scene.now_us + 1, keep_bytes=1)
     removed = []
     for claim, task_id in ((worker, inner), (second, middle), (planner, "")):
         await place.scene.complete(claim)

@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_collector, open_retention
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
-from soong.orchestrator.retention.collector import Limits
+from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
@@ -48,17 +48,17 @@ async def test_a_dry_run_says_what_goes_by_age_and_by_size_and_removes_nothing(p
         await _written_folders(place, await place.ended_task())
         place.scene.clock.advance(timedelta(days=1))
     before, limit_us = place.tables(), place.scene.now_us - 4 * DAY_US + 1
-    used = (await place.collector.preview(Limits(0))).used_bytes
+    used = (await place.collector.preview(RetentionLimits(0))).used_bytes
 
-    by_age = await place.collector.preview(Limits(limit_us))
-    by_size = await place.collector.preview(Limits(limit_us, keep_bytes=used - by_age.freed_bytes - 1))
-    nothing = await place.collector.preview(Limits(0, keep_bytes=used + 1))
+    by_age = await place.collector.preview(RetentionLimits(limit_us))
+    by_size = await place.collector.preview(RetentionLimits(limit_us, keep_bytes=used - by_age.freed_bytes - 1))
+    nothing = await place.collector.preview(RetentionLimits(0, keep_bytes=used + 1))
 
     assert (by_age.tasks, by_age.steps, by_age.folders, by_age.folder_bytes) == (3, 6, 9, 9 * 200_000)
     assert (by_size.tasks, by_size.folder_bytes) == (4, 12 * 200_000)
     assert (nothing.tasks, by_age.used_bytes) == (0, used)
     assert place.tables() == before
-    removed = await place.collector.collect(Limits(limit_us))
+    removed = await place.collector.collect(RetentionLimits(limit_us))
     assert (removed.tasks, removed.steps, removed.runs, removed.folders) == (
         *(by_age.tasks, by_age.steps, by_age.runs, by_age.folders),
     )
@@ -87,9 +87,9 @@ async def test_a_dry_run_says_what_artifacts_would_go_by_kind(place: Place) -> N
     place.scene.clock.advance(timedelta(days=2))
     await place.ended_task(events=(both, NewEvent("tool_completed", {"artifacts": [open_.digest]})))
 
-    of_first = await place.collector.preview(Limits(after_first_us, grace_s=ANY_AGE))
-    seen = await place.collector.preview(Limits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
-    removed = await place.collector.collect(Limits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
+    of_first = await place.collector.preview(RetentionLimits(after_first_us, grace_s=ANY_AGE))
+    seen = await place.collector.preview(RetentionLimits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
+    removed = await place.collector.collect(RetentionLimits(place.scene.now_us - DAY_US, grace_s=ANY_AGE))
 
     assert seen.artifact_bytes == {"text/plain": 3000, "deliverable": 500, "other": loose.size_bytes}
     assert (of_first.tasks, of_first.artifact_bytes) == (1, seen.artifact_bytes)
@@ -120,7 +120,7 @@ async def test_an_artifact_that_only_the_last_of_thousands_of_rows_names_stays(p
         names[number] = ref.digest
     await place.ended_task(events=tuple(NewEvent("tool_completed", {"artifacts": [name]}) for name in names))
 
-    await place.collector.collect(Limits(0, grace_s=ANY_AGE))
+    await place.collector.collect(RetentionLimits(0, grace_s=ANY_AGE))
 
     assert {one.digest for one in place.artifacts.stored()} == {ref.digest for ref in refs}
 
@@ -133,13 +133,13 @@ async def test_size_counts_what_is_stored_and_not_the_room_that_removed_rows_lef
     place.scene.clock.advance(timedelta(days=1))
     kept = await place.ended_task()
     full = await place.rows.used_bytes()
-    await place.collector.collect(Limits(place.scene.now_us - 1000))
+    await place.collector.collect(RetentionLimits(place.scene.now_us - 1000))
     if place.url.startswith("postgres"):
         with connected(place.url) as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("VACUUM"))
 
     left = await place.rows.used_bytes()
-    await place.collector.collect(Limits(0, keep_bytes=full // 2))
+    await place.collector.collect(RetentionLimits(0, keep_bytes=full // 2))
 
     assert left < full // 2
     assert [task.id for task in await place.store.tasks()] == [kept]
@@ -152,9 +152,9 @@ async def test_size_removes_hardly_more_than_it_must(place: Place) -> None:
             events=(NewEvent("tool_completed", {"text": f"{Random(number).randbytes(9000).hex()}"}),)
         )
     full = await place.rows.used_bytes()
-    seen = await place.collector.preview(Limits(place.all_ended.before_us))
+    seen = await place.collector.preview(RetentionLimits(place.all_ended.before_us))
 
-    done = await place.collector.collect(Limits(0, keep_bytes=full * 2 // 3))
+    done = await place.collector.collect(RetentionLimits(0, keep_bytes=full * 2 // 3))
 
     assert 8 <= done.tasks <= 15, "a third of them"
     assert 0.5 < seen.freed_bytes / full < 1.3
@@ -168,7 +168,7 @@ async def test_collections_at_once_remove_each_task_once(place: Place, tmp_path:
     for number in range(30):
         (place.home / "runs" / f"run_direct{number}").mkdir()
     rows = await open_retention(load_settings(agent_home=tmp_path, database_url=place.url))
-    limits = Limits(max(place.all_ended.before_us, time.time_ns() // 1000 + 1), grace_s=0.0)
+    limits = RetentionLimits(max(place.all_ended.before_us, time.time_ns() // 1000 + 1), grace_s=0.0)
     try:
         one, other = await asyncio.gather(place.collector.collect(limits), place.collector_over(rows).collect(limits))
     finally:
@@ -224,7 +224,7 @@ async def test_what_lies_in_the_place_of_an_artifact_keeps_no_other_from_being_r
     path = place.artifacts.path_of(stuck.digest)
     (path.parent / f".old-{path.name}").mkdir()
 
-    done = await place.collector.collect(Limits(0, grace_s=ANY_AGE))
+    done = await place.collector.collect(RetentionLimits(0, grace_s=ANY_AGE))
 
     assert [one.digest for one in place.artifacts.stored()] == [stuck.digest]
     assert done.artifacts == 1

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from soong.orchestrator.client.audit import verify
 from soong.orchestrator.client.bootstrap import open_retention
-from soong.orchestrator.retention.collector import GarbageCollector, Limits
+from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.core.errors import InvalidTransitionError, UnavailableError
 from soong.shared.core.identity import RunIdentity
@@ -168,7 +168,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
             StoredFolders(RootedFolder(self.folder, "runs")),
             self.scene.clock,
         )
-        self.do(collector.collect(Limits(self.scene.now_us + 1, keep_bytes=keep, grace_s=0.0)))
+        self.do(collector.collect(RetentionLimits(self.scene.now_us + 1, keep_bytes=keep, grace_s=0.0)))
         self.same(before)
         assert needed <= self.needed_by_agents()
 

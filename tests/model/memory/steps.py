@@ -25,7 +25,7 @@ from soong.shared.engine.tasks.step import (
     StepResult,
     Task,
     TaskCounts,
-    Waiting,
+    WaitingSteps,
 )
 from tests.model.memory.claiming import choose, claim_steps
 from tests.model.memory.ending import cancel_step, poison, result_of, write_end
@@ -198,7 +198,7 @@ class MemorySteps:
             and step.claim_mode is ClaimMode.ASSIGNED
             and self.rows.task(step.task_id).status is TaskStatus.RUNNING
         ]
-        waiting = frozenset(Waiting(step.session_id, step.pool, step.needs) for step in ready)
+        waiting = frozenset(WaitingSteps(step.session_id, step.pool, step.needs) for step in ready)
         if self.rows.caps:
             # Nobody is served by looking: the turns stay as they are.
             turns = dict(self.rows.last_claimed)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from soong.shared.storage.sql.claims.claiming import Lane, QueuePosition, share_out
+from soong.shared.storage.sql.claims.claiming import QueuePosition, ReadyGroup, share_out
 
 
 def make_lane(
     key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: QueuePosition = (0, 0, 1), scope: str = ""
-) -> Lane:
-    return Lane(key, session, (scope,) if scope else (), ready, turn, [head])
+) -> ReadyGroup:
+    return ReadyGroup(key, session, (scope,) if scope else (), ready, turn, [head])
 
 
 @pytest.mark.spec("DIS-10")

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from soong.orchestrator.cli.display import Lines, status_text
+from soong.orchestrator.cli.display import LineDisplay, status_text
 from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.step_words import counted
 from soong.orchestrator.cli.workers import text_of
@@ -36,7 +36,7 @@ async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_conse
     output = io.StringIO()
     live = Live(Console(file=output, width=100, height=40, force_terminal=False))
 
-    Lines().show(view)
+    LineDisplay().show(view)
     live.console.print(live.picture(view))
     live.close()
 

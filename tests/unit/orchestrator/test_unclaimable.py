@@ -12,7 +12,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Task, Waiting
+from soong.shared.engine.tasks.step import Task, WaitingSteps
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import FAST, LoopWorker, OneLoop
 
@@ -109,7 +109,7 @@ async def test_a_session_that_was_taken_over_meanwhile_leaves_the_others_to_be_t
         tasks = [(await service.submit(PLAN))[1] for _ in range(2)]
         lost, kept = [(await rows.session(task.session_id)).ownership for task in tasks]
         needs = {step.needs for step in await rows.steps(tasks[0].id) if step.step_id == "special"}.pop()
-        unclaimable = {Waiting(own.session_id, "default", needs): "nobody has it" for own in (lost, kept)}
+        unclaimable = {WaitingSteps(own.session_id, "default", needs): "nobody has it" for own in (lost, kept)}
         telling = UnschedulableSteps(rows, rows, SystemClock(), patience_s=0.0)
 
         await telling.tell(unclaimable, {own.session_id: own for own in (replace(lost, epoch=lost.epoch - 1), kept)})

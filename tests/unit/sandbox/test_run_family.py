@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import psutil
 import pytest
 
-from soong.shared.sandbox.family import HAS_MARK, MOST_PROGRAM_CHARS, WorkerProcess, chain_of, is_marked, own_chain
+from soong.shared.sandbox.family import HAS_MARK, MOST_PROGRAM_CHARS, RegisteredWorker, chain_of, is_marked, own_chain
 
 pytestmark = [
     pytest.mark.spec("PER-13.h"),
@@ -99,8 +99,8 @@ def test_the_mark_limits_nothing() -> None:
 
 def test_a_worker_by_its_row_is_a_run_and_a_later_process_with_its_number_is_none() -> None:
     started_us = round(psutil.Process(os.getppid()).create_time() * 1_000_000)
-    registered = WorkerProcess(os.getppid(), time.time_ns() // 1000)
-    ended = WorkerProcess(os.getppid(), started_us - 60_000_000)
+    registered = RegisteredWorker(os.getppid(), time.time_ns() // 1000)
+    ended = RegisteredWorker(os.getppid(), started_us - 60_000_000)
 
     assert [process.is_run for process in chain_of(os.getpid(), [registered])][:2] == [False, True]
     assert not any(process.is_run for process in chain_of(os.getpid(), [ended]))

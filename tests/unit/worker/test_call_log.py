@@ -22,7 +22,7 @@ from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolErr
 from soong.shared.tools.schedule import run_turn
 from soong.worker.call_log import RunCallLog
 from soong.worker.stop_signal import StopSignal
-from soong.worker.transcript import RunTranscript
+from soong.worker.transcript import WorkerTranscript
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryStore
@@ -282,7 +282,9 @@ async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
 @pytest.mark.spec("EVT-05.d")
 async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_until_it_ends() -> None:
     bench = await make_bench()
-    transcript = RunTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor([SECRET]))
+    transcript = WorkerTranscript(
+        bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor([SECRET])
+    )
     call, plain = ToolCall("c1", "test.echo", {"text": SECRET}), ToolCall("c2", "test.echo", {"text": "x"})
     node = NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {"said": [SECRET]}})
 
@@ -299,7 +301,7 @@ async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_unt
 @pytest.mark.spec("EVT-05")
 async def test_arguments_nobody_should_read_are_kept_nowhere() -> None:
     bench = await make_bench()
-    transcript = RunTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor())
+    transcript = WorkerTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor())
     deep: Json = 1
     for _ in range(10_000):
         deep = [deep]

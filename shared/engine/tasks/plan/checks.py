@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
-from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Names, Remedy, Unknown
+from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, JoinedNames, Remedy, Unknown
 from soong.shared.engine.tasks.step import ClaimMode, StepKind
 from soong.shared.tools.schema import schema_offences
 
@@ -44,7 +44,7 @@ def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing 
     patterns: dict[str, bool] = {}
     for index, step in enumerate(plan.steps):
         path: Path = ("steps", index)
-        names = _Names(inputs, step, ids, patterns)
+        names = _References(inputs, step, ids, patterns)
         if step.step is not None:
             _check_map(step, path, names, report)
             _check_work(step.step, (*path, "step"), names.with_item(step.item_name), known, report)
@@ -87,7 +87,7 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Stan
         report(("steps", index, "depends_on"), f"the steps depend on each other: {chain}", "remove one of these edges")
 
 
-def _check_map(step: PlanStep, path: Path, names: "_Names", report: Report) -> None:
+def _check_map(step: PlanStep, path: Path, names: "_References", report: Report) -> None:
     if step.item_name in RESERVED or step.item_name in names.results:
         report((*path, "as"), f"{step.item_name!r} already names something else", "choose another name for the item")
     if isinstance(step.over, str) or step.over is None:
@@ -100,7 +100,7 @@ def _check_map(step: PlanStep, path: Path, names: "_Names", report: Report) -> N
     _check_references(step.item_key, (*path, "key"), names.with_item(step.item_name), report)
 
 
-def _check_work(step: PlanStep, path: Path, names: "_Names", known: PlanNames, report: Report) -> None:
+def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
     _check_references(dict(step.inputs), (*path, "inputs"), names, report)
     _check_references(step.instructions, (*path, "instructions"), names, report)
     _check_references(step.title, (*path, "title"), names, report)
@@ -129,7 +129,7 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
         report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
 
 
-def _check_agent(step: PlanStep, path: Path, names: "_Names", known: PlanNames, report: Report) -> None:
+def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
     if not step.instructions.strip() and step.script is None:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
@@ -167,7 +167,7 @@ def _check_function(name: str, place: Path, known: PlanNames, report: Report) ->
     report(place, f"there is no step function {name!r}", Unknown(name, functions, after=after))
 
 
-class _Names:
+class _References:
     """What the references of one step may name, and what is known of the plan's patterns of tools."""
 
     def __init__(
@@ -179,16 +179,16 @@ class _Names:
         self.results = frozenset(step.depends_on)
         self.item = item
         self._items = frozenset({item} if item else ())
-        self._roots = Names(_ROOTS, self._items, ids)
+        self._roots = JoinedNames(_ROOTS, self._items, ids)
 
-    def with_item(self, item: str) -> "_Names":
-        return _Names(self.inputs, self._step, self._ids, self.patterns, item)
+    def with_item(self, item: str) -> "_References":
+        return _References(self.inputs, self._step, self._ids, self.patterns, item)
 
     def problem(self, reference: Reference) -> tuple[str, Remedy] | None:
         """Return problem and remedy of a reference; None when it may stand."""
         root = reference.root_in(self._roots)
         if root is None:
-            known = Names(frozenset({"inputs"}), self._items, self.results)
+            known = JoinedNames(frozenset({"inputs"}), self._items, self.results)
             return f"{reference.parts[0]!r} is not known here", Unknown(str(reference.parts[0]), known)
         rest = reference.parts[root.count(".") + 1 :]
         if root == self.item:
@@ -214,7 +214,7 @@ class _Names:
         return None
 
 
-def _check_references(value: Json, path: Path, names: _Names, report: Report) -> None:
+def _check_references(value: Json, path: Path, names: _References, report: Report) -> None:
     for place, reference in _safe_references(value, path, report):
         problem = names.problem(reference)
         if problem is not None:

@@ -162,7 +162,7 @@ def _refusal(source: str, mark: object, problem: str, remedy: str) -> InvalidPla
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCollection:
     """A collection whose end has not come. ``key`` is the mapping key that waits for its value."""
 
     value: list[Json] | dict[str, Json]
@@ -176,7 +176,7 @@ class _Builder:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenCollection] = []
         self._lines: Lines | None = None
         self._roots: list[Json] = []
 
@@ -225,7 +225,7 @@ class _Builder:
             raise self._error(event, "a mapping key is not text", "write keys as plain words")
         # Of a part with a key the line is the key's: that is where a person looks for it.
         line = top.key_line if top is not None and top.key is not None else _line(event)
-        self._stack.append(_Open({} if isinstance(event, yaml.MappingStartEvent) else [], Lines(line)))
+        self._stack.append(_OpenCollection({} if isinstance(event, yaml.MappingStartEvent) else [], Lines(line)))
 
     def _put(self, value: Json, lines: int | Lines) -> None:
         if not self._stack:

@@ -23,7 +23,15 @@ from soong.shared.engine.tasks.additional_claims import (
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepKind
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
-from soong.shared.storage.sql.claims.claiming import LIVE_WORKER, TURNS, Lane, caps_of, lock_room, next_turn, scopes_of
+from soong.shared.storage.sql.claims.claiming import (
+    LIVE_WORKER,
+    TURNS,
+    ReadyGroup,
+    caps_of,
+    lock_room,
+    next_turn,
+    scopes_of,
+)
 from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.malformed import tell_malformed
@@ -150,7 +158,7 @@ def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...
     """Count the live leases of the scopes in which the run does not count yet, while their caps are locked."""
     session_id, definition, model, pool = row[9], row[10], row[11], row[4]
     scopes = tuple(scope for scope in scopes_of(session_id, definition, model, pool) if scope not in counted)
-    lane = Lane("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
+    lane = ReadyGroup("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
     room = lock_room(tx, [lane], frozenset(caps_of(tx, [lane])))
     full = [scope for scope in scopes if room.get(scope, 1) <= 0]
     return capped(step_id, full[0]) if full else None

@@ -131,7 +131,7 @@ def place_of(is_unparked: int, priority: int, ordinal: int) -> QueuePosition:
 
 
 @dataclass(slots=True)
-class Lane:
+class ReadyGroup:
     """A lane with ready work. ``heads`` are the places of its next steps in line, as far as they are known."""
 
     key: str
@@ -169,7 +169,7 @@ class ClaimScan:
     """What a claim is decided on: whether the worker lives, lanes with ready work, capped scopes, the last turn."""
 
     is_live: bool
-    lanes: Sequence[Lane]
+    lanes: Sequence[ReadyGroup]
     capped: frozenset[str]
     last_turn: int
 
@@ -181,7 +181,7 @@ def scan(tx: Transaction, wish: ClaimRequest) -> ClaimScan:
     return ClaimScan(is_live, lanes, frozenset(caps_of(tx, lanes)), last_turn)
 
 
-def caps_of(tx: Transaction, lanes: Sequence[Lane]) -> dict[str, int]:
+def caps_of(tx: Transaction, lanes: Sequence[ReadyGroup]) -> dict[str, int]:
     """Return the limits, by scope, that may concern these lanes."""
     sessions = sorted({f"session:{lane.session_id}" for lane in lanes})
     return dict(tx.rows(CAPS, scopes=sessions)) if lanes else {}
@@ -194,20 +194,20 @@ def most_ready(wish: ClaimRequest) -> int:
 
 def read_lanes(
     tx: Transaction, most: int, modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)
-) -> tuple[list[Lane], int]:
+) -> tuple[list[ReadyGroup], int]:
     """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
     rows = tx.rows(LANES, most=most)
     return lanes_of_rows(rows, modes), int(rows[0][LAST_TURN] or 0) if rows else 0
 
 
-def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[Lane]:
+def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[ReadyGroup]:
     """Return the lanes that are claimed in one of these modes; a pump leaves those alone that are pulled."""
     return [lane for lane in map(_lane_of_row, rows) if lane.claim_mode in modes]
 
 
-def _lane_of_row(row: Row) -> Lane:
+def _lane_of_row(row: Row) -> ReadyGroup:
     key, session_id, pool, needs, definition, model, is_unparked, priority, ordinal, ready, last_claimed, _, mode = row
-    return Lane(
+    return ReadyGroup(
         key=key,
         session_id=session_id,
         scopes=scopes_of(session_id, definition, model, pool),
@@ -226,7 +226,7 @@ def scopes_of(session_id: str, definition: str, model: str, pool: str) -> tuple[
     return tuple(f"{kind}:{name}" for kind, name in named if name)
 
 
-def lock_room(tx: Transaction, lanes: Sequence[Lane], capped: frozenset[str]) -> dict[str, int]:
+def lock_room(tx: Transaction, lanes: Sequence[ReadyGroup], capped: frozenset[str]) -> dict[str, int]:
     """Return how many more leases each capped scope of these lanes allows; its cap stays locked until commit."""
     scopes = capped.intersection(scope for lane in lanes for scope in lane.scopes) if capped else ()
     if not scopes:
@@ -244,7 +244,7 @@ def room_left(caps: Mapping[str, int], leases: Sequence[Row]) -> dict[str, int]:
     return room
 
 
-def know_heads(tx: Transaction, lanes: Sequence[Lane], want: int) -> None:
+def know_heads(tx: Transaction, lanes: Sequence[ReadyGroup], want: int) -> None:
     """Read the next steps of lanes that share a session with another: only there do they have to be compared."""
     counts: dict[str, int] = {}
     for lane in lanes:
@@ -254,7 +254,7 @@ def know_heads(tx: Transaction, lanes: Sequence[Lane], want: int) -> None:
             lane.heads = [place_of(*row) for row in tx.rows(HEADS, lane=lane.key, number=want)] or lane.heads
 
 
-def share_out(lanes: Sequence[Lane], want: int, room: dict[str, int], last_turn: int) -> Turns:
+def share_out(lanes: Sequence[ReadyGroup], want: int, room: dict[str, int], last_turn: int) -> Turns:
     """Share ``want`` claims out: the session served longest ago first, one step each in turn; within it what was
     parked, then by priority, then age; never beyond ``room``.
     """
@@ -282,11 +282,11 @@ def next_turn(last_turn: int) -> int:
     return min(max(last_turn, 0) + 1, MAX_SAFE_INTEGER)
 
 
-def _fits(lane: Lane, room: Mapping[str, int]) -> bool:
+def _fits(lane: ReadyGroup, room: Mapping[str, int]) -> bool:
     return all(room.get(scope, 1) > 0 for scope in lane.scopes)
 
 
-def _serve(lane: Lane, turns: Turns, room: dict[str, int], turn: int) -> None:
+def _serve(lane: ReadyGroup, turns: Turns, room: dict[str, int], turn: int) -> None:
     lane.taken += 1
     turns.order.append(lane.key)
     turns.turn[lane.session_id] = turn

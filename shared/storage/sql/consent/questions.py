@@ -39,7 +39,7 @@ CLOSE_UNREAD: Final = Statement(
 )
 
 
-class _Asked(NamedTuple):
+class _QuestionRow(NamedTuple):
     """A question's row with what its run's row says of who asks, the run's secret, and whether it has ended."""
 
     request_id: str
@@ -75,7 +75,7 @@ class _Answered(NamedTuple):
     provenance: str
 
 
-class _Session(NamedTuple):
+class _SessionRow(NamedTuple):
     id: str
     project: str
     cwd: str
@@ -89,7 +89,7 @@ class _Session(NamedTuple):
     project_id: str
 
 
-class _Responder(NamedTuple):
+class _ResponderRow(NamedTuple):
     id: str
     session_id: str
     principal: str
@@ -101,7 +101,7 @@ def _columns(of: type[Any], table: str) -> str:
     return ", ".join(f"{table}.{name}" for name in of._fields)
 
 
-_OF_RUN: Final = ", ".join(f"runs.{name}" for name in _Asked._fields[4:])
+_OF_RUN: Final = ", ".join(f"runs.{name}" for name in _QuestionRow._fields[4:])
 _ASKED: Final = f"""
     q.id, q.tool_call_id, q.state, CASE WHEN length(q.body) <= {MAX_BODY_CHARS} THEN q.body ELSE '' END, {_OF_RUN}
 """
@@ -121,11 +121,11 @@ ANSWERED: Final = Statement(
 )
 SESSION: Final = Statement(
     "session: whose questions they are",
-    f"SELECT {_columns(_Session, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
+    f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
 )
 ATTENDING: Final = Statement(
     "attending: who is attached to a session, in the order in which they came",
-    f"SELECT {_columns(_Responder, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
+    f"SELECT {_columns(_ResponderRow, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
 )
 QUESTION: Final = Statement(
     "question: one of them, and what was decided",
@@ -141,7 +141,7 @@ _REQUESTS: Final = select(
     permission_requests.c.tool_call_id,
     permission_requests.c.state,
     case((func.length(_BODY) <= MAX_BODY_CHARS, _BODY), else_="").label("body"),
-    *(runs.c[name] for name in _Asked._fields[4:]),
+    *(runs.c[name] for name in _QuestionRow._fields[4:]),
 ).join(runs, runs.c.id == permission_requests.c.run_id)
 
 _TEXTS: Final = (
@@ -175,10 +175,10 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
     if not sessions:
         raise NotFoundError("session", session_id)
     return OpenQuestions(
-        session_of(_Session._make(sessions[0])),
+        session_of(_SessionRow._make(sessions[0])),
         [request for request in read.values() if request is not None and request.id not in orphans],
         _answers(said, read),
-        [responder_of(_Responder._make(row)) for row in there.rows()],
+        [responder_of(_ResponderRow._make(row)) for row in there.rows()],
         {row.id: row.token for row in rows},
         bool(orphans - set(unread)),
     ), unread
@@ -255,8 +255,8 @@ def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Que
     ]
 
 
-def _rows(asked: Reply) -> list[_Asked]:
-    return [_Asked._make(row) for row in asked.rows()]
+def _rows(asked: Reply) -> list[_QuestionRow]:
+    return [_QuestionRow._make(row) for row in asked.rows()]
 
 
 def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
@@ -265,12 +265,12 @@ def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
     return {row.request_id: answer_of(row) for row in rows if row.request_id in asked}
 
 
-def _question(tx: Transaction, request_id: str) -> tuple[_Asked, str | None]:
+def _question(tx: Transaction, request_id: str) -> tuple[_QuestionRow, str | None]:
     """Return a question's row and that of its decision. Raises: NotFoundError."""
     rows = tx.rows(QUESTION, id=request_id)
     if not rows:
         raise NotFoundError("permission request", request_id)
-    return _Asked._make(rows[0][:-1]), rows[0][-1]
+    return _QuestionRow._make(rows[0][:-1]), rows[0][-1]
 
 
 def _state_of(row: Any) -> RequestState:

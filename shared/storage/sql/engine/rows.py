@@ -36,7 +36,7 @@ from soong.shared.storage.sql.engine.strict import (
     MAX_SHOWN_CHARS,
     MAX_TEXT_CHARS,
     MalformedError,
-    Reading,
+    RowReader,
     instant_of,
     number_of,
     object_of,
@@ -168,7 +168,7 @@ def task_of(row: Any) -> Task:
 
 def step_of(row: Any, depends_on: Sequence[str]) -> Step:
     """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
-    reading = Reading()
+    reading = RowReader()
     error = reading.take(lambda: _error_of(row.error), None)
     output = reading.take(lambda: output_of(row.output), None)
     started_us = reading.instant("started_us", row.started_us)
@@ -252,7 +252,7 @@ def identity_of(row: Any) -> RunIdentity:
 
 def run_of(row: Any) -> Run:
     """Return the run of a row that was joined with its surface's ``body`` and with its taint; malformed, it says so."""
-    reading = Reading()
+    reading = RowReader()
     usage = reading.take(lambda: usage_of(row.usage), Usage())
     started_us = reading.instant("started_us", row.started_us)
     ended_us = reading.instant("ended_us", row.ended_us)
@@ -279,7 +279,7 @@ def run_of(row: Any) -> Run:
 
 def event_of(row: Any) -> Event:
     """Return the event of a row; a malformed one is the security event that says so."""
-    reading = Reading()
+    reading = RowReader()
     data = reading.object("data", row.data)
     time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
     if reading.problems:
@@ -289,7 +289,7 @@ def event_of(row: Any) -> Event:
 
 def node_of(row: Any) -> Node:
     """Return the node of a row; the payload of a malformed one says so under ``malformed_row``."""
-    reading = Reading()
+    reading = RowReader()
     payload = reading.object("payload", row.payload)
     created_us = reading.take(lambda: number_of("created_us", row.created_us), 0)
     kind = reading.take(lambda: _kind_of(row.kind), NodeKind.USER)
@@ -316,7 +316,7 @@ def inputs_of(call: CallRow) -> dict[str, Json]:
 
 def call_of(row: Any) -> CallRow:
     """Return the ledger entry of a row; what is malformed of it is left out, and its status holds."""
-    reading = Reading()
+    reading = RowReader()
     inputs = reading.object("inputs", row.inputs)
     open_input = inputs.pop(_OPEN_INPUT, None)
     return CallRow(
@@ -346,7 +346,7 @@ def request_body(request: PermissionRequest) -> str:
 
 def answer_of(row: Any) -> Answer:
     """Return the answer of a row; a malformed one comes from nowhere, and so answers nothing."""
-    reading = Reading()
+    reading = RowReader()
     metadata = reading.object("metadata", row.metadata, MAX_TEXT_CHARS)
     return Answer(
         request_id=row.request_id,

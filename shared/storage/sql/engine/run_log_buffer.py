@@ -151,7 +151,7 @@ END_EVENT: Final[Mapping[RunStatus, EventType]] = {
 
 
 @dataclass(slots=True)
-class _Entry:
+class _RunEntries:
     """What is gathered for one run."""
 
     events: list[Row] = field(default_factory=list)
@@ -174,7 +174,7 @@ class RunLogBuffer:
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _RunEntries] = {}
 
     def create(self, run: NewRun, status: RunStatus) -> None:
         """Insert a run, with its first event."""
@@ -275,7 +275,7 @@ class RunLogBuffer:
                 surfaces[packed[id(run.surface)]] = body
         return sorted(surfaces.items()), (self._run_row(run, entry, packed[id(run.surface)]) for run, entry in new)
 
-    def _run_row(self, new: NewRun, entry: _Entry, surface: str) -> tuple[object, ...]:
+    def _run_row(self, new: NewRun, entry: _RunEntries, surface: str) -> tuple[object, ...]:
         identity = new.identity
         return (
             identity.run_id,
@@ -335,18 +335,18 @@ class RunLogBuffer:
             for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
         )
 
-    def _entry(self, run_id: str) -> _Entry:
+    def _entry(self, run_id: str) -> _RunEntries:
         entry = self._entries.get(run_id)
         if entry is None:
-            entry = self._entries[run_id] = _Entry()
+            entry = self._entries[run_id] = _RunEntries()
         return entry
 
 
-def _logged_row(run_id: str, entry: _Entry) -> tuple[object, ...]:
+def _logged_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:
     """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
     state = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
     return run_id, state[0], entry.end_reason, entry.usage, entry.fence, state[1], entry.events, entry.nodes
 
 
-def _freed_row(run_id: str, entry: _Entry) -> tuple[object, ...]:
+def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:
     return run_id, entry.status, None, None, None, entry.worker_id, 0, 0

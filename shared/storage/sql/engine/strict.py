@@ -36,7 +36,7 @@ class MalformedError(ValueError):
 
 
 @dataclass(slots=True)
-class Reading:
+class RowReader:
     """The reading of one row: what cannot be read is replaced, and noted in ``problems``."""
 
     problems: list[str] = field(default_factory=list)

@@ -33,7 +33,7 @@ class Reply(Protocol):
     def rows(self) -> Sequence[Row]: ...
 
 
-class _Told:
+class _Notices:
     """Rows that are here already."""
 
     __slots__ = ("_rows",)
@@ -95,7 +95,7 @@ class Transaction:
     def send(self, statement: Statement, **parameters: Any) -> Reply:
         """Execute without waiting; inside :meth:`pipeline` several statements then share one round trip."""
         if not self.is_postgres:
-            return _Told(self.rows(statement, **parameters))
+            return _Notices(self.rows(statement, **parameters))
         self.has_written = self.has_written or statement.writes
         return _Awaited(self._raw.execute(statement.postgres, statement.parameters(parameters)))
 

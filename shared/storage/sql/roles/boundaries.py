@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import URL, text
 
-from soong.shared.permissions.access.database_rights import Standing
+from soong.shared.permissions.access.database_rights import DatabaseRights
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 
 _RIGHTS: Final = text(
@@ -17,7 +17,7 @@ _RIGHTS: Final = text(
 )
 
 
-def standing(url: URL) -> Standing | None:
+def standing(url: URL) -> DatabaseRights | None:
     """Return what the role of this URL may do; None for SQLite, which has no roles. Raises: UnavailableError."""
     if url.get_backend_name() != "postgresql":
         return None
@@ -27,4 +27,4 @@ def standing(url: URL) -> Standing | None:
             name, owns, decides = connection.execute(_RIGHTS).one()
     finally:
         engine.dispose()
-    return Standing(str(name), owns_tables=bool(owns), decides=bool(decides))
+    return DatabaseRights(str(name), owns_tables=bool(owns), decides=bool(decides))

@@ -99,7 +99,7 @@ _ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _RemainingWork:
     """What there is in a task that has not ended; of one that has, nothing."""
 
     is_under_way: bool = False
@@ -259,14 +259,14 @@ def _tell_maps(tx: Transaction, ownership: Ownership, task_id: str, now_us: int)
     run_log.flush(tx)
 
 
-def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
+def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork:
     check_owned(tx, ownership, is_read=True)
     return _left(tx, ownership, task_id)
 
 
-def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _Left:
+def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork:
     rows = tx.rows(LEFT, task_id=task_id, session_id=ownership.session_id)
-    return _Left(*map(bool, rows[0])) if rows else _Left()
+    return _RemainingWork(*map(bool, rows[0])) if rows else _RemainingWork()
 
 
 def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> TaskStatus | None:

@@ -129,7 +129,7 @@ OPEN_COUNTED: Final = Statement(
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _StepState:
     """What a change has to know of a step that stands."""
 
     key: str
@@ -215,7 +215,7 @@ class _Changing:
         self._note()
         return frozenset(workers)
 
-    def _standing(self) -> Mapping[str, _Standing]:
+    def _standing(self) -> Mapping[str, _StepState]:
         """Lock what the change touches and return the named steps. Raises: NotFoundError; ConflictError."""
         if self.change.skipped or self.change.cancelled:
             self.tx.rows(LOCK_OPEN, task_id=self.task_id)
@@ -230,7 +230,7 @@ class _Changing:
             raise ConflictError(f"there is a step {taken[0][0].partition('/')[2]!r} already")
         return standing
 
-    def _grow(self, standing: Mapping[str, _Standing]) -> None:
+    def _grow(self, standing: Mapping[str, _StepState]) -> None:
         needed = {parent for step in self.change.steps for parent in step.depends_on}
         needed.update(parent for _, parent in self.change.edges)
         done = frozenset(key for key, step in standing.items() if key in needed and not _must_wait(step))
@@ -241,7 +241,7 @@ class _Changing:
         if self.change.edges:
             self._add_edges(standing, done)
 
-    def _add_edges(self, standing: Mapping[str, _Standing], done: frozenset[str]) -> None:
+    def _add_edges(self, standing: Mapping[str, _StepState], done: frozenset[str]) -> None:
         children = sorted({child for child, _ in self.change.edges})
         for child in children:
             check_still_pending(standing[child].step_id, standing[child].status)
@@ -258,7 +258,7 @@ class _Changing:
             edges.setdefault(child, []).append(parent)
         check_no_circle(edges)
 
-    def _try_again(self, step: NewStep, was: _Standing) -> None:
+    def _try_again(self, step: NewStep, was: _StepState) -> None:
         if was.status is not StepStatus.FAILED or was.is_settled or step.run is None:
             status = f"{was.status}, settled" if was.is_settled else was.status
             raise InvalidTransitionError("step", status, StepEvent.RETRY)
@@ -268,7 +268,7 @@ class _Changing:
         self.tx.rows(OPEN_ATTEMPT, key=step.key, is_paused=int(self.is_paused))
         self.run_log.note(step.run.identity.run_id, EventType.STEP_READY, step=step.key)
 
-    def _take_out(self, step: _Standing, event: StepEvent, workers: set[str]) -> None:
+    def _take_out(self, step: _StepState, event: StepEvent, workers: set[str]) -> None:
         """Let a step run no more, and nothing that waits for it."""
         if step.map_key:
             raise ConflictError(f"step {step.step_id!r} is an item of a map step; skip or cancel the map step")
@@ -278,7 +278,7 @@ class _Changing:
             self._stop(step, event, workers)
         skip_below(self.tx, self.run_log, step.key, self.now_us)
 
-    def _stop(self, step: _Standing, event: StepEvent, workers: set[str]) -> None:
+    def _stop(self, step: _StepState, event: StepEvent, workers: set[str]) -> None:
         status = advance_step(step.status, event)
         if step.status.is_leased:
             self.tx.rows(ASK_ONE, key=step.key, reason=plain(self.change.reason))
@@ -311,16 +311,16 @@ class _Changing:
         )
 
 
-def _standing_of(row: Sequence[object]) -> _Standing:
+def _standing_of(row: Sequence[object]) -> _StepState:
     key, step_id, status, kind, map_key, is_settled, on_failure, run_id, worker_id = map(str, row[:9])
     policy = FailurePolicy(on_failure)
     settled = is_settled == "1"
     ready_us = row[9] if isinstance(row[9], int) else None
     place = (map_key, settled, policy, run_id, worker_id, ready_us)
-    return _Standing(key, step_id, StepStatus(status), StepKind(kind), *place)
+    return _StepState(key, step_id, StepStatus(status), StepKind(kind), *place)
 
 
-def _must_wait(step: _Standing) -> bool:
+def _must_wait(step: _StepState) -> bool:
     return must_wait(
         step.step_id, step.status, step.on_failure, is_settled=step.is_settled, is_map_child=bool(step.map_key)
     )

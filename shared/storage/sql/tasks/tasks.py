@@ -22,7 +22,7 @@ from soong.shared.engine.tasks.step import (
     StepResult,
     Task,
     TaskCounts,
-    Waiting,
+    WaitingSteps,
 )
 from soong.shared.storage.sql.claims.advance import advance
 from soong.shared.storage.sql.claims.claim_context import Contexts, result_of
@@ -270,7 +270,7 @@ def _backlog(tx: Transaction, limit: int) -> Backlog:
         pools = {lane.key: lane.pool for lane in lanes}
         for key in share_out(lanes, limit * len(set(pools.values())), room, last_turn).order:
             ready[pools[key]] = ready.get(pools[key], 0) + 1
-    waiting = frozenset(Waiting(lane.session_id, lane.pool, lane.needs) for lane in lanes)
+    waiting = frozenset(WaitingSteps(lane.session_id, lane.pool, lane.needs) for lane in lanes)
     return Backlog({pool: min(number, limit) for pool, number in ready.items()}, waiting)
 
 

@@ -10,6 +10,9 @@ from tests.architecture.code_docs import FILES, PARTS, documents, part_names, re
 from tests.spec_document import ROOT, read_clauses
 
 _REMEDY = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
+_PATH = re.compile(
+    r"`((?:orchestrator|worker|shared|soong|tests|benchmarks|examples|requirements)/[\w./-]+)(?:::\w+)?`"
+)
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -65,6 +68,19 @@ def test_links_between_documents_lead_somewhere() -> None:
     ]
 
     assert not broken
+
+
+def test_files_that_documents_name_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+    gone = {
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in pages
+        for path in _PATH.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    }
+
+    assert not gone
 
 
 def test_every_decision_stands_in_the_index() -> None:

@@ -25,7 +25,7 @@ class MetricsEndpoint:
     """Listens from ``start`` to ``stop`` on the running loop."""
 
     def __init__(self, read: Read) -> None:
-        routes: list[Any] = [(r"/metrics", _MetricsHandler, {"read": read}), (r"/healthz", _Health)]
+        routes: list[Any] = [(r"/metrics", _MetricsPage, {"read": read}), (r"/healthz", _Health)]
         self._server = HTTPServer(Application(routes, log_function=_log_nothing))
 
     def start(self, address: str, port: int) -> None:
@@ -43,7 +43,7 @@ class MetricsEndpoint:
         await self._server.close_all_connections()
 
 
-class _MetricsHandler(RequestHandler):
+class _MetricsPage(RequestHandler):
     def initialize(self, read: Read) -> None:
         self._read = read
 

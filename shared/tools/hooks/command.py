@@ -276,7 +276,7 @@ def _told(call: HookCall) -> dict[str, Json]:
         "tool": {"name": tool.name, "permission": str(tool.permission), "tags": sorted(tool.tags)},
         "input": call.call_input,
         "derived": call.derived,
-        "workplace": {"project": str(call.run_dirs.project), "cwd": str(call.run_dirs.cwd)},
+        "run_dirs": {"project": str(call.run_dirs.project), "cwd": str(call.run_dirs.cwd)},
         "run": call.identity.as_json(),
     }
 

@@ -42,7 +42,7 @@ async def test_every_field_that_a_program_is_told_is_documented(tmp_path: Path) 
 
     told: Any = parse_strict((programs.home / "told.json").read_bytes())
     assert set(rows("| field on stdin |")) == told.keys()
-    assert all(f"`{name}`" in TEXT for name in (*told["derived"]["target"], *told["result"], *told["workplace"]))
+    assert all(f"`{name}`" in TEXT for name in (*told["derived"]["target"], *told["result"], *told["run_dirs"]))
 
 
 def test_every_field_and_action_that_a_program_may_answer_is_documented() -> None:

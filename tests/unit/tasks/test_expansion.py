@@ -7,10 +7,10 @@ import pytest
 from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import AnswerMode, Session
-from soong.shared.engine.tasks.expansion import expand_map, map_items, new_task, next_attempt
+from soong.shared.engine.tasks.expansion import expand_map, further_attempt, map_items, new_task, next_attempt
 from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
@@ -179,15 +179,12 @@ def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -
     assert make(plan, "test:model").steps[0].model == "test:model"
 
 
-def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> None:
-    made = make()
-    step = row_of(made.steps[0])
-    assert made.steps[0].run is not None
-    first = made.steps[0].run
-    last = Run(
-        identity=first.identity,
+def run_of(new: NewRun) -> Run:
+    """Return the run of a first attempt that failed."""
+    return Run(
+        identity=new.identity,
         status=RunStatus.FAILED,
-        surface=first.surface,
+        surface=new.surface,
         attempt=1,
         retry_of="",
         fence=1,
@@ -201,6 +198,13 @@ def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> 
         ended_us=None,
     )
 
+
+def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> None:
+    made = make()
+    step = row_of(made.steps[0])
+    assert made.steps[0].run is not None
+    last = run_of(made.steps[0].run)
+
     run = next_attempt(replace(step, attempt=1, run_id=last.id), last)
 
     assert (run.attempt, run.retry_of) == (2, last.id)
@@ -209,6 +213,36 @@ def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> 
     assert run.identity.run_id != last.id
     assert run.identity.agent_id != last.identity.agent_id
     assert run.token != made.steps[0].run.token
+
+
+def test_steps_that_ask_for_the_same_share_one_surface_and_others_have_their_own() -> None:
+    text = """
+title: Many
+steps:
+  - {id: a, instructions: x, script: []}
+  - {id: b, instructions: y, script: []}
+  - {id: c, instructions: x, script: [], allowed_tools: [code.read_file]}
+"""
+    first, same, other = (step.run.surface for step in make(parse_plan(text, "p.yaml")).steps if step.run is not None)
+
+    assert first is same
+    assert (first["asked"], other["asked"]) == ([], ["code.read_file"])
+
+
+def test_a_further_attempt_needs_the_tools_of_its_new_surface() -> None:
+    made = make(parse_plan("title: t\nsteps: [{id: a, instructions: x, script: []}]", "p.yaml"))
+    step, run = row_of(made.steps[0]), made.steps[0].run
+    assert run is not None
+    last = run_of(run)
+
+    again = further_attempt(
+        replace(step, attempt=1, run_id=last.id),
+        last,
+        PlanStep("a", instructions="x", script=[]),
+        lambda _: {"v": 1, "decisions": [["code.search", True, "asked"], ["code.edit_file", False, "not asked"]]},
+    )
+
+    assert [need for need in again.needs if need.startswith("tool:")] == ["tool:code.search"]
 
 
 # -- claim modes

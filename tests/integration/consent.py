@@ -38,7 +38,7 @@ from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 HOME = "/home/someone"
 CONFIGURED_SECRET = "correct horse battery"
 

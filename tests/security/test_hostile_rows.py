@@ -313,6 +313,7 @@ class Attack:
                 self.malformed[str(entry.data.get("row", ""))] += 1
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.spec("OPS-12.d")
 async def test_no_value_that_the_database_takes_from_a_worker_stops_anybody(
     deployment: Deployment, tmp_path: Path
@@ -340,6 +341,7 @@ async def test_no_value_that_the_database_takes_from_a_worker_stops_anybody(
     assert attack.malformed["node"]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.spec("OPS-12.d")
 async def test_no_value_that_is_written_past_the_row_checks_stops_anybody(
     deployment: Deployment, tmp_path: Path

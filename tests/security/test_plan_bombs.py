@@ -35,7 +35,7 @@ from tests.security.bounded import run_bounded
 from tests.security.plan_bombs import SHAPES
 from tests.unit.agents.parts import row_of, task_of
 
-pytestmark = pytest.mark.spec("OPS-12")
+pytestmark = [pytest.mark.spec("OPS-12"), pytest.mark.timeout(600)]
 
 SMALL, LARGE, LARGEST = 64 * 1024, 256 * 1024, 2 * 1024 * 1024
 
@@ -60,7 +60,6 @@ print(json.dumps(taken))
 
 # -- reading
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.timeout(120)
 def test_reading_a_plan_four_times_as_large_takes_about_four_times_as_much(shape: str, tmp_path: Path) -> None:
     taken = run_bounded(["-c", READS, str(tmp_path)], stdin=json.dumps([SHAPES[shape](SMALL), SHAPES[shape](LARGE)]))
 
@@ -74,7 +73,6 @@ def test_reading_a_plan_four_times_as_large_takes_about_four_times_as_much(shape
 @pytest.mark.parametrize(
     "shape", ["unknown functions", "unknown names in a script", "empty objects", "inputs and wrong names of them"]
 )
-@pytest.mark.timeout(180)
 def test_soong_tasks_validate_ends_with_a_short_answer_whatever_it_is_given(shape: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(SHAPES[shape](LARGEST))
@@ -281,7 +279,6 @@ def growing(first: Json, then: Json, rounds: int = 10_000) -> list[Json]:
         ),
     ],
 )
-@pytest.mark.timeout(180)
 def test_a_script_is_ended_by_what_it_makes_and_by_how_long_it_takes(script: list[Json], words: str) -> None:
     inputs = {"l": THOUSAND, "m": list(range(500_000)), "n": list(range(500_000))}
 

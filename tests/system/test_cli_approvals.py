@@ -13,7 +13,7 @@ from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.storage.sql.store import open_store
 from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, CliHarness, Terminal, scene, until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 _SHOWN_STEP = re.compile(r"│ step\s+(\w+)")
 
@@ -200,9 +200,15 @@ def test_the_end_of_input_answers_nothing_and_a_watching_terminal_answers_and_le
 
 
 def _marked(terminal: Terminal) -> str:
-    """Return the step of the question that a terminal shows last."""
-    terminal.read()
-    found: list[str] = re.findall(r"> \w{8}  \d+ \w+  (\w+)", terminal.shown)
+    """Return the step of the question that a terminal shows last, once its list has come to it."""
+    found: list[str] = []
+
+    def is_shown() -> bool:
+        terminal.read()
+        found[:] = re.findall(r"> \w{8}  \d+ \w+  (\w+)", terminal.shown)
+        return bool(found)
+
+    until(is_shown, "a question is marked", lambda: terminal.shown)
     return found[-1]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from soong import Soong
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Step, Task
 from tests.system.auditor import audit
 from tests.system.cli_scene import scene
 from tests.system.deployment import ROOT, Deployment, kill, promised
-from tests.system.faults.scene import start_workers, until_begun
+from tests.system.faults.scene import stands_still, start_workers, until_begun
+from tests.warm import WarmProcess
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-03", "CARD-2")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.spec("DAG-03", "CARD-2")]
 
 TOOL = "tests.system.faults.effect_tool"
 STEPS = 20
@@ -65,6 +68,29 @@ async def service(postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIte
         yield deployment
 
 
+async def held_steps(service: Deployment, task: Task) -> list[Step]:
+    return [step for step in await service.store.steps(task.id) if step.holder_run_id and step.status.is_leased]
+
+
+async def stopped_puller(service: Deployment, task: Task) -> WarmProcess:
+    """Stop one of two workers that pull, three steps into the work, and return it: it holds a step, and keeps it."""
+
+    async def is_midway() -> bool:
+        done = (await service.store.counts(task.id)).by_status.get(StepStatus.COMPLETED, 0)
+        return done >= 3 and len({step.worker_id for step in await held_steps(service, task)}) == 2
+
+    while True:
+        await service.until(is_midway, within_s=90)
+        for step in (await held_steps(service, task))[:1]:
+            victim = await service.worker_of(step)
+            victim.send_signal(signal.SIGSTOP)
+            assert await asyncio.to_thread(stands_still, victim.pid)
+            await asyncio.sleep(0.2)  # what it has sent is committed
+            if any(held.worker_id == step.worker_id for held in await held_steps(service, task)):
+                return victim
+            victim.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.spec("DAG-07")
 async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worker_is_killed(
     service: Deployment,
@@ -73,17 +99,7 @@ async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worke
     task = await service.submit(plan())
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
         await soong.dispatch_worker(task.id, count=PULLERS, model="script", allowed_tools=["test.effect"], script=PULL)
-
-        async def is_midway() -> bool:
-            counts = (await service.store.counts(task.id)).by_status
-            held = [step for step in await service.store.steps(task.id) if step.holder_run_id and step.status.is_leased]
-            victims = {step.worker_id for step in held}
-            return counts.get(StepStatus.COMPLETED, 0) >= 3 and len(victims) == 2
-
-        await service.until(is_midway, within_s=30)
-        lost = [step for step in await service.store.steps(task.id) if step.status.is_leased and step.holder_run_id]
-        victim = await service.worker_of(lost[0])
-        kill(victim)
+        kill(await stopped_puller(service, task))
         outcome = await soong.wait(task.id)
 
     steps = await service.steps(task)

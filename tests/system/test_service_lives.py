@@ -26,14 +26,32 @@ steps:
     script:
       - {call: code.write_file, with: {path: note.txt, content: hello}}
       - {finish: written}
-  - {id: naps, kind: python, call: builtin.sleep, inputs: {seconds: 12}}
+  - {id: naps, kind: python, call: test.nap}
+"""
+
+NAPS = """
+import time
+from pathlib import Path
+from soong import step_function
+
+@step_function("test.nap")
+def nap(inputs, context):
+    while not Path("/wakes/up").exists():
+        time.sleep(0.05)
 """
 
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
     with scene() as one:
+        (one.folder / "naps.py").write_text(NAPS.replace("/wakes/up", str(one.folder / "awake")))
+        one.environment.update(SOONG_FUNCTIONS="naps", PYTHONPATH=str(one.folder))
         yield one
+
+
+def wake(cli: CliHarness) -> None:
+    """End the nap, which lasts until then, however long everything else takes."""
+    (cli.folder / "awake").touch()
 
 
 def is_answering(port: int) -> bool:
@@ -137,6 +155,7 @@ def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: C
 
     up = cli.start("up")
     until(lambda: is_held_by(cli, up.pid), "`soong up` holds the home", cli.logs)
+    wake(cli)
 
     assert not ephemeral.is_running() or ephemeral.status() == psutil.STATUS_ZOMBIE
     (asked,) = cli.json("approvals", "list")
@@ -151,11 +170,13 @@ def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: C
 
 
 def test_a_client_of_an_ephemeral_service_goes_on_with_the_one_that_takes_over(cli: CliHarness) -> None:
-    client = cli.start("run", cli.plan(WAITS.replace("12", "6")), "--json", "--allow", f"code.write_file:{cli.folder}")
+    client = cli.start("run", cli.plan(WAITS), "--json", "--allow", f"code.write_file:{cli.folder}")
     cli.until_running("naps")
     ephemeral = cli.record()["pid"]
 
     up = cli.start("up")
+    until(lambda: is_held_by(cli, up.pid), "`soong up` holds the home", cli.logs)
+    wake(cli)
     said, words = client.communicate(timeout=120)
 
     assert json.loads(said)["exit_code"] == 0

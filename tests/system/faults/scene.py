@@ -73,14 +73,14 @@ async def freeze_between_writes(service: Deployment, process: WarmProcess) -> No
     lock = Path(f"{make_url(service.database_url).database}.lock")
     for _ in range(50):
         process.send_signal(signal.SIGSTOP)
-        if await asyncio.to_thread(_stands_still, process.pid) and await asyncio.to_thread(_is_free, lock):
+        if await asyncio.to_thread(stands_still, process.pid) and await asyncio.to_thread(_is_free, lock):
             return
         process.send_signal(signal.SIGCONT)
         await asyncio.sleep(0.01)
     raise AssertionError("it was writing whenever it was stopped")
 
 
-def _stands_still(pid: int) -> bool:
+def stands_still(pid: int) -> bool:
     """Wait until every thread of a process has stopped: the signal comes to one first."""
     for _ in range(500):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile

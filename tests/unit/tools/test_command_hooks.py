@@ -45,7 +45,7 @@ async def test_a_program_is_told_of_the_call_in_one_document(programs: Programs)
         "input": {"text": "hé"},
     }
     assert told["tool"] == {"name": "test.echo", "permission": "readonly", "tags": ["readonly"]}
-    assert told["workplace"] == {"project": str(programs.project), "cwd": str(programs.project)}
+    assert told["run_dirs"] == {"project": str(programs.project), "cwd": str(programs.project)}
     assert (told["derived"]["target"]["shown"], told["derived"]["cwd"]) == ("/p/x", str(programs.project))
     assert (told["run"]["run_id"], told["run"]["role"]) == ("run_1", "worker")
     assert told["effect_id"] == "run_1/call_1"

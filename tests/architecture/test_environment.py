@@ -9,10 +9,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from soong.shared.agents.model import _EXTRAS
 from tests.spec_document import ROOT
 
 _PIN = re.compile(r"^([a-zA-Z0-9_.-]+)==([^ ;\\]+)", re.MULTILINE)
-_LOCKED_EXTRAS = ("test", "lint", "build")
+_LOCKED_EXTRAS = ("test", "lint", "docs", "build")
 
 
 def _project() -> dict[str, object]:
@@ -42,6 +43,13 @@ def test_every_requirement_is_locked_within_its_bounds() -> None:
     ]
 
     assert not loose, "run `make lock`"
+
+
+def test_every_extra_that_a_model_may_need_can_be_installed() -> None:
+    extras = _project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+
+    assert {*extras} - {*_LOCKED_EXTRAS} == {*_EXTRAS.values()}
 
 
 def test_what_is_deployed_is_what_was_tested() -> None:

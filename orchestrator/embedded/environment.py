@@ -1,8 +1,8 @@
-"""What the processes that we start are told: our settings, and where our own packages are.
+"""The environment of the processes that we start: our settings, and where what we import is found.
 
 Children run ``python -P``, so the folder they are started in is not on their path. ``PYTHONPATH`` still is: in a
-project that sets it and has a ``worker/`` or ``shared/`` of its own, ours have to come first. The folders of the user's
-own modules come from the command that starts the children, as absolute paths; no plan and no submitter names any.
+project that sets it and has a ``celery.py`` of its own, the library has to come first. The folders of the user's own
+modules come from the command that starts the children, as absolute paths; no plan and no submitter names any.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.installation import INSTALL_ROOT
+from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_KEEPER
@@ -34,7 +34,7 @@ def child_environment(settings: Settings, **more: str) -> dict[str, str]:
     if path:
         here = Path.cwd()  # a child's own folder is another: what is relative here would name something else there
         folders = (str(here / folder) for folder in path.split(os.pathsep))
-        environment["PYTHONPATH"] = os.pathsep.join((str(INSTALL_ROOT), *folders))
+        environment["PYTHONPATH"] = os.pathsep.join((*IMPORT_FOLDERS, *folders))
     return {**environment, **more}
 
 

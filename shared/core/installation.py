@@ -1,5 +1,6 @@
 """Where this program is installed: the folder that holds the package, and the folders that its modules lie in."""
 
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,9 @@ assert _SPEC.origin is not None, "soong is a package with an __init__.py"
 PACKAGE: Final = Path(_SPEC.origin).resolve().parent
 INSTALL_ROOT: Final = PACKAGE.parent
 """The folder on the import path: ``site-packages``, or the top of a checkout."""
+
+IMPORT_FOLDERS: Final = tuple(dict.fromkeys((str(INSTALL_ROOT), *map(sysconfig.get_path, ("purelib", "platlib")))))
+"""Where this program and the libraries that it uses are found. In a wheel's environment that is one folder."""
 
 MODULE_FOLDERS: Final = tuple(
     dict.fromkeys((PACKAGE, *((PACKAGE / part).resolve() for part in ("orchestrator", "shared", "worker"))))

@@ -48,6 +48,16 @@ async def main() -> None:
 asyncio.run(main())
 """
 
+STEPS = """
+from soong import step_function
+
+
+@step_function("team.double")
+def double(inputs, context):
+    return 2 * inputs["x"]
+"""
+DOUBLE = "title: Double\nsteps:\n- {id: double, kind: python, call: team.double, inputs: {x: 21}}\n"
+
 TYPED_PROGRAM = """
 import asyncio
 from typing import reveal_type
@@ -205,6 +215,21 @@ def test_a_program_with_the_sdk_runs_beside_packages_with_our_names(cli: CliHarn
     assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
     assert "Hello Grace" in done.stdout
     cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-09.c")
+def test_a_step_runs_a_function_of_a_package_that_is_called_shared(installed: Path) -> None:
+    with scene() as cli:
+        (cli.folder / "shared").mkdir()
+        (cli.folder / "shared" / "__init__.py").write_text("")
+        (cli.folder / "shared" / "steps.py").write_text(STEPS)
+        cli.environment["SOONG_FUNCTIONS"] = "shared.steps"
+
+        done = _run(cli, installed / "bin" / "soong", "run", cli.plan(DOUBLE), "--json")
+
+        assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
+        assert json.loads(done.stdout)["steps"][0]["output"] == 42
+        cli.assert_nothing_left()
 
 
 @pytest.mark.spec("OPS-09.c")

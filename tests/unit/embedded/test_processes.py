@@ -20,7 +20,7 @@ from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_ar
 from soong.orchestrator.embedded.service_file import start_of
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
-from soong.shared.core.installation import INSTALL_ROOT
+from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.sessions.session import Owner, Worker
 from tests.model.memory import MemoryStore
@@ -78,9 +78,21 @@ def test_children_find_our_packages_before_those_of_a_project(tmp_path: Path, mo
         check=False,
     )
 
-    assert environment["PYTHONPATH"].split(os.pathsep) == [str(INSTALL_ROOT), str(tmp_path)]
+    assert environment["PYTHONPATH"].split(os.pathsep) == [*IMPORT_FOLDERS, str(tmp_path)]
     assert "the project was imported" not in done.stderr
     assert "soong.orchestrator.embedded" in done.stderr
+
+
+def test_children_find_libraries_before_modules_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "celery.py").write_text("raise SystemExit('the project was imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    environment = child_environment(load_settings(agent_home=tmp_path))
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import celery"], env=environment, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_children_get_the_settings_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ def test_kubernetes_own_schemas_take_the_manifests() -> None:
 
 @pytest.mark.parametrize("name", ["deploy/alerts.yaml", "docs/operations.md"])
 def test_what_is_to_be_watched_is_there(name: str) -> None:
-    source = (ROOT / "orchestrator" / "metrics.py").read_text()
+    source = (ROOT / "orchestrator" / "owner" / "metrics.py").read_text()
 
     named = set(re.findall(r"soong_(?:steps|slots|workers|orchestrators|approvals|leases|tasks)_?\w*", _text(name)))
 
@@ -283,7 +283,7 @@ def _text(name: str) -> str:
 def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
     (scaled,) = of_kind("ScaledObject")
     (trigger,) = scaled["spec"]["triggers"]
-    source = (ROOT / "orchestrator" / "metrics.py").read_text()
+    source = (ROOT / "orchestrator" / "owner" / "metrics.py").read_text()
 
     slots = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_SLOTS")
     assert scaled["spec"]["scaleTargetRef"]["name"] in WORKLOADS

@@ -1,8 +1,10 @@
 """A client with little CPU time: PostgreSQL ends transactions that are silent for too long."""
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,6 +20,7 @@ from tests.integration.sql_stores import opened
 from tests.model.builders import make_children, make_map, make_session, make_step, make_task
 from tests.model.clock import START_US
 
+ROOT = Path(__file__).parents[2]
 STEPS = 20_000
 CHILDREN = 10_000
 
@@ -59,7 +62,14 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 async def test_a_large_plan_and_a_large_map_are_written_by_a_process_that_is_slow(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         arguments = [sys.executable, "-P", "-c", SUBMITS_AND_EXPANDS, postgres_url, str(STEPS), str(CHILDREN)]
-        client = subprocess.run(arguments, capture_output=True, text=True, timeout=150, check=False)  # noqa: ASYNC221
+        client = subprocess.run(  # noqa: ASYNC221
+            arguments,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
 
         assert (client.returncode, client.stdout) == (0, "True\n"), client.stderr
         assert (await _counted(store)) == STEPS + CHILDREN + 2

@@ -171,6 +171,25 @@ def test_the_sdist_holds_the_package_once_and_builds_the_same_wheel(built: Distr
     assert _contents(built.wheel_of_sdist) == _contents(built.wheel)
 
 
+@pytest.mark.spec("OPS-09.a")
+def test_the_image_is_built_of_what_the_wheel_is_built_of(built: Distributions, tmp_path: Path) -> None:
+    deploy = ROOT / "deploy"
+    context = set(re.findall(r"^!(\S+)$", (deploy / "Dockerfile.dockerignore").read_text("utf-8"), re.MULTILINE))
+    copied = re.findall(r"^COPY (?!--)(.+) (\S+)$", (deploy / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    names = [(name, target) for sources, target in copied for name in sources.split()]
+
+    for name, target in names:
+        place = tmp_path / target / (Path(name).name if target.endswith("/") else "")
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, place, symlinks=True, ignore=_not_ours)
+        else:
+            place.parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, place)
+
+    assert {name for name, _ in names} == context
+    assert _contents(_build("wheel", tmp_path, tmp_path / "dist")) == _contents(built.wheel)
+
+
 @pytest.mark.spec("OPS-09.b")
 @pytest.mark.parametrize("checker", ["mypy", "pyrefly"])
 def test_a_strict_type_checker_sees_real_types(checker: str, installed: Path, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The desk: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
 
-Owns a :class:`SessionApprovals` for each session that has questions, grants or a callback. A successor of a dead
-owner asks the same questions under the same ids, reads the answers that stand, and has none of its grants.
+Owns a :class:`SessionApprovals` for each session that has questions or grants. A successor of a dead owner asks
+the same questions under the same ids, reads the answers that stand, and has none of its grants.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
@@ -14,7 +14,6 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.grants import Grant
-from soong.shared.permissions.request import PermissionCallback
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
@@ -29,7 +28,6 @@ class ApprovalBroker:
         key: DeploymentKey,
         clock: Clock,
         settings: Settings,
-        direct: Mapping[str, PermissionCallback] | None = None,
         *,
         owner_id: Callable[[], str],
         home: str = "",
@@ -40,8 +38,6 @@ class ApprovalBroker:
         unheld = UnheldRuns(store, events)
         self._tools = ApprovalContext(store, notifier, key, clock, settings, owner_id, home, redactor, unheld)
         self._sessions: dict[str, SessionApprovals] = {}
-        for session_id, callback in (direct or {}).items():
-            self._of(session_id).callback = callback
 
     async def review(self, session_ids: Sequence[str]) -> None:
         """Look at the pending questions of these sessions, in tasks of the desk's own."""
@@ -49,16 +45,6 @@ class ApprovalBroker:
         self._sessions = {name: broker for name, broker in self._sessions.items() if not broker.is_idle}
         for session_id in session_ids:
             self._of(session_id).poke()
-
-    def attach(self, session_id: str, callback: PermissionCallback) -> None:
-        """Let a callback in this process fill the session's one callback."""
-        self._of(session_id).set_callback(callback)
-        self._of(session_id).poked.set()
-
-    def detach(self, session_id: str) -> None:
-        """Take the callback away; what it was being asked waits for another responder."""
-        self._of(session_id).set_callback(None)
-        self._of(session_id).poked.set()
 
     def grants(self, session_id: str) -> Sequence[Grant]:
         """Return what has been allowed for the session, for showing."""

@@ -14,7 +14,6 @@ from soong.shared.tools.result import ErrorType
 WAITS: Final = "waits"
 
 CHANNELS: Final = {
-    "callback": "the program's callback",
     "terminal": "a terminal",
     "cli": "soong approvals",
     "http": "the HTTP API",

@@ -13,6 +13,7 @@ from soong.orchestrator.approvals.question_status import question_of, status_of_
 from soong.orchestrator.approvals.responders import LOOK_EVERY_S, answer_by, insert_answer, lane_of
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.foreign import words_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import AnswerMode, Session
@@ -226,7 +227,13 @@ class RemoteResponder:
     async def _insert(self, request: PermissionRequest, answer: Answer) -> None:
         self._answered.add(request.id)
         self._said.add(request.id)
-        state = await insert_answer(self.store, answer)
+        try:
+            state = await insert_answer(self.store, answer)
+        except Exception as error:  # noqa: BLE001  # asked again it would fail again: the owner ends the question by time
+            words = words_of(error).partition("\n")[0]
+            log.error("answer_refused", request=request.id, error=words)  # its first line says it
+            self.notify(f"the answer about {request.tool} could not be stored: {words}")
+            return
         if state:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
         elif answer.choice is Choice.ALLOW_FOR_SESSION:

@@ -1,14 +1,12 @@
 """Responders: whoever may fill the session's one callback. They answer by a row and never speak to a worker.
 
-Owns how an answer is got out of a :data:`PermissionCallback` and inserted, and the responder in the owner's own process
-(``DirectResponder``); the one in a client of the service is :mod:`soong.orchestrator.approvals.remote_responder`.
-Both insert the same answer row, of which the first wins; what it is worth is for the desk to say.
+Owns how an answer is got out of a :data:`PermissionCallback` and inserted as a row, of which the first wins; what it is
+worth is for the desk to say. Who attaches is :mod:`soong.orchestrator.approvals.remote_responder`.
 """
 
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from soong.orchestrator.approvals.provenance import provenance_here
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
@@ -112,30 +110,6 @@ async def insert_answer(store: ConsentStore, answer: Answer) -> str:
             await asyncio.sleep(LOOK_EVERY_S)
             continue
         return ""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectResponder:
-    """A callback in the owner's own process. Attached as long as the desk holds it."""
-
-    store: ConsentStore
-    callback: PermissionCallback
-    principal: str
-    clock: Clock
-
-    async def answer(self, request: PermissionRequest) -> None:
-        """Ask the callback and insert its answer."""
-        answer = await answer_by(
-            self.callback,
-            request,
-            principal=self.principal,
-            channel="callback",
-            clock=self.clock,
-            provenance=await provenance_here(None),
-        )
-        state = await insert_answer(self.store, answer)
-        if state:
-            log.info("answer_too_late", request=request.id, state=state)
 
 
 def _stored(reason: str) -> str:

@@ -16,7 +16,7 @@ from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.presence import Presence
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
-from soong.orchestrator.approvals.responders import DirectResponder, Lane, lane_of
+from soong.orchestrator.approvals.responders import Lane, lane_of
 from soong.orchestrator.approvals.unheld_runs import UnheldRuns
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
@@ -37,7 +37,7 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.sandbox.redact import Redactor
@@ -56,7 +56,6 @@ class _OpenQuestion:
     is_proven: bool = False
     asked_s: float | None = None
     attended_s: float | None = None
-    asking: asyncio.Task[None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,6 @@ class SessionApprovals:
 
     tools: ApprovalContext
     session_id: str
-    callback: PermissionCallback | None = None
     epoch: int | None = None
     presence: Presence = field(init=False)
     floods: QuestionLimiter = field(init=False)
@@ -115,23 +113,14 @@ class SessionApprovals:
     @property
     def is_idle(self) -> bool:
         """Say whether nothing is left to remember."""
-        is_remembering = self.callback is not None or self.open or len(self.grants) or self.floods.flooding
+        is_remembering = self.open or len(self.grants) or self.floods.flooding
         return not is_remembering and (not self.task or self.task.done())
 
     async def close(self) -> None:
-        tasks = [task for task in (self.task, *(entry.asking for entry in self.open.values())) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
         self.open.clear()
-
-    def set_callback(self, callback: PermissionCallback | None) -> None:
-        """Change who answers in this process; what the former was being asked is asked anew."""
-        self.callback = callback
-        for entry in self.open.values():
-            if entry.asking is not None:
-                entry.asking.cancel()
-                entry.asking = None
 
     async def _run(self) -> None:
         while await self._look_safely():
@@ -167,9 +156,7 @@ class SessionApprovals:
                 await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
                 await self.tools.notifier.notify_session(self.session_id)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
-            run_id = self.open[request_id].run_id
-            self._forget(request_id)
-            await self.tools.unheld.tell(run_id)
+            await self.tools.unheld.tell(self.open.pop(request_id).run_id)
         if found is None:
             return
         session = found.session
@@ -228,7 +215,7 @@ class SessionApprovals:
         if entry.asked_s is None:
             entry.asked_s = self.tools.clock.monotonic_s()
             await self.tools.notifier.notify_session(self.session_id)
-        ruling = self._ask(session, request, entry, entry.asked_s)
+        ruling = self._too_late(session, entry, entry.asked_s)
         if ruling is None:
             return None
         if not await self._is_waited_for(request):
@@ -253,16 +240,8 @@ class SessionApprovals:
             return grant
         return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
 
-    def _ask(
-        self, session: Session, request: PermissionRequest, entry: _OpenQuestion, asked_s: float
-    ) -> UnsignedDecision | None:
-        """See that somebody is being asked; rule when that failed, or when the time for it has run out."""
-        if entry.asking is not None and (problem := _problem_of(entry.asking)):
-            return decide.failed(f"the answer could not be taken: {problem}")
-        if self.callback is not None and entry.asking is None:
-            responder = DirectResponder(self.tools.store, self.callback, session.principal, self.tools.clock)
-            entry.asking = asyncio.get_running_loop().create_task(responder.answer(request))
-            entry.asking.add_done_callback(lambda _task: self.poked.set())
+    def _too_late(self, session: Session, entry: _OpenQuestion, asked_s: float) -> UnsignedDecision | None:
+        """Rule when the time for an answer has run out."""
         if session.answer_mode is AnswerMode.INBOX:
             return None
         now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
@@ -292,7 +271,7 @@ class SessionApprovals:
         else:
             if ruling.choice is Choice.ALLOW_FOR_SESSION:
                 self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
-        self._forget(request.id)
+        self.open.pop(request.id, None)
         if decided.worker_id:
             await self.tools.notifier.permission_decided(request.id, decided.worker_id)
         if decided.was_parked:
@@ -307,26 +286,13 @@ class SessionApprovals:
 
     async def _observe(self, responders: Sequence[Responder]) -> None:
         now_s = self.tools.clock.monotonic_s()
-        is_there, away = self.presence.observe(responders, now_s)
-        is_attended = is_there or self.callback is not None
+        is_attended, away = self.presence.observe(responders, now_s)
         if self.is_attended and not is_attended:
             self.away_since_s = now_s
         self.is_attended = is_attended
         for responder_id in away:
             await self.tools.store.detach_responder(responder_id)
 
-    def _forget(self, request_id: str) -> None:
-        entry = self.open.pop(request_id, None)
-        if entry is not None and entry.asking is not None:
-            entry.asking.cancel()
-
     def _leave(self) -> None:
-        for request_id in list(self.open):
-            self._forget(request_id)
+        self.open.clear()
         self.grants, self.epoch = GrantBook(), None
-
-
-def _problem_of(asking: asyncio.Task[None]) -> str:
-    """Return why asking has ended without an answer; empty while it goes on, or when there is one."""
-    error = asking.exception() if asking.done() and not asking.cancelled() else None
-    return "" if error is None else words_of(error).partition("\n")[0]

@@ -27,7 +27,6 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
-from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store, retry_until_confirmed
 
 T = TypeVar("T")
@@ -42,10 +41,6 @@ class PermissionDesk(Protocol):
     """What the service needs of the desk (soong.orchestrator.approvals.broker)."""
 
     async def review(self, session_ids: Sequence[str]) -> None: ...
-
-    def attach(self, session_id: str, callback: PermissionCallback) -> None: ...
-
-    def detach(self, session_id: str) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -147,13 +142,6 @@ class Orchestrator:
             if any(task.status is TaskStatus.RUNNING for task in open_tasks):
                 return True
         return False
-
-    def attach_callback(self, session_id: str, callback: PermissionCallback) -> None:
-        """Let an SDK callback in this process fill the session's one callback."""
-        self.parts.broker.attach(session_id, callback)
-
-    def detach_callback(self, session_id: str) -> None:
-        self.parts.broker.detach(session_id)
 
     async def reconcile(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.

@@ -118,6 +118,8 @@ class ConsentHarness:
     claims: list[Claim] = field(default_factory=list)
     inboxes: dict[str, DecisionInbox] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    attached: list[asyncio.Task[None]] = field(default_factory=list)
+    responders: list[RemoteResponder] = field(default_factory=list)
 
     @property
     def session_id(self) -> str:
@@ -172,8 +174,11 @@ class ConsentHarness:
         return list(await self.store.pending(self.session_id))
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass and have the desk look at what that means."""
+        """Let time pass, in which attached clients live, and have the desk look at what that means."""
         self.clock.advance(timedelta(seconds=seconds))
+        if self.attached:
+            for responder in await self.store.responders(self.session_id):
+                await self.store.beat_responder(responder.id)
         await self.broker.review([self.session_id])
 
     async def settle(self) -> None:
@@ -196,21 +201,34 @@ class ConsentHarness:
             redactor=redactor([CONFIGURED_SECRET]),
         )
 
-    def attach(self, callback: PermissionCallback, principal: str = "local") -> RemoteResponder:
-        """Attach a client; it answers until the bench is closed."""
+    def attach(
+        self, callback: PermissionCallback, principal: str = "local", *, channel: str = "terminal"
+    ) -> RemoteResponder:
+        """Attach a client; it answers until it is detached or the bench is closed."""
         responder = RemoteResponder(
             self.store,
             self.notifier,
             self.subscriber,
             self.session_id,
             principal,
-            "terminal",
+            channel,
             callback,
             self.settings,
             self.clock,
         )
-        self.tasks.append(asyncio.get_running_loop().create_task(responder.run()))
+        self.responders.append(responder)
+        self.attached.append(asyncio.get_running_loop().create_task(responder.run()))
         return responder
+
+    async def detach(self) -> None:
+        """Detach every client; what they were being asked waits for another."""
+        gone, self.attached = self.attached, []
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+
+    async def is_attended(self) -> bool:
+        return bool(await self.store.responders(self.session_id))
 
     async def _has_pending(self, count: int) -> bool:
         return len(await self.store.pending(self.session_id)) == count
@@ -243,7 +261,7 @@ async def open_bench(
     subscriber: Subscriber | None = None,
     signer: Signer | None = None,
 ) -> AsyncIterator[ConsentHarness]:
-    """Open a session whose owner's desk hears questions, with ``callback`` in the owner's process if there is one.
+    """Open a session whose owner's desk hears questions, and attach a client that answers by ``callback``, if given.
 
     Owners of one ``store`` share its deployment's ``signer``.
     """
@@ -262,12 +280,14 @@ async def open_bench(
         broker=None,  # type: ignore[arg-type]  # made of the bench itself, below
     )
     bench.broker = bench.new_desk(ownership.owner_id)
-    if callback is not None:
-        bench.broker.attach(ownership.session_id, callback)
     bench.tasks += [asyncio.get_running_loop().create_task(hear(bench)) for hear in (_hear_questions, _hear_owners)]
     try:
+        if callback is not None:
+            bench.attach(callback, channel="sdk")
+            await until(bench.is_attended)
         yield bench
     finally:
+        await bench.detach()
         for task in bench.tasks:
             task.cancel()
         await asyncio.gather(*bench.tasks, return_exceptions=True)

@@ -70,7 +70,7 @@ async def asking(deployment: Deployment) -> AsyncIterator["asyncio.Task[list[Ver
 
 
 def callback_of(bench: ConsentHarness) -> Callback:
-    callback = bench.broker._of(bench.session_id).callback
+    callback = bench.responders[0].callback
     assert isinstance(callback, Callback)
     return callback
 

@@ -19,7 +19,7 @@ from soong.shared.storage.sql.engine.rows import request_body
 from soong.shared.tools.result import ErrorType
 from tests.contract.databases import empty_postgres
 from tests.integration.bad_deployment import INSERT_REQUEST, Deployment, deployed
-from tests.integration.consent import Callback, make_call, verdicts
+from tests.integration.consent import Callback, make_call, until, verdicts
 from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain, with_roles
 from tests.servers import PostgresServer
 
@@ -80,7 +80,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     deployment: Deployment, tmp_path: Path
 ) -> None:
     bench, questions = deployment.bench, hostile(deployment)
-    callback = bench.broker._of(bench.session_id).callback
+    callback = bench.responders[0].callback
     assert isinstance(callback, Callback)
     assert callback.gate is not None
     callback.gate.set()
@@ -115,9 +115,10 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
 
 
 @pytest.mark.spec("PER-14", "OPS-12.d")
-async def test_a_question_whose_answer_cannot_be_taken_fails_and_waits_for_nobody(deployment: Deployment) -> None:
-    bench = deployment.bench
-    callback = bench.broker._of(bench.session_id).callback
+async def test_a_question_whose_answer_cannot_be_stored_is_shown_once_and_ends_by_time(deployment: Deployment) -> None:
+    bench, sentences = deployment.bench, list[str]()
+    bench.responders[0].notify = sentences.append
+    callback = bench.responders[0].callback
     assert isinstance(callback, Callback)
     assert callback.gate is not None
     callback.gate.set()
@@ -125,15 +126,18 @@ async def test_a_question_whose_answer_cannot_be_taken_fails_and_waits_for_nobod
         owner.execute(f"REVOKE INSERT ON answers FROM {ORCHESTRATOR}".encode())
         try:
             gate = bench.gate(deployment.victim, deployment.victim_worker)
-            async with asyncio.timeout(60):
-                (verdict,) = await verdicts(gate.decide(make_call(deployment.victim)))
+            asking = asyncio.ensure_future(gate.decide(make_call(deployment.victim)))
+            await until(lambda: bool(sentences))
+            await bench.settle()
+            await bench.pass_time(bench.settings.permission_timeout_s)
+            (verdict,) = await verdicts(asking)
         finally:
             owner.execute(f"GRANT INSERT ON answers TO {ORCHESTRATOR}".encode())
 
-    assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_FAILED)
-    (question,) = await bench.store.questions(session_id=bench.session_id, include_closed=True)
-    assert question.decision is not None
-    assert question.decision.reason.startswith("the answer could not be taken: ")
+    assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_TIMEOUT)
+    assert len(callback.shown) == 1
+    assert sentences == [sentences[0]]
+    assert sentences[0].startswith("the answer about code.write_file could not be stored: ")
 
 
 @pytest.mark.spec("OPS-12.d", "PER-13")
@@ -149,7 +153,7 @@ async def test_an_answer_whose_metadata_is_malformed_answers_nothing_and_holds_n
             b" VALUES (%s, 'allow_once', 'local', 'cli', %s, 1, '{')",
             (request.id, request.input_digest),
         )
-    callback = bench.broker._of(bench.session_id).callback
+    callback = bench.responders[0].callback
     assert isinstance(callback, Callback)
     assert callback.gate is not None
     callback.gate.set()

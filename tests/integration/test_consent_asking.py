@@ -20,6 +20,7 @@ from soong.shared.tools.definition import Permission, Risk, Traits
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, until, verdicts
+from tests.model.builders import make_answer
 
 TEXT = "line\n" * 2_000
 
@@ -98,19 +99,28 @@ async def test_a_no_answers_only_what_was_shown_and_is_not_remembered(open_bench
         assert len(callback.shown) == 2
 
 
-async def test_questions_about_different_scopes_are_asked_at_the_same_time(open_bench: OpenBench) -> None:
-    callback = Callback(gate=asyncio.Event())
-    async with open_bench(callback) as bench:
+async def test_questions_about_different_scopes_do_not_wait_for_each_other(open_bench: OpenBench) -> None:
+    first = Callback(gate=asyncio.Event())
+    async with open_bench(first) as bench:
         claims = await bench.claim(3)
+        asking = [
+            asyncio.ensure_future(bench.gate(c, w).decide(make_call(c, folder=f"/work/{n}")))
+            for n, (c, w) in enumerate(claims)
+        ]
+        await bench.pending(3)
+        await until(lambda: first.at_once == 1)
+        (shown,) = first.shown
 
-        asking = asyncio.gather(
-            *(bench.gate(c, w).decide(make_call(c, folder=f"/work/{n}")) for n, (c, w) in enumerate(claims))
-        )
-        await until(lambda: callback.at_once == 3)
-        assert callback.gate is not None
-        callback.gate.set()
+        for request in await bench.pending(3):
+            if request.id != shown.id:
+                await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+        await bench.broker.review([bench.session_id])
+        await bench.pending(1)
+        assert first.gate is not None
+        first.gate.set()
 
-        assert all(answer.is_allowed for answer in await asking)
+        assert all(answer.is_allowed for answer in await verdicts(*asking))
+        assert first.shown == [shown]
 
 
 @pytest.mark.spec("PER-02.a")
@@ -162,7 +172,7 @@ async def test_question_and_decision_stand_in_the_runs_log_with_their_author(ope
         assert asked.seq < decided.seq
         assert decided.data["decision_id"] == answer.decision_id
         assert (decided.data["author"], decided.data["choice"]) == ("person", "allow_for_session")
-        assert (decided.data["principal"], decided.data["channel"]) == ("local", "callback")
+        assert (decided.data["principal"], decided.data["channel"]) == ("local", "sdk")
 
 
 @pytest.mark.spec("PER-12.c")

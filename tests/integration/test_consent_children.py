@@ -73,8 +73,9 @@ async def test_a_question_that_is_asked_again_has_lost_nothing(open_bench: OpenB
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
         await until(lambda: first.at_once == 1)
 
+        await bench.detach()
         await next_owner(bench)
-        bench.broker.attach(bench.session_id, second)
+        bench.attach(second)
         await bench.settle()
         await verdicts(asking)
 

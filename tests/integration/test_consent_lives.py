@@ -99,8 +99,9 @@ async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_
         asking = start(bench, claim, worker)
         await until(lambda: silent.at_once == 1)
 
+        await bench.detach()
         await next_owner(bench)
-        bench.broker.attach(bench.session_id, callback)
+        bench.attach(callback)
         await bench.settle()
 
         (verdict,) = await verdicts(asking)
@@ -119,8 +120,9 @@ async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBenc
         await bench.broker.close()
         await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
 
+        await bench.detach()
         await next_owner(bench)
-        bench.broker.attach(bench.session_id, callback)
+        bench.attach(callback)
         await bench.settle()
 
         (verdict,) = await verdicts(asking)
@@ -135,8 +137,9 @@ async def test_a_new_owner_has_no_grants_and_asks_anew(open_bench: OpenBench) ->
         (first, first_worker), (second, second_worker) = await bench.claim(2)
         await verdicts(start(bench, first, first_worker))
 
+        await bench.detach()
         await next_owner(bench)
-        bench.broker.attach(bench.session_id, callback)
+        bench.attach(callback)
         await verdicts(start(bench, second, second_worker))
 
         assert len(callback.shown) == 2
@@ -153,10 +156,16 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: O
         successor = await bench.store.session(bench.session_id)
         assert successor.owner_id == ""
 
-        await former.review([bench.session_id])
-
+        assert silent.gate is not None
+        silent.gate.set()
         await until(lambda: silent.at_once == 0)
+        await former.review([bench.session_id])
+        approvals = former._of(bench.session_id)
+        await until(lambda: approvals.task is None or approvals.task.done())
+
         assert not asking.done()
+        (question,) = await bench.store.questions(session_id=bench.session_id)
+        assert question.decision is None
         asking.cancel()
 
 
@@ -271,9 +280,9 @@ async def test_detaching_a_callback_hands_its_question_to_the_next(open_bench: O
         asking = start(bench, claim, worker)
         await until(lambda: silent.at_once == 1)
 
-        bench.broker.detach(bench.session_id)
+        await bench.detach()
         await until(lambda: silent.at_once == 0)
-        bench.broker.attach(bench.session_id, callback)
+        bench.attach(callback)
 
         (verdict,) = await verdicts(asking)
         assert verdict.is_allowed

@@ -67,7 +67,7 @@ async def refused(store: AwayStore, *names: str) -> None:
 async def test_a_question_is_answered_when_the_database_is_back(store: AwayStore, away: str) -> None:
     callback = Callback()
     async with consent.open_bench(store=store) as bench:
-        bench.broker.attach(bench.session_id, callback)
+        bench.attach(callback)
         ((claim, worker),) = await bench.claim()
 
         store.away = {away}

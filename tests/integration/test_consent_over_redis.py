@@ -36,7 +36,7 @@ async def _sweep(bench: ConsentHarness) -> None:
 @pytest.mark.spec("CARD-3.a", "PER-07")
 async def test_two_workers_one_scope_one_question_with_redis_and_without(bench: ConsentHarness) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
-    bench.broker.attach(bench.session_id, callback)
+    bench.attach(callback)
     claims = await bench.claim(2)
 
     answers = await verdicts(*(bench.gate(claim, worker).decide(make_call(claim)) for claim, worker in claims))

@@ -126,8 +126,9 @@ async def test_a_new_owner_asks_the_question_of_a_parked_run_again_under_its_id(
     async with open_bench(silent) as bench:
         claim, request = await parked(bench)
 
+        await bench.detach()
         await next_owner(bench)
-        bench.broker.attach(bench.session_id, person)
+        bench.attach(person)
         await bench.settle()
         await until(lambda: _stands(bench, claim, StepStatus.READY))
 

@@ -45,8 +45,9 @@ async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
         await until(lambda: silent.at_once == 1)
         await bench.broker.close()
         await bench.store.answer(make_answer(request, choice))
+        await bench.detach()
         await next_owner(bench)
-        bench.broker.attach(bench.session_id, later)
+        bench.attach(later)
         await bench.settle()
 
         (verdict,) = await verdicts(asking)

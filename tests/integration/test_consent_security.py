@@ -153,15 +153,13 @@ async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBe
 
 
 # -- keys
-async def with_key_file(bench: ConsentHarness, path: Path) -> KeyRing:
+async def with_key_file(bench: ConsentHarness, path: Path, callback: Callback | None = None) -> KeyRing:
     """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
     keyring = KeyRing(bench.store, path, bench.clock, "ada")
     await keyring.adopt(reason="the bench had another")
-    callback = bench.broker._of(bench.session_id).callback
     bench.broker._tools = replace(bench.broker._tools, key=await open_key(bench.store, path, bench.clock))
-    bench.broker._sessions.clear()
     if callback is not None:
-        bench.broker.attach(bench.session_id, callback)
+        bench.attach(callback)
     return keyring
 
 
@@ -177,8 +175,8 @@ async def key_of_decision(bench: ConsentHarness, call_id: str, claim: Claim, wor
 async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_decisions_stay_good(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
 
@@ -198,8 +196,8 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
 async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_bench: OpenBench, tmp_path: Path) -> None:
     """An owner whose clock is behind, or which has not seen the new file."""
     callback = Callback()
-    async with open_bench(callback) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", callback)
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         early = bench.clock.now_us() - 1
@@ -221,8 +219,8 @@ async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_ar
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     callback = Callback()
-    async with open_bench(callback) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", callback)
         ((claim, worker),) = await bench.claim()
         stolen, _ = await key_of_decision(bench, "call_1", claim, worker)
 
@@ -242,8 +240,8 @@ async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_ar
 async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leaves_old_decisions_good(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         keyring.file.unlink()
@@ -253,6 +251,7 @@ async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leave
             await open_key(bench.store, keyring.file, bench.clock)
         await keyring.adopt(reason="the old one is lost")
         key = await open_key(bench.store, keyring.file, bench.clock)  # the owner starts again
+        await bench.broker.close()
         bench.broker._tools = replace(bench.broker._tools, key=key)
         (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
 
@@ -275,8 +274,8 @@ async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_to
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     """A process that can write the key file, and no table, gets no key of its own published."""
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         theirs = Signer.generate()
@@ -293,7 +292,7 @@ async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_to
 
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_an_owner_does_not_start_with_a_key_that_was_not_published(open_bench: OpenBench, tmp_path: Path) -> None:
-    async with open_bench(Callback()) as bench:
+    async with open_bench() as bench:
         keyring = await with_key_file(bench, tmp_path / "signing.key")
         theirs = Signer.generate()
         theirs.save(keyring.file)
@@ -309,8 +308,8 @@ async def test_an_owner_does_not_start_with_a_key_that_was_not_published(open_be
 async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         new = Signer.generate()
@@ -330,8 +329,8 @@ async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
 async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_publish_it(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         theirs = Signer.generate()
@@ -349,8 +348,8 @@ async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_pub
 async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(
     open_bench: OpenBench, tmp_path: Path, is_revoked: bool
 ) -> None:
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         ended, _ = await key_of_decision(bench, "call_1", claim, worker)
         copy = keyring.file.read_bytes()
@@ -374,8 +373,8 @@ async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(
 async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_told(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
-    async with open_bench(Callback()) as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key")
+    async with open_bench() as bench:
+        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
         ((claim, worker),) = await bench.claim()
         first, _ = await key_of_decision(bench, "call_1", claim, worker)
         Signer.generate().save(keyring.file)

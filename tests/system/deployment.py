@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
+from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.bootstrap import build
 from soong.orchestrator.owner.service import Orchestrator
@@ -57,6 +58,7 @@ class Deployment:
     """Whether an orchestrator lives in the test's own process; otherwise the test starts owner processes."""
     workers: list[WarmProcess] = field(default_factory=list)
     owners: list[WarmProcess] = field(default_factory=list)
+    responders: list[asyncio.Task[None]] = field(default_factory=list)
     _count: int = 0
 
     async def __aenter__(self) -> Self:
@@ -79,6 +81,9 @@ class Deployment:
     async def __aexit__(self, *_: object) -> None:
         for process in (*self.workers, *self.owners):
             kill(process)
+        for responder in self.responders:
+            responder.cancel()
+        await asyncio.gather(*self.responders, return_exceptions=True)
         if self.has_own_owner:
             await self.orchestrator.stop()
         await self.store.close()
@@ -232,14 +237,22 @@ class Deployment:
             default_model="script",
             now_us=SystemClock().now_us(),
         )
-        if callback is not None:
-            self.orchestrator.attach_callback(session.id, callback)
         await self.store.open_session(session)
+        if callback is not None:
+            self.attach(session.id, callback)
         if max_concurrent:
             await self.store.set_caps([session_cap(session.id, max_concurrent)])
         await self.store.create_task(task)
         await self._wake(session.id)
         return await self.store.task(task.id)
+
+    def attach(self, session_id: str, callback: PermissionCallback) -> None:
+        """Let a callback answer a session's questions, as the program of a client does, until the deployment ends."""
+        parts = self.orchestrator.parts
+        responder = RemoteResponder(
+            self.store, parts.notifier, parts.subscriber, session_id, "local", "sdk", callback, self.settings
+        )
+        self.responders.append(asyncio.get_running_loop().create_task(responder.run()))
 
     async def finished(self, task: Task, *, within_s: float = 60) -> Task:
         """Return the task once it has ended."""

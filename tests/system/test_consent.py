@@ -183,7 +183,7 @@ async def test_a_question_survives_the_pause_of_its_task(service: Deployment, fo
     await service.until(nothing_is_leased)
     assert {request.id for request in await service.store.pending(task.session_id)} == questions
     person = Person(Choice.ALLOW_ONCE)
-    service.orchestrator.attach_callback(task.session_id, person)
+    service.attach(task.session_id, person)
     await service.command(task, "resume")
     ended = await service.finished(task)
 

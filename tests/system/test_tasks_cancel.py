@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import tests.system.functions  # noqa: F401  # the plan check knows the functions of its own process
+from soong.orchestrator.approvals.remote_responder import SkipQuestionError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -53,11 +54,15 @@ async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_the
     service.settings.home.joinpath("config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
     program, mark = tmp_path / "tree.py", f"mark-{tmp_path.name}"
     program.write_text(TREE, encoding="utf-8")
-    asked = asyncio.Event()
+    allowed, asked = asyncio.Event(), asyncio.Event()
 
     async def answer(request: PermissionRequest) -> PermissionDecision:
         if request.tool == "code.run_command":
+            allowed.set()
             return PermissionDecision(Choice.ALLOW_ONCE)
+        if not allowed.is_set():  # one question is shown at a time
+            await asyncio.sleep(0.1)
+            raise SkipQuestionError
         asked.set()
         await asyncio.Event().wait()  # a person who is asleep
         raise AssertionError

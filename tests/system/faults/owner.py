@@ -1,25 +1,27 @@
 """``python -P -m tests.system.faults.owner``: ``soong orchestrator`` with the faults that the environment names.
 
-FAULT_CALLBACK   a file: a callback in this process answers every session, and leaves a line there whenever it is asked
+FAULT_CALLBACK   a file: a responder in this process answers for every session; each question leaves a line there
 FAULT_CHOICE     what it answers; allow_once when not set
 """
 
+import asyncio
 import os
 import sys
 from pathlib import Path
 
 import tests.system.faults.plugin  # noqa: F401  # installs them
-from soong.orchestrator.approvals.broker import ApprovalBroker
-from soong.orchestrator.approvals.session_approvals import SessionApprovals
+from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.orchestrator.cli.main import main
+from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.system.faults.append_tool import note
 from tests.system.faults.borders import reach
 
 
 def install_callback(asked: Path, choice: Choice) -> None:
-    """Let every desk of this process have a callback, as one that embeds an owner attaches it."""
-    original = ApprovalBroker._of  # an owner on the command line offers no other place for a callback
+    """Attach a responder in this process that answers for every session, and dies with it."""
+    original = Orchestrator.start  # an owner on the command line offers no place for a callback
+    responders: list[asyncio.Task[None]] = []
 
     async def callback(request: PermissionRequest) -> PermissionDecision:
         identity = request.identity
@@ -27,12 +29,15 @@ def install_callback(asked: Path, choice: Choice) -> None:
         reach("callback:asked")
         return PermissionDecision(choice, reason="seen")
 
-    def of(self: ApprovalBroker, session_id: str) -> SessionApprovals:
-        broker = original(self, session_id)
-        broker.callback = broker.callback or callback
-        return broker
+    async def start(self: Orchestrator) -> None:
+        await original(self)
+        parts = self.parts
+        responder = RemoteResponder(
+            parts.store, parts.notifier, parts.subscriber, "", "local", "sdk", callback, self.settings
+        )
+        responders.append(asyncio.get_running_loop().create_task(responder.run()))
 
-    ApprovalBroker._of = of  # type: ignore[method-assign]  # it does not come back
+    Orchestrator.start = start  # type: ignore[method-assign]  # it does not come back
 
 
 if __name__ == "__main__":

@@ -152,3 +152,21 @@ def _project_texts() -> tuple[Path, ...]:
         and path.suffix in _TEXT_SUFFIXES
         and "__pycache__" not in path.parts
     )
+
+
+def test_modules_that_docstrings_name_exist() -> None:
+    gone = {
+        f"{_place(path)}: {name}"
+        for path in _python_files()
+        for name in re.findall(r":mod:`~?([\w.]+)`", path.read_text(encoding="utf-8"))
+        if not _is_module(name, path.parent)
+    }
+
+    assert not gone
+
+
+def _is_module(name: str, folder: Path) -> bool:
+    """Say whether a docstring's name is that of a module of ours, or of a neighbour."""
+    start = ROOT if "." in name else folder
+    place = start.joinpath(*name.split("."))
+    return place.is_dir() or place.with_suffix(".py").exists()

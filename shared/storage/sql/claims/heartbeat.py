@@ -17,7 +17,7 @@ BEAT: Final = Statement(
 
 
 class SqlHeartbeatWriter:
-    """Implements :class:`soong.shared.engine.sessions.store.Heart`. Used by one thread at a time."""
+    """Implements :class:`soong.shared.engine.sessions.store.HeartbeatWriter`. Used by one thread at a time."""
 
     def __init__(self, url: URL, credential: str = "") -> None:
         engine = make_engine(url, size=1, is_writer=True, credential=credential)

@@ -1,6 +1,6 @@
 """The hot path on PostgreSQL: what SQLite does statement by statement, fused, because each one sent costs more there
-than what it does. Two round trips end, unlock and claim; the texts mirror those of :mod:`ending`, :mod:`unlocking`
-and :mod:`claiming`, and the contract's tests run over both.
+than what it does. Two round trips end, unlock and claim; the texts mirror those of :mod:`completions`,
+:mod:`readiness` and :mod:`claiming`, and the contract's tests run over both.
 """
 
 from collections.abc import Mapping

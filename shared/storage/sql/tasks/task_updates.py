@@ -2,7 +2,8 @@
 
 On PostgreSQL the steps concerned are locked first, leased ones before the others and each in key order, as everywhere.
 A step that others are made to depend on is counted up (``growths``): an end of it that was under way meanwhile has not
-seen the new edges, finds that out by the count, and is written again (see :mod:`fused`).
+seen the new edges, finds that out by the count, and is written again (see
+:mod:`soong.shared.storage.sql.claims.postgres_hot_path`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import rfc8785
 
@@ -45,9 +45,12 @@ def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: in
     return cast(Json, value)
 
 
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def dump(value: object) -> str:
     """Write compact JSON for storage and wire; refuses NaN and what JSON cannot say."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _encode(value)
 
 
 def canonical(value: Json) -> bytes:

@@ -49,7 +49,6 @@ from soong.worker.call_log import RunCallLog
 from soong.worker.capabilities import abilities
 from soong.worker.function_step import failed
 from soong.worker.incarnation import Incarnation
-from soong.worker.notifying_runs import NotifyingRunStore
 from soong.worker.parking import ParkingCoordinator, RunParking, WatchedCalls
 from soong.worker.permission_gate import DecisionInbox, WorkerGate
 from soong.worker.stop_signal import StopSignal
@@ -130,13 +129,12 @@ class AgentStepRunner:
 
         self.inbox.worker_id = self.incarnation.worker_id
         run_id, fence = claim.identity.run_id, claim.fence
-        runs = NotifyingRunStore(self.store, self.notifier)
-        log = self._log(claim, runs, interruption)
+        log = self._log(claim, interruption)
         parking = self._parking(claim, log, interruption)
         gate = self._gate(claim, policy, log, interruption, parking)
         scope = RunScope(claim.identity, claim.fence, run_dirs)
         calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
-        transcript = WorkerTranscript(runs, log, self.clock, run_id, fence, self._redactor)
+        transcript = WorkerTranscript(self.store, log, self.clock, run_id, fence, self._redactor)
         try:
             with self.lot.entered(parking):
                 end = await run_agent(task, model, calls, transcript, log, self.clock, suffered=interruption.suffered)
@@ -146,15 +144,16 @@ class AgentStepRunner:
             raise
         return _step_end(claim, end, await log.take())
 
-    def _log(self, claim: Claim, runs: NotifyingRunStore, interruption: StopSignal) -> RunCallLog:
+    def _log(self, claim: Claim, interruption: StopSignal) -> RunCallLog:
         return RunCallLog(
-            runs,
+            self.store,
             self.artifacts,
             self.clock,
             claim.identity.run_id,
             claim.fence,
             interruption,
             self._redactor,
+            notifier=self.notifier,
             on_error=partial(self.watcher.tool_failed, claim.identity),
         )
 

@@ -20,6 +20,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow, RunStore
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
@@ -47,6 +48,8 @@ class RunCallLog:
     interruption: StopSignal = field(default_factory=StopSignal)
     redactor: Redactor = field(default_factory=Redactor)
     show_after_s: float = SHOW_AFTER_S
+    notifier: Notifier | None = None
+    """Tells whoever follows the run that its log has grown (EVT-02)."""
     on_error: Callable[[str, str], object] | None = None
     """Is told the tool and the type of each error that a call ends in."""
     calls: int = 0
@@ -64,6 +67,7 @@ class RunCallLog:
             events = await self.take()
             row = self._row(started.call, started.record)
             await self.runs.start_call(row, self.fence, events=events, now_us=self.clock.now_us())
+            await self.notify()
 
     async def finished(
         self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
@@ -96,6 +100,7 @@ class RunCallLog:
             taints=self._taints,
             call=None if record is None else self._row(call, record),
         )
+        await self.notify()
 
     async def note(self, type: str, data: JsonObject) -> None:
         if type == EventType.ABORTED_TOOLS and self.interruption.goes_on_elsewhere:
@@ -117,6 +122,12 @@ class RunCallLog:
         events = await self.take()
         if events:
             await self.runs.append(self.run_id, self.fence, events=events, now_us=self.clock.now_us())
+            await self.notify()
+
+    async def notify(self) -> None:
+        """Notify whoever follows the run; called after each write to its log."""
+        if self.notifier is not None:
+            await self.notifier.notify_runs([self.run_id])
 
     def _keep(self, event: NewEvent) -> None:
         self._kept.append(NewEvent(event.type, self.redactor.mapping(event.data), event.time_us))
@@ -140,6 +151,7 @@ class RunCallLog:
         events, self._kept = self._kept, []
         try:
             await self.runs.append(self.run_id, self.fence, events=events, now_us=self.clock.now_us())
+            await self.notify()
         except (LeaseLostError, UnavailableError) as error:
             self._kept = events + self._kept
             log.info("events_kept_back", run=self.run_id, error=str(error))

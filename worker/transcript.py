@@ -55,6 +55,7 @@ class WorkerTranscript:
             calls=[row for call in calls if (row := self._open_row(call)) is not None],
             now_us=self.clock.now_us(),
         )
+        await self.log.notify()
 
     def _open_row(self, call: ToolCall) -> CallRow | None:
         """Return the row that keeps a call's arguments whole; None when its node does."""

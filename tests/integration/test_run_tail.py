@@ -9,19 +9,19 @@ import pytest
 
 from soong.orchestrator.client.tail import RunTail, no_subscription
 from soong.shared.core.errors import NotFoundError, UnavailableError
-from soong.shared.engine.runs.events import Event, NewEvent
-from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.store import Store
-from soong.worker.notifying_runs import NotifyingRunStore
+from soong.worker.call_log import RunCallLog
 from tests.contract.scene import ContractHarness, completed, open_scene
-from tests.model.clock import START_US
+from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 from tests.servers import RedisServer, redis_server
+from tests.unit.tools.parts import Artifacts
 
 pytestmark = pytest.mark.spec("EVT-02")
 
@@ -34,7 +34,7 @@ class Running:
 
     scene: ContractHarness
     claim: Claim
-    runs: RunStore
+    log: RunCallLog
     written: int = 0
 
     @property
@@ -44,11 +44,15 @@ class Running:
     async def write(self, count: int = 1) -> None:
         for _ in range(count):
             self.written += 1
-            event = NewEvent("tool_progress", {"number": self.written})
-            await self.runs.append(self.run_id, self.claim.fence, events=[event], now_us=START_US)
+            await self.log.note("tool_progress", {"number": self.written})
+            await self.log.flush()
 
     async def end(self) -> None:
         await self.scene.advance([completed(self.claim)])
+
+
+def log_of(scene: ContractHarness, claim: Claim, notifier: RedisNotifier | None = None) -> RunCallLog:
+    return RunCallLog(scene.store, Artifacts(), FakeClock(), claim.identity.run_id, claim.fence, notifier=notifier)
 
 
 @pytest.fixture
@@ -62,7 +66,8 @@ async def clients(redis_live: RedisServer) -> AsyncIterator[RedisClients]:
 async def running(clients: RedisClients) -> AsyncIterator[Running]:
     notifier = RedisNotifier(clients.commands)
     scene = await open_scene(MemoryStore())
-    yield Running(scene, await scene.start("a"), NotifyingRunStore(scene.store, notifier))
+    claim = await scene.start("a")
+    yield Running(scene, claim, log_of(scene, claim, notifier))
     await notifier.close()
 
 
@@ -160,7 +165,7 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
     with ExitStack() as servers:
         redis = servers.enter_context(redis_server())
         clients = RedisClients.of(redis.tcp_url)
-        live = replace(running, runs=NotifyingRunStore(running.scene.store, RedisNotifier(clients.commands)))
+        live = replace(running, log=log_of(running.scene, running.claim, RedisNotifier(clients.commands)))
         seen: list[Event] = []
         tail = RunTail(live.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
         following = asyncio.create_task(collected(tail, live.run_id, seen))
@@ -206,7 +211,8 @@ class Stumbling(MemoryStore):
 
 async def test_a_database_that_is_away_is_waited_for() -> None:
     scene = await open_scene(Stumbling())
-    running = Running(scene, await scene.start("a"), scene.store)
+    claim = await scene.start("a")
+    running = Running(scene, claim, log_of(scene, claim))
     seen: list[Event] = []
     following = asyncio.create_task(collected(RunTail(scene.store, look_every_s=0.01), running.run_id, seen))
 

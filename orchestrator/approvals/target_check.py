@@ -13,13 +13,13 @@ from pathlib import Path
 from soong.orchestrator.approvals.full_input import FullInput
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.writable import writable_by_rule
-from soong.shared.tools.definition import RunDirs, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.results.normalize import failure_of
 
 
@@ -82,7 +82,7 @@ class TargetChecker:
         policy = _policy_of(session)
         by_rule = writable_by_rule(policy, self.tools)
         run_dirs = RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
-        return ToolContext(request.identity, run_dirs, request.tool_call_id, "looked_at", 0, _Silent())
+        return ToolContext(request.identity, run_dirs, request.tool_call_id, "looked_at", 0, NO_PROGRESS)
 
 
 def _policy_of(session: Session) -> Policy:
@@ -90,13 +90,6 @@ def _policy_of(session: Session) -> Policy:
         return Policy.from_json(session.policy)
     except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
         return Policy(read_roots=())
-
-
-class _Silent:
-    """Progress of something that never begins."""
-
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        del message, data
 
 
 def _compared(request: PermissionRequest, target: Target) -> TargetStatus:

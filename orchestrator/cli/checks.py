@@ -30,13 +30,11 @@ from soong.shared.core.errors import (
     UnavailableError,
     UnsupportedPoolerError,
 )
+from soong.shared.core.file_systems import NETWORK_FILE_SYSTEMS, file_system_of
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import find_own_program
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse.sshfs"}
-)
 CLOCK_DOUBT_S = 2.0
 BUILT_AFTER = 1_750_000_000
 """Seconds since the epoch before which this program did not exist: a clock that says less is wrong."""
@@ -94,20 +92,6 @@ async def check_home(settings: Settings) -> Finding:
     return Finding(
         "home", Level.OK, f"{home} ({kind or 'file system unknown'}{', not made yet' if place != home else ''})"
     )
-
-
-def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the type of the file system that a path lies on; empty where the system does not say."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    points = [
-        (fields[1].replace("\\040", " "), fields[2]) for fields in (line.split() for line in lines) if len(fields) > 2
-    ]
-    real = path.resolve()
-    below = [(len(point), kind) for point, kind in points if real.is_relative_to(point)]
-    return max(below, default=(0, ""))[1]
 
 
 async def check_runtime_folder(settings: Settings) -> Finding:

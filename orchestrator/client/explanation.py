@@ -22,7 +22,7 @@ from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import RunDirs, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, risk_of
@@ -30,13 +30,6 @@ from soong.shared.tools.schema import validate
 from soong.shared.tools.surface import compute_surface
 
 _NOBODY = RunIdentity("sess_explain", "run_explain", "agent_explain", Role.MAIN, "")
-
-
-class _Silent:
-    """Progress of something that never begins."""
-
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        del message, data
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class Explainer:
         if decision is not None and not decision.is_in:
             return by_tool_set(decision)
         self._check(tool, arguments)
-        context = ToolContext(_NOBODY, self.run_dirs, "call_explain", "explain", 0, _Silent())
+        context = ToolContext(_NOBODY, self.run_dirs, "call_explain", "explain", 0, NO_PROGRESS)
         try:
             target = call_foreign(tool.target, context, arguments) if tool.target is not None else Target()
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end

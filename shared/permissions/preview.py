@@ -37,7 +37,7 @@ from soong.shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_wit
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import normal_host
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.definition import NO_PROGRESS, Permission, RunDirs, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.results.normalize import failure_of
@@ -54,13 +54,6 @@ _STEP: Final = "preview/step"
 _NOBODY: Final = RunIdentity("sess_preview", "run_preview", "agent_preview", Role.WORKER, "", step_key=_STEP)
 _LATER: Final = "it is known only when the step starts, and asked then"
 _TAINT: Final = "; asked all the same once the run has read untrusted content"
-
-
-class _Silent:
-    """Progress of something that never begins."""
-
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        del message, data
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +229,7 @@ class Previewer:
 
     @property
     def _context(self) -> ToolContext:
-        return ToolContext(_NOBODY, self.run_dirs, "call_preview", "preview", 0, _Silent())
+        return ToolContext(_NOBODY, self.run_dirs, "call_preview", "preview", 0, NO_PROGRESS)
 
 
 def _wishes(work: PlanStep) -> Iterator[tuple[AskKind, Sequence[str]]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
@@ -110,6 +110,15 @@ class Progress(Protocol):
     """Where a running tool reports what it does (EXE-09)."""
 
     async def report(self, message: str, data: JsonObject | None = None) -> None: ...
+
+
+class _NoProgress:
+    async def report(self, message: str, data: JsonObject | None = None) -> None:
+        del message, data
+
+
+NO_PROGRESS: Final[Progress] = _NoProgress()
+"""Of a call that never begins, or that nobody follows."""
 
 
 def _forget(partial: str) -> None:

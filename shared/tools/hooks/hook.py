@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.tools.definition import Progress, RunDirs, Target, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ContentBlock, ToolResult
 
@@ -23,13 +23,6 @@ DEFAULT_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 PreAction: TypeAlias = Literal["none", "allow", "ask", "deny", "stop"]
 STRENGTH: Final[tuple[PreAction, ...]] = ("none", "allow", "ask", "deny", "stop")
 """What several hooks want together is the last of these that one of them wants."""
-
-
-class _Silence:
-    """Progress that nobody listens to."""
-
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        del message, data
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,7 @@ class HookCall:
     call_input: JsonObject
     run_dirs: RunDirs
     derived: JsonObject = field(default_factory=dict)
-    progress: Progress = field(default_factory=_Silence)
+    progress: Progress = NO_PROGRESS
     effect_id: str = ""
 
 

@@ -15,10 +15,10 @@ import redis
 
 from soong.orchestrator.cli import checks
 from soong.orchestrator.cli.answer_check import check_answers
-from soong.orchestrator.cli.checks import file_system_of
 from soong.orchestrator.cli.doctor import report
 from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
+from soong.shared.core.file_systems import file_system_of
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.sandbox.family import HAS_MARK
 

@@ -15,13 +15,12 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError, UsageError
+from soong.shared.core.file_systems import MOUNTS, NETWORK_FILE_SYSTEMS, file_system_of
 from soong.shared.core.texts import EXPECTED, fault
 from soong.shared.storage.sql.engine.pooler import CONNECT_PARAMETERS, CREDENTIAL, keep_settings, require_own_process
 
 BUSY_S: Final = 30.0
 """How long SQLite waits for a lock that our own side file did not keep away (a backup, another program)."""
-
-NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre", "afs"})
 
 _PLANNING: Final = {
     # Our statements each have their index. The planner would not use it for a table that was empty a second ago,
@@ -97,16 +96,9 @@ def parse_url(url: str) -> URL:
             )
 
 
-def refuse_network_file_system(path: Path, mounts: str = "/proc/self/mounts") -> None:
+def refuse_network_file_system(path: Path, mounts: Path = MOUNTS) -> None:
     """Raise InvalidConfigError when the file lies where locks and shared memory do not work between hosts."""
-    try:
-        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return  # no such listing on this system: nothing cheap to ask
-    points = [fields[1:3] for fields in (line.split() for line in lines) if len(fields) > 2]
-    real = path.parent.resolve()
-    below = [(point, kind) for point, kind in points if real.is_relative_to(point.replace("\\040", " "))]
-    kind = max(below, key=lambda entry: len(entry[0]), default=("", ""))[1]
+    kind = file_system_of(path.parent, mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         raise InvalidConfigError(
             f"{path} lies on a network file system ({kind}), where SQLite loses data; "

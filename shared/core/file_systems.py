@@ -1,0 +1,25 @@
+"""What file system a path lies on, by the kernel's list of mounts."""
+
+from pathlib import Path
+from typing import Final
+
+MOUNTS: Final = Path("/proc/self/mounts")
+
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse.sshfs"}
+)
+"""Where locks and shared memory do not work between hosts: SQLite loses data there."""
+
+
+def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
+    """Return the type of the file system that a path lies on; empty where the system does not say."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    points = [
+        (fields[1].replace("\\040", " "), fields[2]) for fields in (line.split() for line in lines) if len(fields) > 2
+    ]
+    real = path.resolve()
+    below = [(len(point), kind) for point, kind in points if real.is_relative_to(point)]
+    return max(below, default=(0, ""))[1]

@@ -32,11 +32,6 @@ class Risk(IntEnum):
     CRITICAL = 3
 
 
-KNOWN_TAGS = frozenset(
-    {"internal", "readonly", "write", "agent", "mcp", "code", "declarative", "dangerous", "filesystem", "network"}
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Traits:
     """What one call is, as a function of its input. The defaults are the unsafe side: fail closed."""
@@ -100,7 +95,6 @@ class RunDirs:
     cwd: Path
     run_dir: Path
     write_roots: tuple[Path, ...] = ()
-    env_allowlist: tuple[str, ...] = ("PATH", "HOME", "TMPDIR", "LANG")
     writable_by_rule: tuple[Path, ...] = ()
     read_roots: tuple[Path, ...] | None = None
     withheld: tuple[Withheld, ...] = ()

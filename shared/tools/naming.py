@@ -6,7 +6,7 @@ A canonical name is dotted lower-case ASCII, so no two names look alike. Provide
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from soong.shared.core.errors import InvalidToolError
@@ -82,10 +82,6 @@ class NameTable:
     def to_canonical(self, told: str) -> str:
         """Return the canonical name of what a provider sent; an unknown name comes back as it is, for the refusal."""
         return self._to_canonical.get(told, told)
-
-    def as_mapping(self) -> Mapping[str, str]:
-        """Return canonical name to provider name."""
-        return dict(self._to_provider)
 
 
 def mangle(name: str) -> str:

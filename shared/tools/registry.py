@@ -138,10 +138,6 @@ class ToolRegistry:
         """Return the named tools that there still are, in the given order."""
         return tuple(self._tools[name] for name in names if name in self._tools)
 
-    def catalogue_digest(self) -> str:
-        """Return a digest over what every tool promises; equal catalogues in two processes have equal digests."""
-        return digest([_promise(tool) for tool in sorted(self._tools.values(), key=lambda tool: tool.name)])
-
     def _check(self, definition: ToolDefinition) -> None:
         check_name(definition.name)
         self._check_free(definition)

@@ -73,13 +73,12 @@ async def run_turn(
     executor: Executor,
     *,
     parallel_limit: int = DEFAULT_PARALLEL_LIMIT,
-    agent_limit: int | None = None,
     note: Note | None = None,
 ) -> list[ToolResult]:
     """Run a turn's calls and return one terminal result for each, in the model's order.
 
     A failed or denied write stops the calls after it, which end as ``not_run``; a failed read or agent call stops
-    nothing. ``agent_limit`` bounds agent calls here besides the caps that queue them; None leaves it to those.
+    nothing. Agent calls are bounded by the limits that queue them alone.
 
     Raises:
         asyncio.CancelledError: the turn was interrupted; every call of it has its recorded result.
@@ -91,7 +90,7 @@ async def run_turn(
     ended: list[ToolResult] = []
     begun: set[int] = set()
     for position, group in enumerate(groups):
-        limit = agent_limit if group.kind is GroupKind.AGENTS else parallel_limit
+        limit = None if group.kind is GroupKind.AGENTS else parallel_limit
         try:
             results = await _run_group(group, executor, limit, begun)
         except asyncio.CancelledError as signal:

@@ -14,7 +14,6 @@ from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 
 MAX_PERSON_CHARS: Final = 4_000
-MAX_LINE_CHARS: Final = 200
 
 _OWN_CHARS: Final = 500
 """As much of an error's message tells the block that only repeats it."""
@@ -58,14 +57,6 @@ def for_person(result: ToolResult, *, max_chars: int = MAX_PERSON_CHARS) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n… {len(text) - max_chars} more characters"
-
-
-def line_for_person(result: ToolResult, *, max_chars: int = MAX_LINE_CHARS) -> str:
-    """Return one inert line: the error, or the summary."""
-    failure = result.error
-    said = result.summary if failure is None else f"{failure.type.value}: {failure.message}"
-    text = inert(" ".join(said.split()))
-    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def for_telemetry(tool: str, result: ToolResult, *, duration_ms: int) -> dict[str, Json]:

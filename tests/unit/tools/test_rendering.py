@@ -19,7 +19,6 @@ from soong.shared.tools.results.rendering import (
     for_model,
     for_person,
     for_telemetry,
-    line_for_person,
     log_line,
     status_of,
 )
@@ -97,7 +96,6 @@ def test_a_person_is_shown_the_content_and_neither_data_nor_metadata() -> None:
         "until then:",
         "half of it",
     ]
-    assert line_for_person(FAILED) == "text_not_found: no such text"
 
 
 HOSTILE = [
@@ -119,9 +117,9 @@ HOSTILE = [
 def test_what_a_person_is_shown_moves_hides_and_paints_nothing(text: str) -> None:
     result = ToolResult("c", (TextBlock(text), JsonBlock({"t": text})), summary=text)
 
-    for shown in (for_person(result), line_for_person(result)):
-        assert all(char in "\n\t" or char.isprintable() for char in shown)
-        assert shown.encode()
+    shown = for_person(result)
+    assert all(char in "\n\t" or char.isprintable() for char in shown)
+    assert shown.encode()
 
 
 def test_the_spaces_of_scripts_stay_for_a_person() -> None:
@@ -132,7 +130,6 @@ def test_long_text_for_a_person_is_cut_and_says_by_how_much() -> None:
     result = ToolResult("c", (TextBlock("x" * 10_000),), summary="y" * 1_000)
 
     assert for_person(result, max_chars=100).endswith("… 9900 more characters")
-    assert len(line_for_person(result)) == 200
 
 
 @pytest.mark.spec("RES-06.c", "EVT-03", "EVT-04.c")

@@ -38,11 +38,11 @@ def export(
 @app.command()
 def verify(
     *,
-    seen: list[str] = typer.Option([], "--seen", metavar="DIGEST", help="A digest noted earlier that must be there."),
+    expect_digest: list[str] = typer.Option([], metavar="DIGEST", help="A digest noted earlier that must be there."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document, with the digests to note."),
 ) -> None:
     """Check that no entry was changed or taken away, and that decisions were used for what they were given."""
-    sys.exit(asyncio.run(_verify(seen, is_json=is_json)))
+    sys.exit(asyncio.run(_verify(expect_digest, is_json=is_json)))
 
 
 def since_us(text: str, now: datetime) -> int:
@@ -76,12 +76,12 @@ async def _export(from_us: int, session_id: str, kinds: list[str]) -> None:
         await store.close()
 
 
-async def _verify(seen: list[str], *, is_json: bool) -> int:
+async def _verify(expected: list[str], *, is_json: bool) -> int:
     from soong.orchestrator.client.audit import verify as check
 
     store = await open_store(load_settings())
     try:
-        found = await check(store, store, seen=seen)
+        found = await check(store, store, seen=expected)
     finally:
         await store.close()
     problems = [str(found.broken)] if found.broken is not None else []
@@ -95,6 +95,6 @@ async def _verify(seen: list[str], *, is_json: bool) -> int:
             say(f"broken: {problem}")
         output(f"{found.entries} entries in {len(found.heads)} chains, {found.uses} uses of decisions")
         if found.holds:
-            output("all of it holds; note elsewhere, for --seen:")
+            output("all of it holds; note elsewhere, for --expect-digest:")
             output("\n".join(found.heads.values()))
     return 0 if found.holds else EXIT_BROKEN

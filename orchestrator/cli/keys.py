@@ -50,11 +50,11 @@ def adopt(*, reason: str = _REASON) -> None:
 def retire(
     key: str = typer.Argument(..., help="The key's id, or enough of its beginning."),
     *,
-    now: bool = typer.Option(False, "--now", help="It was stolen: every unused decision by it is void and asked anew."),
+    revoke: bool = typer.Option(False, "--revoke", help="Void every unused decision by it, as after a theft."),
     reason: str = _REASON,
 ) -> None:
     """End a key. One that signs here is exchanged first."""
-    asyncio.run(_retire(key, is_revoked=now, reason=reason))
+    asyncio.run(_retire(key, is_revoked=revoke, reason=reason))
 
 
 @asynccontextmanager

@@ -179,7 +179,7 @@ class Spy:
         self.soong("keys", "adopt")
 
     def retire(self) -> None:
-        self.soong("keys", "retire", "key_", "--now")
+        self.soong("keys", "retire", "key_", "--revoke")
 
     # -- what they share
     def say(self, code: int, words: str) -> None:

@@ -4,7 +4,7 @@ Each process that writes has a chain of its own, so no writer ever waits for ano
 entry *n - 1* of its chain (``previous``) and the digest of the newest entry of any other chain that its transaction saw
 (``beside``). Through ``beside`` the chains hold each other: whoever takes entries away at the end of one has to rewrite
 every chain that went on after it. What no chain can show is that *all* of them were rewritten: a digest that was noted
-elsewhere does (``soong audit verify --seen``).
+elsewhere does (``soong audit verify --expect-digest``).
 """
 
 from collections.abc import Iterable

@@ -101,7 +101,7 @@ def test_a_log_that_nobody_touched_holds_and_gives_what_to_note(home: Path) -> N
     assert (code, found["holds"], found["entries"], found["problems"]) == (0, True, 3, [])
     heads = found["heads"]
     assert isinstance(heads, dict)
-    assert verify("--seen", *heads.values())[0] == 0
+    assert verify("--expect-digest", *heads.values())[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_end_that_was_cut_off_shows_by_a_digest_that_was_noted(home: Path) ->
     tamper(home, "DELETE FROM audit WHERE number = 3")
 
     assert verify()[0] == 0, "nothing else can show it"
-    code, found = verify("--seen", noted)
+    code, found = verify("--expect-digest", noted)
 
     assert code == 1
     assert found["problems"] == [f"the entry {noted} that was noted is not there any more"]
@@ -159,7 +159,7 @@ def test_a_key_is_rotated_listed_and_ended(home: Path) -> None:
     assert made.stdout.strip() == new["id"]
     assert [line["data"]["reason"] for line in lines("--kind", "key_retired")] == ["new year"]
 
-    ended = RUNNER.invoke(keys.app, ["retire", str(new["id"]), "--now"], catch_exceptions=False)
+    ended = RUNNER.invoke(keys.app, ["retire", str(new["id"]), "--revoke"], catch_exceptions=False)
 
     assert ended.exit_code == 0
     assert [key["state"] for key in listed()] == ["retired", "revoked", "active"]

@@ -56,9 +56,9 @@ class Workplace:
             check=True,
         ).stdout.split(b"\0")
         for name in sorted({name.decode() for name in names if name}):
-            if (root / name).is_file():
+            if (root / name).exists():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, folder / name)
+                shutil.copy2(root / name, folder / name, follow_symlinks=False)  # parts of the package are links
         self._python = _interpreter(folder)
         self._check_imports()
 

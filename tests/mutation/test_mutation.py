@@ -106,6 +106,9 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     (folder / "shared").mkdir(parents=True)
     (folder / "shared" / "__init__.py").touch()
+    (folder / "soong").mkdir()
+    (folder / "soong" / "__init__.py").touch()
+    (folder / "soong" / "shared").symlink_to("../shared")
     (folder / "shared" / "sizes.py").write_text(
         dedent("""\
             def fits(size):
@@ -118,8 +121,10 @@ def project(tmp_path: Path) -> Path:
                 return size == 7
         """)
     )
-    (folder / "test_marked.py").write_text("from shared.sizes import fits\ndef test_a(): assert not fits(10)\n")
-    (folder / "test_other.py").write_text("from shared.sizes import is_wide\ndef test_b(): assert not is_wide(5)\n")
+    (folder / "test_marked.py").write_text("from soong.shared.sizes import fits\ndef test_a(): assert not fits(10)\n")
+    (folder / "test_other.py").write_text(
+        "from soong.shared.sizes import is_wide\ndef test_b(): assert not is_wide(5)\n"
+    )
     (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     return folder
@@ -144,7 +149,7 @@ def test_a_judge_that_starts_a_process_with_its_own_environment_judges_the_mutan
     (project / "test_marked.py").write_text(
         "import subprocess, sys\n"
         "def test_a():\n"
-        "    code = 'from shared.sizes import fits; raise SystemExit(fits(10))'\n"
+        "    code = 'from soong.shared.sizes import fits; raise SystemExit(fits(10))'\n"
         "    assert subprocess.run([sys.executable, '-P', '-c', code], env={}).returncode == 0\n"
     )
     subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",))
